@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat};
 use zmove_disk::{
-    Descriptor, DirectoryModes, ProvenKinds, Replace, Staged, StagingDirectory, Wanted,
-    publish_file,
+    Descriptor, DirectoryModes, Lease, Permit, ProvenKinds, Replace, Staged, StagingDirectory,
+    Wanted, publish_file,
 };
 use zmove_types::{Metadata, Name, Timestamp};
 
@@ -74,7 +74,7 @@ fn staged_together(parent: &Arc<OwnedFd>) {
             .expect("set");
     }
     staging
-        .publish(Replace::Existing)
+        .publish(&Lease::constant(), Replace::Existing)
         .expect("nothing is in the way");
 }
 
@@ -87,8 +87,14 @@ fn renamed(directory: &Arc<OwnedFd>) {
     });
     let hidden: Vec<_> = hidden.collect();
     for (number, hidden) in (0..).zip(&hidden) {
-        publish_file(directory, hidden, &name(number), Replace::Existing)
-            .expect("nothing is in the way");
+        publish_file(
+            &Lease::constant(),
+            directory,
+            hidden,
+            &name(number),
+            Replace::Existing,
+        )
+        .expect("nothing is in the way");
     }
 }
 
@@ -113,7 +119,7 @@ fn linked(directory: &Arc<OwnedFd>) {
 fn fill(mut file: &File, proven: &ProvenKinds) {
     file.write_all(&CONTENTS).expect("written");
     Wanted::mode_and_time(&METADATA)
-        .set(Descriptor::Open(file.as_fd()), proven)
+        .set(Permit::for_hidden(), Descriptor::Open(file.as_fd()), proven)
         .expect("set");
 }
 

@@ -177,6 +177,10 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Stops it in the midst of what it does, or has it go on.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();

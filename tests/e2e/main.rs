@@ -69,6 +69,7 @@ mod media;
 mod merged;
 mod metadata;
 mod more_lanes;
+mod one_writer;
 mod operator;
 mod outages;
 mod output;

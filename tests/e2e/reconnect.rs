@@ -389,11 +389,14 @@ fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
         );
     }
     paint(site.source().join("large"), 10 * GROUP_BYTES);
-    // some batches and groups
-    let proxy = Proxy::cutting(site.the_daemon().address, 18 << 20);
+    // Some batches and groups: small files get their names within a second, and those without are sent again.
+    let proxy = Proxy::cutting(site.the_daemon().address, 30 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let outcome = site
-        .push_by(&proxy.address, &["--json", "--timeout", "2s"])
+        .push_by(
+            &proxy.address,
+            &["--json", "--timeout", "2s", "--limit", "20MB"],
+        )
         .outcome()
         .expect(0);
     assert!(

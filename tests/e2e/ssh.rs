@@ -1,13 +1,10 @@
 //! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-
-use rustix::fs::{CWD, FileType, Mode};
 
 use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::harness::{Site, has_program, is_root, skip};
@@ -414,46 +411,6 @@ fn a_push_that_is_killed_goes_on() {
         "{summary}"
     );
     assert_same(&site.source(), &site.target());
-}
-
-/// The receiver of a push that is gone still stores what it has taken, here three seconds late; the next push
-/// has a receiver of its own.
-#[test]
-fn a_broken_push_never_has_the_last_word() {
-    let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else {
-        return;
-    };
-    if !has_program("strace") {
-        return skip("strace is missing: nothing delays a system call");
-    }
-    std::fs::write(site.source().join("file"), "older").unwrap();
-    let log = site.path("strace.log");
-    rustix::fs::mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let tracer =
-        "strace -f --seccomp-bpf -qq -e trace=renameat -e inject=renameat:delay_enter=3000000";
-    let late = script(
-        &site,
-        "late",
-        &format!("exec {tracer} -o '{}' '{ZMOVE}' \"$@\"", log.display()),
-    );
-    let mut client = push_by(&site, &sshd.command(), &late, &[], &sshd.at_target(&site)).start();
-    let mut log = BufReader::new(File::open(&log).unwrap());
-    log.read_until(b'(', &mut Vec::new()).unwrap();
-    client.kill().unwrap();
-    client.wait().unwrap();
-    std::fs::write(site.source().join("file"), "the newer one").unwrap();
-    sshd.run(&site, &[], &sshd.at_target(&site)).done();
-    let mut calls = String::new();
-    log.read_to_string(&mut calls).unwrap();
-    assert!(calls.contains("= 0 (DELAYED)"), "{calls}");
-    assert_same(&site.source(), &site.target());
-    assert_eq!(
-        std::fs::read_dir(site.path("server/ending"))
-            .unwrap()
-            .count(),
-        0
-    );
 }
 
 /// What `zmove receive` is for is told to whoever tries it by hand.

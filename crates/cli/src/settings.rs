@@ -55,11 +55,6 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// The directory of the leases of targets to which receivers that ssh has started still store.
-pub(crate) fn target_leases(home: &Path) -> PathBuf {
-    home.join("ending")
-}
-
 /// The directory of a daemon's state: its key, journals, copies and records. By default that is its home, but for the
 /// service, whose settings belong to root.
 pub(crate) fn state(home: &Path) -> PathBuf {

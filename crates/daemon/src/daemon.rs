@@ -461,7 +461,7 @@ impl Shared {
         }: AdmittedTransfer<'_>,
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         rate: SharedRate,
-        pulse: ChannelHandle,
+        connection: ChannelHandle,
     ) {
         let _until_it_has_ended = self.begin(live, Direction::Receive, &who);
         let started = Instant::now();
@@ -480,7 +480,7 @@ impl Shared {
             ..self.config.clone()
         };
         let session = Session {
-            pulse,
+            connection,
             run_leases: self.run_leases.of(who.key),
             config,
             ..Session::new(greeting.transfer, control, lanes)

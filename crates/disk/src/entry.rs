@@ -14,6 +14,7 @@ pub(crate) mod open_own;
 pub(crate) mod proven;
 pub(crate) mod xattrs;
 
+use crate::lease::{Lease, Permit};
 use metadata::{Miss, Wanted};
 use open_own::open_own;
 use proven::ProvenKinds;
@@ -135,6 +136,7 @@ const fn of_stat(stat: &Stat) -> FileNumber {
 /// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed, or that has
 /// other names and is to get another owner, `EPERM` for one of another user, whose mode and time are that user's.
 pub fn retouch(
+    lease: &Lease,
     directory: BorrowedFd<'_>,
     name: &Name,
     judged: &FileIdentity,
@@ -158,7 +160,7 @@ pub fn retouch(
     if is_kept_by_other_names(&FileIdentity::of(&file)?, wanted) {
         return Err(Errno::BUSY.into());
     }
-    let misses = wanted.set(Descriptor::Open(file.as_fd()), proven)?;
+    let misses = wanted.set(lease.permit()?, Descriptor::Open(file.as_fd()), proven)?;
     if is_refused_to_others(opened.ids, &misses) {
         return Err(Errno::PERM.into());
     }
@@ -198,7 +200,7 @@ pub(crate) fn may_give_away() -> bool {
 ///
 /// # Errors
 /// The system's error.
-pub fn set_file_mtime(file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
+pub fn set_file_mtime(_permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
     Ok(rustix::fs::futimens(file, &with_access_now(mtime))?)
 }
 
@@ -234,13 +236,24 @@ pub(crate) mod tests {
         judged: &FileIdentity,
         wanted: &Wanted<'_>,
     ) -> io::Result<Vec<Miss>> {
-        super::retouch(directory, name, judged, wanted, &ProvenKinds::default())
+        super::retouch(
+            &Lease::constant(),
+            directory,
+            name,
+            judged,
+            wanted,
+            &ProvenKinds::default(),
+        )
     }
 
     /// Gives a file mode and time.
     pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
         let wanted = Wanted::mode_and_time(metadata);
-        let misses = wanted.set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())?;
+        let misses = wanted.set(
+            Permit::for_hidden(),
+            Descriptor::Open(file.as_fd()),
+            &ProvenKinds::default(),
+        )?;
         assert_eq!(misses, []);
         Ok(())
     }
@@ -325,7 +338,12 @@ pub(crate) mod tests {
         let path = home.path().join("x");
         let of_second = |seconds| Timestamp { seconds, nanos: 0 };
         std::fs::write(&path, "judged").unwrap();
-        set_file_mtime(File::open(&path).unwrap().as_fd(), of_second(3)).unwrap();
+        set_file_mtime(
+            Permit::for_hidden(),
+            File::open(&path).unwrap().as_fd(),
+            of_second(3),
+        )
+        .unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
         retouch(fd.as_fd(), &name, &judged, &wanted(0o604, None)).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();

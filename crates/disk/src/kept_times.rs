@@ -14,14 +14,15 @@ use zmove_types::{Name, Timestamp};
 
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::make_hidden;
+use crate::lease::{Lease, Permit};
 
 /// How each file system that a transfer meets stores times. Each is tried once, when a time has to be judged that is
 /// not there as it should be and may nevertheless be what the file system makes of it.
 #[derive(Debug, Default)]
 pub struct KeptTimes {
     asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
-    /// Whether a trial must not give any file a name.
-    only_unnamed: bool,
+    /// What lets a trial give a file a hidden name, which changes the time of its directory. `None` for an inspection.
+    lease: Option<Lease>,
 }
 
 /// The resolution and range of the times that one file system stores.
@@ -40,8 +41,14 @@ impl KeptTimes {
     /// are no such files, the unit is that of the directory's change time, and no range is known.
     #[must_use]
     pub fn of_inspection() -> Self {
+        Self::default()
+    }
+
+    /// For a transfer, which may change its target under this lease.
+    #[must_use]
+    pub fn under(lease: Lease) -> Self {
         Self {
-            only_unnamed: true,
+            lease: Some(lease),
             ..Self::default()
         }
     }
@@ -68,9 +75,11 @@ impl KeptTimes {
         }
         // A failure is not remembered: another directory of the same file system may allow the trial.
         let probe = match Probe::unnamed(directory) {
-            Err(_) if self.only_unnamed => return Keeping::seen(directory),
-            Err(_) => Probe::named(directory)?,
             Ok(probe) => probe,
+            Err(_) => match &self.lease {
+                Some(lease) => Probe::named(lease, directory)?,
+                None => return Keeping::seen(directory),
+            },
         };
         let keeping = Keeping::ask(&probe)?;
         *known = Some(keeping);
@@ -168,7 +177,15 @@ fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
 /// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
 struct Probe<'a> {
     file: File,
-    named: Option<(BorrowedFd<'a>, Name, FileIdentity)>,
+    named: Option<Named<'a>>,
+}
+
+/// A file with a hidden name in a directory, which had these properties before.
+struct Named<'a> {
+    lease: &'a Lease,
+    directory: BorrowedFd<'a>,
+    name: Name,
+    before: FileIdentity,
 }
 
 impl<'a> Probe<'a> {
@@ -181,7 +198,7 @@ impl<'a> Probe<'a> {
         })
     }
 
-    fn named(directory: BorrowedFd<'a>) -> io::Result<Self> {
+    fn named(lease: &'a Lease, directory: BorrowedFd<'a>) -> io::Result<Self> {
         let before = FileIdentity::of(directory)?;
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -189,22 +206,31 @@ impl<'a> Probe<'a> {
         let (name, file) = make_hidden(directory, make)?;
         Ok(Self {
             file: file.into(),
-            named: Some((directory, name, before)),
+            named: Some(Named {
+                lease,
+                directory,
+                name,
+                before,
+            }),
         })
     }
 
     fn keeps(&self, time: Timestamp) -> io::Result<Timestamp> {
-        set_file_mtime(self.file.as_fd(), time)?;
+        set_file_mtime(Permit::for_hidden(), self.file.as_fd(), time)?;
         Ok(FileIdentity::of(&self.file)?.mtime)
     }
 }
 
 impl Drop for Probe<'_> {
     fn drop(&mut self) {
-        if let Some((directory, name, before)) = &self.named {
-            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
-            // Leave the directory with the time that it had.
-            let _best_effort = set_file_mtime(*directory, before.mtime);
+        let Some(named) = &self.named else {
+            return;
+        };
+        let name = named.name.as_os_str();
+        let _best_effort = rustix::fs::unlinkat(named.directory, name, AtFlags::empty());
+        // Leave the directory with the time that it had.
+        if let Ok(permit) = named.lease.permit() {
+            let _best_effort = set_file_mtime(permit, named.directory, named.before.mtime);
         }
     }
 }
@@ -297,7 +323,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let before = FileIdentity::of(&directory).unwrap();
-        let times = KeptTimes::default();
+        let times = KeptTimes::under(Lease::constant());
         let year = 31_556_952;
         let sources = [
             -120 * year,
@@ -316,7 +342,7 @@ mod tests {
         let file = File::create(home.path().join("f")).unwrap();
         for (seconds, kept) in sources.into_iter().zip(asked) {
             let source = at(seconds, 734_567_891);
-            set_file_mtime(file.as_fd(), source).unwrap();
+            set_file_mtime(Permit::for_hidden(), file.as_fd(), source).unwrap();
             assert_eq!(FileIdentity::of(&file).unwrap().mtime, kept);
             assert!(times.is_kept(&directory, kept, source));
             assert!(!times.is_kept(&directory, at(kept.seconds - 1, kept.nanos), source));
@@ -339,7 +365,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let device = rustix::fs::fstat(&directory).unwrap().st_dev;
-        let times = KeptTimes::default();
+        let times = KeptTimes::under(Lease::constant());
         let (told, answer) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let hanging = times.file_system(device);
@@ -359,13 +385,18 @@ mod tests {
     fn a_probe_with_a_name_goes_and_the_directory_keeps_its_time() {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
-        set_file_mtime(directory.as_fd(), at(9, 8)).unwrap();
+        set_file_mtime(Permit::for_hidden(), directory.as_fd(), at(9, 8)).unwrap();
         let before = FileIdentity::of(&directory).unwrap();
         let name = crate::LastingNames::new("t").name();
         let file = File::create(home.path().join(name.as_os_str())).unwrap();
         drop(Probe {
             file,
-            named: Some((directory.as_fd(), name, before)),
+            named: Some(Named {
+                lease: &Lease::constant(),
+                directory: directory.as_fd(),
+                name,
+                before,
+            }),
         });
         assert_eq!(FileIdentity::of(&directory).unwrap().mtime, at(9, 8));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);

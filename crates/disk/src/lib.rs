@@ -2,14 +2,15 @@
 //! that gives a file its final name only when it is whole.
 //!
 //! ```no_run
-//! use zmove_disk::{Replace, Staged, Tree, set_file_mtime};
+//! use zmove_disk::{Lease, Permit, Replace, Staged, Tree, set_file_mtime};
 //! use zmove_types::{Name, RelPath, Timestamp};
 //! let tree = Tree::open(std::path::Path::new("/data"))?;
 //! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
 //! let staged = Staged::create(&directory, 0o644)?;
 //! std::io::Write::write_all(&mut staged.file(), b"...")?;
-//! set_file_mtime(staged.file(), Timestamp::default())?;
-//! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), Replace::Existing)?;
+//! set_file_mtime(Permit::for_hidden(), staged.file(), Timestamp::default())?;
+//! let lease = Lease::constant();
+//! staged.commit(&lease, &Name::from_bytes(b"events.h5").unwrap(), Replace::Existing)?;
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
@@ -17,10 +18,12 @@ mod abandoned;
 mod dead_mount;
 mod entry;
 mod file_io;
+mod final_names;
 mod hidden;
 mod holes;
 mod inheritance;
 mod kept_times;
+mod lease;
 mod link;
 mod new_files;
 mod proc;
@@ -58,6 +61,7 @@ pub use file_io::{FileIo, Moved, Slices};
 pub use hidden::{LastingNames, is_hidden, is_part, is_passing, make_hidden, own_process};
 pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
+pub use lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};

@@ -9,6 +9,7 @@ use zmove_types::{FileNumber, Name, Special};
 
 use crate::entry::{FileIdentity, number_at};
 use crate::hidden::make_hidden;
+use crate::lease::Lease;
 use crate::publish::{Replace, publish_file};
 use crate::special::is_special_at;
 
@@ -50,6 +51,7 @@ pub enum Linked {
 /// # Errors
 /// The system's error; `ESTALE` where `first` leads to another file or to none, `EISDIR` when a directory has the name.
 pub fn place_link(
+    lease: &Lease,
     (from, first): (&OwnedFd, &Name),
     (directory, name): (&OwnedFd, &Name),
     is_it: impl Fn(&FileIdentity) -> bool,
@@ -61,7 +63,7 @@ pub fn place_link(
             |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
         FileIdentity::at(from, first).is_ok_and(is_meant)
     };
-    place((from, first), (directory, name), is_it, replace)
+    place(lease, (from, first), (directory, name), is_it, replace)
 }
 
 /// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
@@ -71,12 +73,14 @@ pub fn place_link(
 /// The system's error; `ESTALE` where `first` leads to another entry or to none, `EISDIR` when a directory has the
 /// name.
 pub fn place_link_to_non_regular(
+    lease: &Lease,
     (from, first): (&OwnedFd, &Name),
     (directory, name): (&OwnedFd, &Name),
     entry: NonRegular<'_>,
     replace: Replace,
 ) -> io::Result<Linked> {
     place(
+        lease,
         (from, first),
         (directory, name),
         |_number| entry.is_at(from, first),
@@ -85,6 +89,7 @@ pub fn place_link_to_non_regular(
 }
 
 fn place(
+    lease: &Lease,
     (from, first): (&OwnedFd, &Name),
     (directory, name): (&OwnedFd, &Name),
     is_it: impl Fn(FileNumber) -> bool,
@@ -112,7 +117,7 @@ fn place(
     let (hidden, ()) = make_hidden(directory.as_fd(), link)?;
     // somebody else may have given the first name to another entry since
     let placed = if is_there(directory, &hidden) {
-        publish_file(directory, &hidden, name, replace)
+        publish_file(lease, directory, &hidden, name, replace)
     } else {
         Err(Errno::STALE.into())
     };
@@ -132,6 +137,7 @@ mod tests {
         let directory = OwnedFd::from(File::open(home).unwrap());
         let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
         place_link(
+            &Lease::constant(),
             (&directory, &of(first)),
             (&directory, &of(name)),
             |there| there.bytes == 1,
@@ -205,6 +211,7 @@ mod tests {
         let swap =
             |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
         let placed = place_link(
+            &Lease::constant(),
             (&directory, &of("first")),
             (&directory, &of("name")),
             swap,

@@ -14,6 +14,7 @@ use crate::entry::set_file_mtime;
 use crate::entry::xattrs::{Descriptor, gives_acl};
 use crate::hidden::Parent;
 use crate::inheritance::Inheritance;
+use crate::lease::Permit;
 
 /// The shared properties of a directory's new files; see the module.
 #[derive(Debug)]
@@ -54,12 +55,13 @@ impl NewFiles {
         proven: &ProvenKinds,
     ) -> io::Result<Vec<Miss>> {
         if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
-            set_file_mtime(file.as_fd(), metadata.mtime)?;
+            set_file_mtime(Permit::for_hidden(), file.as_fd(), metadata.mtime)?;
             return Ok(Vec::new());
         }
         let entry = Descriptor::Open(file.as_fd());
         let stat = entry.stat()?;
-        let misses = Wanted::mode_and_time(metadata).set_from(entry, &stat, proven)?;
+        let permit = Permit::for_hidden();
+        let misses = Wanted::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
         // Only where times are kept too may the next files of the directory do without a look.
         if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);

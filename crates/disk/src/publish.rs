@@ -10,8 +10,10 @@ use zmove_types::{Kinds, Name, Timestamp};
 use crate::entry::metadata::Miss;
 use crate::entry::proven::ProvenKinds;
 use crate::entry::{FileIdentity, with_access_now};
+use crate::final_names::{link, place, rename, rename_with, symlink};
 use crate::hidden::make_hidden;
 use crate::kept_times::may_be_kept;
+use crate::lease::Lease;
 
 /// What happens to an entry that has the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,29 +29,32 @@ pub enum Replace {
 ///
 /// # Errors
 /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
-/// to be replaced.
+/// to be replaced, and what [`Lease::permit`] returns.
 pub fn publish_file(
+    lease: &Lease,
     directory: &OwnedFd,
     hidden: &Name,
     name: &Name,
     replace: Replace,
 ) -> io::Result<()> {
-    move_to((directory, hidden), (directory, name), replace)
+    move_to(lease, (directory, hidden), (directory, name), replace)
 }
 
 /// The same for an entry of any directory of the file system.
 pub(crate) fn move_to(
+    lease: &Lease,
     (from, hidden): (&OwnedFd, &Name),
     (directory, name): (&OwnedFd, &Name),
     replace: Replace,
 ) -> io::Result<()> {
-    let (old, new) = (hidden.as_os_str(), name.as_os_str());
+    let old = place(from, hidden.as_os_str());
+    let new = place(directory, name.as_os_str());
     if replace == Replace::Existing {
-        return Ok(rustix::fs::renameat(from, old, directory, new)?);
+        return Ok(rename(lease.permit()?, old, new)?);
     }
-    match rustix::fs::renameat_with(from, old, directory, new, RenameFlags::NOREPLACE) {
+    match rename_with(lease.permit()?, old, new, RenameFlags::NOREPLACE) {
         // File systems that do not know the flag refuse to link over a name as well.
-        Err(Errno::INVAL | Errno::NOSYS) => publish_from((from, hidden), directory, name),
+        Err(Errno::INVAL | Errno::NOSYS) => publish_from(lease, (from, hidden), directory, name),
         renamed => Ok(renamed?),
     }
 }
@@ -58,19 +63,15 @@ pub(crate) fn move_to(
 /// directories the kernel renames one file at a time on the whole file system.
 ///
 /// # Errors
-/// The system's error; `EEXIST` when something has that name.
+/// The system's error; `EEXIST` when something has that name, and what [`Lease::permit`] returns.
 pub fn publish_from(
+    lease: &Lease,
     (directory, file): (&OwnedFd, &Name),
     into: &OwnedFd,
     name: &Name,
 ) -> io::Result<()> {
-    rustix::fs::linkat(
-        directory,
-        file.as_os_str(),
-        into,
-        name.as_os_str(),
-        AtFlags::empty(),
-    )?;
+    let old = place(directory, file.as_os_str());
+    link(lease.permit()?, old, place(into, name.as_os_str()))?;
     // The file has its name; another one that stays goes with its directory, or is swept.
     let _goes_later = rustix::fs::unlinkat(directory, file.as_os_str(), AtFlags::empty());
     Ok(())
@@ -80,18 +81,20 @@ pub fn publish_from(
 /// the link did not get. `None` where something else has the name and nothing is to be replaced.
 ///
 /// # Errors
-/// The system's error; `EISDIR` when a directory has that name.
+/// The system's error; `EISDIR` when a directory has that name, and what [`Lease::permit`] returns.
 pub fn place_symlink(
+    lease: &Lease,
     directory: BorrowedFd<'_>,
     name: &Name,
     (target, mtime): (&[u8], Timestamp),
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Option<Vec<Miss>>> {
-    match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
+    let at = place(&directory, name.as_os_str());
+    match symlink(lease.permit()?, target, at) {
         Ok(()) => {}
         Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(None),
-        Err(Errno::EXIST) => replace_with_symlink(directory, name, target)?,
+        Err(Errno::EXIST) => replace_with_symlink(lease, directory, name, target)?,
         Err(error) => return Err(error.into()),
     }
     let miss = |error| {
@@ -100,12 +103,15 @@ pub fn place_symlink(
             error,
         }])
     };
-    match rustix::fs::utimensat(
+    let permit = lease.permit()?;
+    let timed = rustix::fs::utimensat(
         directory,
         name.as_os_str(),
         &with_access_now(mtime),
         AtFlags::SYMLINK_NOFOLLOW,
-    ) {
+    );
+    drop(permit);
+    match timed {
         Ok(()) => {}
         Err(error) if Miss::is_refusal(error) => return Ok(miss(error)),
         Err(error) => return Err(error.into()),
@@ -124,6 +130,7 @@ pub fn place_symlink(
 }
 
 fn replace_with_symlink(
+    lease: &Lease,
     directory: BorrowedFd<'_>,
     name: &Name,
     target: &[u8],
@@ -136,12 +143,10 @@ fn replace_with_symlink(
     }
     let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
     let (temporary, ()) = make_hidden(directory, make)?;
-    let renamed = rustix::fs::renameat(
-        directory,
-        temporary.as_os_str(),
-        directory,
-        name.as_os_str(),
-    );
+    let hidden = place(&directory, temporary.as_os_str());
+    let renamed = lease
+        .permit()
+        .and_then(|permit| rename(permit, hidden, place(&directory, name.as_os_str())));
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
     }
@@ -165,7 +170,7 @@ mod tests {
         let [hidden, name] = [b"h", b"n"].map(|name| Name::from_bytes(name).unwrap());
         let publish = |contents: &str| {
             std::fs::write(home.path().join("from/h"), contents).unwrap();
-            publish_from((&from, &hidden), &into, &name)
+            publish_from(&Lease::constant(), (&from, &hidden), &into, &name)
         };
         let count = || {
             directories
@@ -197,6 +202,7 @@ mod tests {
         let mut inodes = Vec::new();
         for target in ["one", "one", "two\u{ff}"] {
             place_symlink(
+                &Lease::constant(),
                 fd.as_fd(),
                 &name,
                 (target.as_bytes(), mtime),

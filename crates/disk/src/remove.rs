@@ -17,7 +17,9 @@ use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
+use crate::final_names::{Place, place, remove};
 use crate::hidden::{is_hidden, is_left_over};
+use crate::lease::Lease;
 use crate::tree::{DIRECTORY, Tree, make_writable, open_above};
 
 /// The number of directories, the deepest ones, of which names are kept.
@@ -94,8 +96,11 @@ pub fn remove_entries_within<'n>(
         }
     };
     // The target root belongs to the user, so its mode is not changed.
-    if !directory.is_root() {
-        make_writable(&opened);
+    if !directory.is_root()
+        && let Err(error) = make_writable(tree.lease(), &opened)
+    {
+        failed(directory.clone(), error.into());
+        return 0;
     }
     let mut removed = 0;
     let is_used_up = Cell::new(false);
@@ -110,9 +115,27 @@ pub fn remove_entries_within<'n>(
             is_used_up.set(is_used_up.get() || over);
             failed(path, error);
         };
-        removed += Removal::new(opened.as_fd(), name, budget, failed).run(&stops);
+        let allowed = Allowed {
+            lease: tree.lease(),
+            budget,
+        };
+        removed += Removal::new(opened.as_fd(), name, allowed, failed).run(&stops);
     }
     removed
+}
+
+/// What lets entries be removed.
+#[derive(Clone, Copy)]
+struct Allowed<'a> {
+    lease: &'a Lease,
+    budget: &'a RemovalBudget,
+}
+
+impl Allowed<'_> {
+    fn remove(self, at: Place<'_>, flags: AtFlags) -> Result<(), Errno> {
+        self.budget
+            .remove(|| remove(self.lease.permit()?, at, flags))
+    }
 }
 
 /// The removal of one entry.
@@ -127,7 +150,7 @@ struct Removal<'a, F> {
     /// Entries that stay, by the numbers of their directories and their names.
     staying: HashOnlySet,
     removed: u64,
-    budget: &'a RemovalBudget,
+    allowed: Allowed<'a>,
     failed: F,
 }
 
@@ -155,7 +178,7 @@ enum Reading {
 }
 
 impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
-    fn new(top: BorrowedFd<'a>, name: &'a Name, budget: &'a RemovalBudget, failed: F) -> Self {
+    fn new(top: BorrowedFd<'a>, name: &'a Name, allowed: Allowed<'a>, failed: F) -> Self {
         Self {
             top,
             name,
@@ -164,14 +187,14 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             entered: 0,
             staying: HashOnlySet::default(),
             removed: 0,
-            budget,
+            allowed,
             failed,
         }
     }
 
     fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
-        let unlink = || rustix::fs::unlinkat(self.top, self.name.as_os_str(), AtFlags::empty());
-        match self.budget.remove(unlink) {
+        let at = place(&self.top, self.name.as_os_str());
+        match self.allowed.remove(at, AtFlags::empty()) {
             Ok(()) => return 1,
             Err(Errno::NOENT) => return 0,
             Err(Errno::ISDIR | Errno::PERM) if is_directory(self.top, self.name) => {}
@@ -194,7 +217,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     fn enter(&mut self, name: Name) {
-        let opened = open_to_empty(self.here.as_ref().map_or(self.top, OwnedFd::as_fd), &name);
+        let parent = self.here.as_ref().map_or(self.top, OwnedFd::as_fd);
+        let opened = open_to_empty(self.allowed.lease, parent, &name);
         let (directory, itself) =
             match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
                 Ok(opened) => opened,
@@ -282,10 +306,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 Reading::GoesOn
             });
         }
-        match self
-            .budget
-            .remove(|| rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty()))
-        {
+        let at = place(here, name.as_os_str());
+        match self.allowed.remove(at, AtFlags::empty()) {
             Ok(()) => {
                 level.has_shrunk = true;
                 self.removed += 1;
@@ -312,8 +334,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return;
         };
         let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
-        let unlink = || rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
-        let gone = self.budget.remove(unlink);
+        let at = place(&parent, level.name.as_os_str());
+        let gone = self.allowed.remove(at, AtFlags::REMOVEDIR);
         let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
         if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
             return self.read(stops);
@@ -381,16 +403,17 @@ fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
 }
 
 /// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
-fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
+fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;
-            make_writable(&directory);
+            make_writable(lease, &directory)?;
             Ok(directory)
         }
         Err(Errno::ACCESS) => {
             let held = EntryHandle::hold(parent, name, FileType::Directory)?;
             refuse_mount(parent, held.as_fd())?;
+            let _permit = lease.permit()?;
             Ok(held.open(Mode::RWXU, OFlags::RDONLY | OFlags::DIRECTORY)?)
         }
         Err(error) => Err(error.into()),

@@ -53,6 +53,7 @@ use self::epoch_session::{epoch_name, epochs_in, is_dead};
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::hidden::own_process;
 use crate::inheritance::give_nothing;
+use crate::lease::Lease;
 use crate::remove::{RemovalBudget, remove_entries_within};
 use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
 use crate::tree::{DIRECTORY, Tree};
@@ -309,7 +310,7 @@ impl SharedJobDirectory {
     ///
     /// # Errors
     /// The system's error; `ENOTEMPTY` where the job has not ended, or something of it has come since.
-    pub fn forget(&self, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+    pub fn forget(&self, lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         let before = FileIdentity::of(root)?;
         let gone = |removed| match removed {
             Err(Errno::NOENT) => Ok(()),
@@ -335,15 +336,17 @@ impl SharedJobDirectory {
         );
         let is_closed = access == Err(Errno::ACCESS);
         if is_closed {
+            let _permit = lease.permit()?;
             rustix::fs::fchmod(root, mode | Mode::RWXU)?;
         }
         let removed =
             remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
         if is_closed {
+            let _permit = lease.permit()?;
             rustix::fs::fchmod(root, mode)?;
         }
         removed?;
-        let _best_effort = set_file_mtime(root, before.mtime);
+        let _best_effort = set_file_mtime(lease.permit()?, root, before.mtime);
         Ok(())
     }
 
@@ -494,14 +497,22 @@ mod tests {
         let job = job(&root);
         let old = Arc::new(job.begin(1, "a", NOT_LONG).unwrap());
         let hidden = create(&old, &root).unwrap();
-        let part = old.open_part(&name("part"), 10, Direct::Off).unwrap();
+        let part = old
+            .open_part(&Lease::constant(), &name("part"), 10, Direct::Off)
+            .unwrap();
         let new = Arc::new(job.begin(2, "b", NOT_LONG).unwrap());
-        assert_fenced(old.publish(&hidden, (&root, &name("f")), Replace::Existing));
+        assert_fenced(old.publish(
+            &Lease::constant(),
+            &hidden,
+            (&root, &name("f")),
+            Replace::Existing,
+        ));
         assert_fenced(create(&old, &root));
-        assert_fenced(old.open_part(&name("other"), 10, Direct::Off));
+        assert_fenced(old.open_part(&Lease::constant(), &name("other"), 10, Direct::Off));
         assert_fenced(old.has_part(&name("part"), part.file()));
         assert!(
             old.publish_part(
+                &Lease::constant(),
                 (&name("part"), part.file()),
                 (&root, &name("p")),
                 Replace::Existing
@@ -509,6 +520,7 @@ mod tests {
             .is_err()
         );
         assert_fenced(old.place(
+            &Lease::constant(),
             (&root, &name("l")),
             (Replace::Existing, GroupOfNew::Own),
             |(directory, name)| Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?),
@@ -516,15 +528,20 @@ mod tests {
         let time = || FileIdentity::of(&root).unwrap().mtime;
         let [before, of_old, of_new] = [0, 1, 2].map(|nanos| Timestamp { nanos, ..time() });
         for (epoch, given, kept) in [(&old, of_old, before), (&new, of_new, of_new)] {
-            set_file_mtime(&root, before).unwrap();
-            epoch.give_back_time(&root, given);
+            set_file_mtime(crate::Permit::for_hidden(), &root, before).unwrap();
+            epoch.give_back_time(&Lease::constant(), &root, given);
             assert_eq!(time(), kept);
         }
         assert!(old.is_fenced() && !new.is_fenced());
         drop((old, part));
         let hidden = create(&new, &root).unwrap();
-        new.publish(&hidden, (&root, &name("f")), Replace::Existing)
-            .unwrap();
+        new.publish(
+            &Lease::constant(),
+            &hidden,
+            (&root, &name("f")),
+            Replace::Existing,
+        )
+        .unwrap();
         let names = std::fs::read_dir(home.path()).unwrap().count();
         assert_eq!(names, 2, "the job's directory and one file");
     }
@@ -621,7 +638,7 @@ mod tests {
             let hidden = create(&epoch, &root).unwrap();
             rustix::fs::unlinkat(epoch.own(), hidden.as_os_str(), AtFlags::empty()).unwrap();
             let told = epoch
-                .publish(&hidden, (&root, &name("f")), replace)
+                .publish(&Lease::constant(), &hidden, (&root, &name("f")), replace)
                 .unwrap_err();
             assert_eq!(told.kind(), io::ErrorKind::NotFound);
             assert!(!home.path().join("f").exists() && !epoch.is_fenced());
@@ -634,7 +651,11 @@ mod tests {
         let directory = job(&root);
         let session = directory.begin(2, "a", NOT_LONG).unwrap();
         assert_eq!(
-            Errno::from_io_error(&directory.forget(&root, JOB).unwrap_err()),
+            Errno::from_io_error(
+                &directory
+                    .forget(&Lease::constant(), &root, JOB)
+                    .unwrap_err()
+            ),
             Some(Errno::NOTEMPTY)
         );
         directory.close(2, NOT_LONG).unwrap();
@@ -643,11 +664,11 @@ mod tests {
             seconds: 1_000_000_000,
             nanos: 5,
         };
-        set_file_mtime(&root, time).unwrap();
-        directory.forget(&root, JOB).unwrap();
+        set_file_mtime(crate::Permit::for_hidden(), &root, time).unwrap();
+        directory.forget(&Lease::constant(), &root, JOB).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
-        directory.forget(&root, JOB).unwrap();
+        directory.forget(&Lease::constant(), &root, JOB).unwrap();
     }
 
     /// Whoever looks before its own directory is there sees nothing of another that does the same.
@@ -790,7 +811,8 @@ mod tests {
         let (home, root) = place();
         let [one, other] = ["a", "b"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
         let part = name("p");
-        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
+        let open =
+            |epoch: &EpochSession| epoch.open_part(&Lease::constant(), &part, 4, Direct::Off);
         let [of_one, of_other] = [&one, &other].map(|epoch| open(epoch).unwrap());
         one.give_up_part(&part, of_one.file(), Errno::NOSPC)
             .unwrap();
@@ -822,14 +844,20 @@ mod tests {
         let [slow, fast, late] =
             ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
         let part = name("p");
-        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
+        let open =
+            |epoch: &EpochSession| epoch.open_part(&Lease::constant(), &part, 4, Direct::Off);
         let [of_slow, of_fast] = [&slow, &fast].map(|epoch| open(epoch).unwrap());
         assert!(matches!(late.find_part(&part), Ok(PartFound::Part(_))));
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");
         let target = (&*root, &file_name);
-        fast.publish_part((&part, of_fast.file()), target, Replace::Existing)
-            .unwrap();
+        fast.publish_part(
+            &Lease::constant(),
+            (&part, of_fast.file()),
+            target,
+            Replace::Existing,
+        )
+        .unwrap();
         assert_eq!(
             Errno::from_io_error(&open(&late).unwrap_err()),
             Some(PART_GONE)
@@ -838,14 +866,24 @@ mod tests {
         let expected = there.metadata().unwrap().ino();
         let is_told = |epoch: &EpochSession| matches!(epoch.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);
         assert!(is_told(&late));
-        slow.publish_part((&part, of_slow.file()), target, Replace::Existing)
-            .unwrap();
+        slow.publish_part(
+            &Lease::constant(),
+            (&part, of_slow.file()),
+            target,
+            Replace::Existing,
+        )
+        .unwrap();
         assert_eq!(std::fs::read(&there).unwrap(), b"data");
         assert_eq!(there.metadata().unwrap().nlink(), 1);
         assert!(!slow.has_part(&part, of_slow.file()).unwrap() && is_told(&slow));
         std::fs::remove_file(&there).unwrap();
         let gone = slow
-            .publish_part((&part, of_slow.file()), target, Replace::Existing)
+            .publish_part(
+                &Lease::constant(),
+                (&part, of_slow.file()),
+                target,
+                Replace::Existing,
+            )
             .unwrap_err();
         assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
     }
@@ -855,9 +893,13 @@ mod tests {
         use std::os::unix::fs::FileExt;
         let (_home, root) = place();
         let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
-        let one = epoch.open_part(&name("p"), 10, Direct::Off).unwrap();
+        let one = epoch
+            .open_part(&Lease::constant(), &name("p"), 10, Direct::Off)
+            .unwrap();
         one.file().write_all_at(b"x", 9).unwrap();
-        let other = epoch.open_part(&name("p"), 10, Direct::Off).unwrap();
+        let other = epoch
+            .open_part(&Lease::constant(), &name("p"), 10, Direct::Off)
+            .unwrap();
         let mut bytes = [7; 10];
         other.file().read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, *b"\0\0\0\0\0\0\0\0\0x");

@@ -14,6 +14,7 @@ use crate::entry::open_own::hold_new;
 use crate::entry::proven::ProvenKinds;
 use crate::entry::xattrs::Descriptor;
 use crate::hidden::make_hidden;
+use crate::lease::{Lease, Permit};
 use crate::publish::{Replace, publish_file};
 
 /// Has a name be that of such an entry, and sets its metadata; returns what it did not get. What has the name and is
@@ -23,6 +24,7 @@ use crate::publish::{Replace, publish_file};
 /// What the system says; `EISDIR` when a directory has that name. That such an entry cannot be made here is no error:
 /// it is what is missed.
 pub fn place_special(
+    lease: &Lease,
     directory: &OwnedFd,
     name: &Name,
     (special, wanted): (Special, &Wanted<'_>),
@@ -35,7 +37,7 @@ pub fn place_special(
         Ok(stat) if is(&stat, special) => {
             // one with other names may be anybody's
             if let Ok(held) = hold_new(directory.as_fd(), name, form(special)) {
-                return wanted.set(Descriptor::PathOnly(held.as_fd()), proven);
+                return wanted.set(lease.permit()?, Descriptor::PathOnly(held.as_fd()), proven);
             }
         }
         Ok(_) | Err(Errno::NOENT) => {}
@@ -61,8 +63,9 @@ pub fn place_special(
         Err(error) => return Err(error.into()),
     };
     let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
-        let misses = wanted.set(Descriptor::PathOnly(held.as_fd()), proven)?;
-        publish_file(directory, &hidden, name, replace)?;
+        let entry = Descriptor::PathOnly(held.as_fd());
+        let misses = wanted.set(Permit::for_hidden(), entry, proven)?;
+        publish_file(lease, directory, &hidden, name, replace)?;
         Ok(misses)
     });
     if placed.is_err() {
@@ -138,6 +141,7 @@ mod tests {
         };
         let place = |special, mode, replace| {
             place_special(
+                &Lease::constant(),
                 &directory,
                 &name,
                 (special, &wanted(mode)),
@@ -186,6 +190,7 @@ mod tests {
         std::fs::create_dir(home.path().join("d")).unwrap();
         let name = Name::from_bytes(b"d").unwrap();
         let placed = place_special(
+            &Lease::constant(),
             &directory,
             &name,
             (Special::Fifo, &Wanted::default()),

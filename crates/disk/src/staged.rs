@@ -28,13 +28,14 @@ use crate::entry::open_own::EntryHandle;
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::hidden::make_hidden_beneath;
 use crate::holes::make_holes;
+use crate::lease::Lease;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
 
 pub(crate) mod existing;
 mod in_place;
 
-use in_place::{InPlace, give_up};
+use in_place::{InPlace, make_oldest};
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
+    /// The lease of a file that others see, or that a later transfer may take over.
+    lease: Lease,
     /// Whether the hidden name stays when this is dropped.
     lasting: AtomicBool,
     /// The watch over an existing file that is changed in its place.
@@ -86,6 +89,7 @@ impl Staged {
     /// # Errors
     /// The system's error, `ELOOP` for a symbolic link, `ENOENT` for another file.
     pub fn reopen(
+        lease: &Lease,
         directory: &Arc<OwnedFd>,
         name: &Name,
         direct: Direct,
@@ -110,7 +114,8 @@ impl Staged {
         let data = DataFile::for_writing(file.into(), direct)?;
         // Its pages are dropped for the same reason as where a file is changed in its place.
         data.drop_cached()?;
-        let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
+        let mut reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
+        reopened.lease = lease.clone();
         reopened.lasting.store(true, Ordering::Relaxed);
         Ok(reopened)
     }
@@ -121,6 +126,7 @@ impl Staged {
     /// # Errors
     /// The system's error, `EINVAL` where something else has the name.
     pub(crate) fn shared(
+        lease: &Lease,
         directory: &Arc<OwnedFd>,
         name: &Name,
         bytes: u64,
@@ -128,7 +134,9 @@ impl Staged {
     ) -> io::Result<Self> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let permit = lease.permit()?;
         let file = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)?;
+        drop(permit);
         let file = File::from(file);
         let there = FileIdentity::of(&file)?;
         if !there.regular {
@@ -136,20 +144,23 @@ impl Staged {
         }
         // All set the same length, and none a shorter one: that would take what others have written.
         if there.bytes < bytes {
+            let _permit = lease.permit()?;
             file.set_len(bytes)?;
         }
-        let shared = Self::new(
+        let mut shared = Self::new(
             DataFile::for_writing(file, direct)?,
             Arc::clone(directory),
             Some(name.clone()),
         );
+        shared.lease = lease.clone();
         shared.lasting.store(true, Ordering::Relaxed);
         Ok(shared)
     }
 
     /// An existing file that is changed in its place.
-    fn in_place(data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
+    fn in_place(lease: &Lease, data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
         let mut staged = Self::new(data, directory, None);
+        staged.lease = lease.clone();
         staged.in_place = Some(in_place);
         staged
     }
@@ -159,6 +170,7 @@ impl Staged {
             data,
             directory,
             temporary,
+            lease: Lease::constant(),
             lasting: AtomicBool::new(false),
             in_place: None,
             _attached: None,
@@ -176,23 +188,30 @@ impl Staged {
         self.in_place.is_some()
     }
 
-    /// Writes to the file. Each write to a file that is changed in its place goes through this, so that writes by
-    /// others are noticed.
-    pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
-        match &self.in_place {
-            Some(in_place) => in_place.change(self.file(), write),
+    /// Writes to the file. Each write to a file that others see, or that a later transfer may take over, goes through
+    /// this: it needs a permit, and where the file is changed in its place, writes by others are noticed.
+    ///
+    /// # Errors
+    /// What [`Lease::permit`] returns; nothing is written then.
+    pub fn write<R>(&self, write: impl FnOnce() -> R) -> io::Result<R> {
+        let permit = self.lease.permit()?;
+        Ok(match &self.in_place {
+            Some(in_place) => in_place.change(permit, self.file(), write),
             None => write(),
-        }
+        })
     }
 
     /// Gives a file that is changed in its place its final length; before that it has another.
     ///
     /// # Errors
-    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile.
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, and what [`Lease::permit`]
+    /// returns.
     pub fn set_final_length(&self) -> io::Result<()> {
-        self.in_place
-            .as_ref()
-            .map_or(Ok(()), |in_place| in_place.set_final_length(self.file()))
+        let permit = self.lease.permit()?;
+        match &self.in_place {
+            Some(in_place) => in_place.set_final_length(permit, self.file()),
+            None => Ok(()),
+        }
     }
 
     /// The hidden name, unless the file is changed in its place.
@@ -227,7 +246,7 @@ impl Staged {
     ///
     /// # Errors
     /// The system's error, `EEXIST` when something has that name; the file stays as it was.
-    pub fn last_as(&mut self, name: Name) -> io::Result<()> {
+    pub fn last_as(&mut self, lease: &Lease, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
         };
@@ -244,6 +263,7 @@ impl Staged {
             renamed => renamed?,
         }
         self.temporary = Some(name);
+        self.lease = lease.clone();
         self.lasting.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -287,7 +307,7 @@ impl Staged {
     /// # Errors
     /// The system's error.
     pub fn make_holes(&self, data: &DataRanges) -> io::Result<()> {
-        self.write(|| make_holes(self.file(), data))
+        self.write(|| make_holes(self.file(), data))?
     }
 
     /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the
@@ -329,15 +349,15 @@ impl Staged {
     /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
     /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
     /// `EBUSY` when somebody else has given it another length.
-    pub fn commit(mut self, name: &Name, replace: Replace) -> io::Result<()> {
-        self.give_name(name, replace)
+    pub fn commit(mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
+        self.give_name(lease, name, replace)
     }
 
     /// Like [`commit`](Self::commit), for a file whose removal is to be known of where that fails.
     ///
     /// # Errors
     /// Like [`commit`](Self::commit).
-    pub fn give_name(&mut self, name: &Name, replace: Replace) -> io::Result<()> {
+    pub fn give_name(&mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;
             let of_that_name = FileIdentity::at(&self.directory, name)
@@ -357,7 +377,7 @@ impl Staged {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
         };
-        publish_file(&self.directory, hidden, name, replace)?;
+        publish_file(lease, &self.directory, hidden, name, replace)?;
         self.temporary = None;
         Ok(())
     }
@@ -365,8 +385,11 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if self.in_place.is_some() {
-            give_up(self.data.file());
+        // Another program may have changed it as well.
+        if self.in_place.is_some()
+            && let Ok(permit) = self.lease.permit()
+        {
+            make_oldest(permit, self.data.file());
         }
         if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
             // Nothing more can be done about a temporary file that cannot be removed.
@@ -419,7 +442,7 @@ mod tests {
 
     fn create_lasting(directory: &Arc<OwnedFd>, names: &LastingNames) -> Staged {
         let mut staged = create(directory);
-        staged.last_as(names.name()).unwrap();
+        staged.last_as(&Lease::constant(), names.name()).unwrap();
         staged
     }
 
@@ -436,7 +459,9 @@ mod tests {
         };
         set_new_file_metadata(staged.file(), &Metadata::new(0o641, mtime)).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
-        staged.commit(&name("x"), Replace::Existing).unwrap();
+        staged
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
+            .unwrap();
         let stat = target.metadata().unwrap();
         assert_eq!(
             (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
@@ -457,7 +482,8 @@ mod tests {
             );
         }
         let publish = || {
-            let published = publish_from((&fd, &name("hidden")), &fd, &name("x"));
+            let published =
+                publish_from(&Lease::constant(), (&fd, &name("hidden")), &fd, &name("x"));
             published.map_err(|error| Errno::from_io_error(&error).unwrap())
         };
         let (published, of_that_name) = (publish(), publish());
@@ -469,10 +495,12 @@ mod tests {
     #[test]
     fn what_is_not_to_be_replaced_stays() {
         let (home, fd) = home();
-        create(&fd).commit(&name("x"), Replace::Nothing).unwrap();
+        create(&fd)
+            .commit(&Lease::constant(), &name("x"), Replace::Nothing)
+            .unwrap();
         std::fs::write(home.path().join("x"), "old").unwrap();
         let error = create(&fd)
-            .commit(&name("x"), Replace::Nothing)
+            .commit(&Lease::constant(), &name("x"), Replace::Nothing)
             .unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::EXIST));
         assert_eq!(
@@ -496,7 +524,14 @@ mod tests {
         let (home, fd) = home();
         let hidden = create(&fd).into_hidden_name().unwrap();
         assert!(home.path().join(hidden.as_os_str()).exists());
-        publish_file(&fd, &hidden, &name("x"), Replace::Existing).unwrap();
+        publish_file(
+            &Lease::constant(),
+            &fd,
+            &hidden,
+            &name("x"),
+            Replace::Existing,
+        )
+        .unwrap();
         assert_eq!((home.path().join("x").exists(), entries(&home)), (true, 1));
     }
 
@@ -509,12 +544,15 @@ mod tests {
         made.file().write_all(b"first").unwrap();
         let hidden = made.hidden_name().unwrap().clone();
         drop(made);
-        let again = Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).unwrap();
+        let again =
+            Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).unwrap();
         assert_eq!(
             std::fs::read(home.path().join(hidden.as_os_str())).unwrap(),
             b"first"
         );
-        again.commit(&name("x"), Replace::Existing).unwrap();
+        again
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
+            .unwrap();
         assert_eq!(
             (
                 std::fs::read(home.path().join("x")).unwrap(),
@@ -540,7 +578,8 @@ mod tests {
         };
         mode(0o444);
         std::fs::hard_link(&precious, home.path().join(hidden.as_os_str())).unwrap();
-        let refused = Staged::reopen(&fd, &hidden, Direct::Auto, |_| false).unwrap_err();
+        let refused =
+            Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| false).unwrap_err();
         assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOENT));
         assert_eq!(precious.metadata().unwrap().mode() & 0o777, 0o444);
     }
@@ -572,8 +611,8 @@ mod tests {
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let link = Name::from_bytes(b"link").unwrap();
         assert!(open_finished(hold(&link)).is_err());
-        assert!(Staged::reopen(&fd, &link, Direct::Auto, |_| true).is_err());
-        assert!(Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).is_ok());
+        assert!(Staged::reopen(&Lease::constant(), &fd, &link, Direct::Auto, |_| true).is_err());
+        assert!(Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).is_ok());
     }
 
     #[test]
@@ -581,7 +620,7 @@ mod tests {
         let (home, fd) = home();
         std::fs::create_dir(home.path().join("x")).unwrap();
         let error = create(&fd)
-            .commit(&name("x"), Replace::Existing)
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
             .unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR));
         assert_eq!(entries(&home), 1);

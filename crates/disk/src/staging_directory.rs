@@ -27,7 +27,9 @@ use zmove_types::{Name, RelPath};
 
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
+use crate::final_names::{place, remove, rename, rename_with};
 use crate::hidden::make_hidden;
+use crate::lease::Lease;
 use crate::new_files::NewFiles;
 use crate::publish::Replace;
 use crate::remove::remove_entries;
@@ -148,14 +150,14 @@ impl StagingDirectory {
     /// The system's error, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when a directory has just
     /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
     /// under the hidden name.
-    pub fn publish(&self, replace: Replace) -> io::Result<()> {
-        let (parent, hidden, name) = (
-            self.parent(),
-            self.hidden.as_os_str(),
-            self.name.as_os_str(),
-        );
-        match rustix::fs::renameat(&parent, hidden, &parent, name) {
-            Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_a_file()?,
+    pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
+        let parent = self.parent();
+        let hidden = place(&parent, self.hidden.as_os_str());
+        let name = place(&parent, self.name.as_os_str());
+        match rename(lease.permit()?, hidden, name) {
+            Err(Errno::NOTDIR) if replace == Replace::Existing => {
+                self.publish_over_a_file(lease)?
+            }
             renamed => renamed?,
         }
         self.let_go.store(true, Ordering::Relaxed);
@@ -164,34 +166,31 @@ impl StagingDirectory {
 
     /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
     /// cannot be removed, since it is a directory by now, gets its name back.
-    fn publish_over_a_file(&self) -> io::Result<()> {
-        let (parent, hidden, name) = (
-            &self.parent(),
-            self.hidden.as_os_str(),
-            self.name.as_os_str(),
-        );
-        match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
+    fn publish_over_a_file(&self, lease: &Lease) -> io::Result<()> {
+        let parent = self.parent();
+        let hidden = place(&parent, self.hidden.as_os_str());
+        let name = place(&parent, self.name.as_os_str());
+        match rename_with(lease.permit()?, hidden, name, RenameFlags::EXCHANGE) {
             Ok(()) => {
-                let removed = rustix::fs::unlinkat(parent, hidden, AtFlags::empty());
-                Ok(removed.inspect_err(|_error| self.exchange_back())?)
+                let removed = rustix::fs::unlinkat(&parent, hidden.name, AtFlags::empty());
+                Ok(removed.inspect_err(|_error| self.exchange_back(lease))?)
             }
             // Without `RENAME_EXCHANGE` nothing has the name for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
-                rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
-                Ok(rustix::fs::renameat(parent, hidden, parent, name)?)
+                remove(lease.permit()?, name, AtFlags::empty())?;
+                Ok(rename(lease.permit()?, hidden, name)?)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    fn exchange_back(&self) {
-        let (parent, hidden, name) = (
-            &self.parent(),
-            self.hidden.as_os_str(),
-            self.name.as_os_str(),
-        );
-        let exchanged =
-            rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
+    fn exchange_back(&self, lease: &Lease) {
+        let parent = self.parent();
+        let hidden = place(&parent, self.hidden.as_os_str());
+        let name = place(&parent, self.name.as_os_str());
+        let exchanged = lease
+            .permit()
+            .and_then(|permit| rename_with(permit, hidden, name, RenameFlags::EXCHANGE));
         // The entry with the hidden name is somebody else's then, and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
@@ -199,9 +198,10 @@ impl StagingDirectory {
     /// Moves its entries into another directory, where files replace files and links, and directories are merged with
     /// those of their name. An entry in whose place another [stays](Answers::stays), or which cannot be moved, is
     /// removed here.
-    pub fn move_into(&self, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
+    pub fn move_into(&self, lease: &Lease, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
         let place = (self.parent(), self.hidden.clone());
-        let merged = Merge::begin(place, &self.directory, target, answers).and_then(Merge::run);
+        let merged =
+            Merge::begin(lease, place, &self.directory, target, answers).and_then(Merge::run);
         match merged {
             Ok(true) => self.let_go.store(true, Ordering::Relaxed),
             Ok(false) => {}
@@ -214,12 +214,13 @@ impl StagingDirectory {
 ///
 /// # Errors
 /// The system's error.
-pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
+pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
     let (made, ()) = make_hidden(directory, make)?;
     let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
+    let _permit = lease.permit()?;
     set_mode_if_allowed(directory, Mode::from_raw_mode(stat?.st_mode))
 }
 
@@ -284,7 +285,9 @@ pub(crate) mod tests {
         }
         assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 0);
         staging.discard(&name("b")).unwrap();
-        staging.publish(Replace::Existing).unwrap();
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
         drop(staging);
         assert_eq!(names(&home), ["d"]);
         assert_eq!(std::fs::read(home.path().join("d/a")).unwrap(), b"x");
@@ -308,7 +311,9 @@ pub(crate) mod tests {
                 .set_metadata(&file, &Metadata::new(mode, mtime), &ProvenKinds::default())
                 .unwrap();
         }
-        staging.publish(Replace::Existing).unwrap();
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
         for (number, mode) in modes.into_iter().enumerate() {
             let found = std::fs::metadata(home.path().join("d").join(number.to_string())).unwrap();
             assert_eq!(
@@ -340,9 +345,15 @@ pub(crate) mod tests {
         std::fs::write(home.path().join("d"), "old").unwrap();
         let staging = begin(&fd, "d");
         staging.create(&name("a"), 0o644).unwrap();
-        assert!(staging.publish(Replace::Nothing).is_err());
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Nothing)
+                .is_err()
+        );
         assert_eq!(std::fs::read(home.path().join("d")).unwrap(), b"old");
-        staging.publish(Replace::Existing).unwrap();
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
         drop(staging);
         assert!(home.path().join("d/a").exists());
         assert_eq!(names(&home), ["d"]);
@@ -355,7 +366,7 @@ pub(crate) mod tests {
         std::fs::write(home.path().join("d/theirs"), "x").unwrap();
         let staging = begin(&fd, "d");
         staging.create(&name("ours"), 0o644).unwrap();
-        assert!(staging.publish_over_a_file().is_err());
+        assert!(staging.publish_over_a_file(&Lease::constant()).is_err());
         assert!(home.path().join("d/theirs").exists());
         assert!(
             home.path()
@@ -377,7 +388,7 @@ pub(crate) mod tests {
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();
-        staging.exchange_back();
+        staging.exchange_back(&Lease::constant());
         drop(staging);
         assert!(hidden.join("theirs").exists());
     }
@@ -393,6 +404,7 @@ pub(crate) mod tests {
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let failed = &mut |path, error| panic!("{path}: {error}");
         staging.move_into(
+            &Lease::constant(),
             &target,
             &mut Answers {
                 stays: &mut |_, _, _| false,
@@ -427,12 +439,17 @@ pub(crate) mod tests {
         for file in ["new", "both/stays", "both/goes", "both/new/x", "dir"] {
             std::fs::write(hidden.join(file), "new").unwrap();
         }
-        assert!(staging.publish(Replace::Existing).is_err());
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Existing)
+                .is_err()
+        );
         let filled = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let mut failed = Vec::new();
         let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
         let mut tell = |path, _error| failed.push(path);
         staging.move_into(
+            &Lease::constant(),
             &filled,
             &mut Answers {
                 stays: &mut stays,

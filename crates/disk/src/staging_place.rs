@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use zmove_types::Name;
 
+use crate::lease::Lease;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
 use crate::shared_job_directory::EpochSession;
@@ -64,13 +65,14 @@ impl StagingPlace {
     /// As [`publish_file`], and [`FENCED`](crate::FENCED).
     pub fn publish(
         &self,
+        lease: &Lease,
         hidden: &Name,
         (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
         match self {
-            Self::Beside => publish_file(directory, hidden, name, replace),
-            Self::Epoch(epoch) => epoch.publish(hidden, (directory, name), replace),
+            Self::Beside => publish_file(lease, directory, hidden, name, replace),
+            Self::Epoch(epoch) => epoch.publish(lease, hidden, (directory, name), replace),
         }
     }
 }

@@ -17,6 +17,8 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
+use crate::final_names::{make_directory, place};
+use crate::lease::Lease;
 
 mod beneath;
 pub(crate) mod trusted_path;
@@ -27,6 +29,7 @@ pub use beneath::open_beneath;
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: Arc<OwnedFd>,
+    lease: Lease,
     fence: Option<Arc<dyn Fence>>,
     modes: DirectoryModes,
 }
@@ -101,6 +104,7 @@ impl Tree {
     pub fn at(root: Arc<OwnedFd>) -> Self {
         Self {
             root,
+            lease: Lease::constant(),
             fence: None,
             modes: DirectoryModes::default(),
         }
@@ -112,16 +116,30 @@ impl Tree {
         Self { modes, ..self }
     }
 
-    /// A tree at another open directory, with the same modes of directories and nothing that fences it off.
+    /// A tree at another open directory, with the same lease and modes of directories, and nothing that fences it off.
     #[must_use]
     pub fn like_this_at(&self, root: Arc<OwnedFd>) -> Self {
-        Self::at(root).with_modes(self.modes)
+        Self::at(root)
+            .with_modes(self.modes)
+            .under(self.lease.clone())
     }
 
     /// The modes of directories.
     #[must_use]
     pub fn modes(&self) -> DirectoryModes {
         self.modes
+    }
+
+    /// The same tree, in which something is made or removed only under this lease.
+    #[must_use]
+    pub fn under(self, lease: Lease) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// The lease of the tree.
+    #[must_use]
+    pub const fn lease(&self) -> &Lease {
+        &self.lease
     }
 
     /// The same tree, in which no directory is opened up any more when that is fenced off.
@@ -252,11 +270,13 @@ impl Tree {
     /// # Errors
     /// The system's error.
     pub fn make_new(
+        lease: &Lease,
         parent: BorrowedFd<'_>,
         name: &Name,
         modes: DirectoryModes,
     ) -> io::Result<bool> {
-        match rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new()) {
+        let at = place(&parent, name.as_os_str());
+        match make_directory(lease.permit()?, at, modes.of_new()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
@@ -273,7 +293,7 @@ impl Tree {
                 if depth > 0 {
                     makes.prepare(self, &directory)?;
                 }
-                rustix::fs::mkdirat(&directory, name, makes.mode())
+                make_directory(self.lease.permit()?, place(&directory, name), makes.mode())
             };
             let entered = enter_or_make(|| makes.enter(self, &directory, name), make)?;
             directory = Arc::new(entered);
@@ -289,8 +309,7 @@ impl Tree {
         {
             fence.check()?;
         }
-        make_writable(directory);
-        Ok(())
+        make_writable(&self.lease, directory)
     }
 
     /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
@@ -300,6 +319,7 @@ impl Tree {
                 let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 self.fence.as_ref().map_or(Ok(()), |fence| fence.check())?;
+                let _permit = self.lease.permit()?;
                 // A directory that cannot be opened up is as closed as it was.
                 held.open_up(OFlags::RDONLY | OFlags::DIRECTORY)
                     .map_err(|_error| Errno::ACCESS)
@@ -374,14 +394,13 @@ pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<O
 
 /// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew
 /// at the end. Where this is not allowed, the create that follows fails.
-pub(crate) fn make_writable(directory: &OwnedFd) {
-    let Ok(stat) = rustix::fs::fstat(directory) else {
-        return;
-    };
-    let mode = Mode::from_raw_mode(stat.st_mode);
+pub(crate) fn make_writable(lease: &Lease, directory: &OwnedFd) -> rustix::io::Result<()> {
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
+        let _permit = lease.permit()?;
         let _best_effort = rustix::fs::fchmod(directory, mode | Mode::RWXU);
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Owning, ReceiverConfig, Rights, Session, run_session};
+use zmove_receiver::{Owning, ReceiverConfig, Rights, SenderPlace, Session, run_session};
 use zmove_sender::{Link, NoQuota, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
@@ -54,6 +54,7 @@ pub async fn push_locally(
                 },
                 ..receiver
             },
+            sender: SenderPlace::Here,
             ..Session::new(transfer, control, sources)
         };
         run_session(session, pending()).await

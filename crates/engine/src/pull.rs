@@ -169,7 +169,7 @@ impl RemotePull<'_> {
             transfer,
             cipher,
             control,
-            pulse,
+            connection,
             lanes,
             supply,
         } = dialled;
@@ -214,7 +214,7 @@ impl RemotePull<'_> {
         let session = Session {
             opening: Opening::Ordered { open, shape },
             failed_lanes: Some(forwarded.failed_lanes),
-            pulse,
+            connection,
             config: self.receiver_config(run, &meter, &relayed),
             ..Session::new(transfer, (reader, asked.writer.greeted()), forwarded.lanes)
         };

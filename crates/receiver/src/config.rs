@@ -10,7 +10,7 @@ use crate::grant::{Allowance, Grants, Rights};
 use crate::meters::TransferMeter;
 use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
-use crate::session::target_leases::TargetLeases;
+use crate::session::target_sessions::TargetSessions;
 use crate::top_names::TopNames;
 
 /// Somebody who hears of the regular files that get their names.
@@ -49,7 +49,7 @@ pub struct ReceiverConfig {
     pub accounts: Arc<dyn Accounts>,
     /// The leases of targets for whose end a session waits. Default: none but its own; clones of one configuration
     /// share it.
-    pub target_leases: TargetLeases,
+    pub target_sessions: TargetSessions,
     /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
     /// default limits.
     pub quota: Quota,
@@ -86,7 +86,7 @@ impl Default for ReceiverConfig {
             storage: StorageMemory::default(),
             rights: Rights::default(),
             accounts: Arc::new(NoAccounts),
-            target_leases: TargetLeases::default(),
+            target_sessions: TargetSessions::default(),
             quota: Quota::default(),
             top_names: TopNames::default(),
             listed: None,

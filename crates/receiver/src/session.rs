@@ -5,23 +5,26 @@
 
 pub(crate) mod connections;
 pub(crate) mod finish;
+pub(crate) mod keeping;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
 pub(crate) mod opening;
 pub(crate) mod run_leases;
 mod running;
-pub(crate) mod target_leases;
+pub(crate) mod target_sessions;
 pub(crate) mod threads;
 pub(crate) mod verify;
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc;
+use zmove_disk::Lease;
 use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{
-    Extensions, Greeting, Intent, Open, Opened, Role, TargetState, ToSender, TopName,
+    Extensions, Greeting, Intent, Open, Opened, Refusal, Role, TargetState, ToSender, TopName,
 };
 
 use crate::config::ReceiverConfig;
@@ -29,6 +32,8 @@ use crate::error::SessionError;
 use crate::quota::messages::messages;
 use crate::quota::{Booking, Quota};
 use crate::session::connections::{Connections, SessionReport, cpu_time, unless_stopped};
+use crate::session::keeping::KeptLease;
+pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
 use crate::session::opening::{Resolved, by_grant, opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
@@ -50,8 +55,10 @@ pub struct Session {
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// Where this side has dialled: a word for each lane that has not come up.
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// A way to ask whether the peer is still there.
-    pub pulse: ChannelHandle,
+    /// Where the sender is.
+    pub sender: SenderPlace,
+    /// A handle on the control connection.
+    pub connection: ChannelHandle,
     /// The leases of the runs that the peer has under way here.
     pub run_leases: RunLeases,
     /// The settings.
@@ -72,7 +79,8 @@ impl Session {
             opening: Opening::Sent,
             lanes,
             failed_lanes: None,
-            pulse: ChannelHandle::default(),
+            sender: SenderPlace::Elsewhere,
+            connection: ChannelHandle::default(),
             run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
         }
@@ -101,10 +109,12 @@ async fn run(
         opening,
         lanes,
         failed_lanes,
-        pulse,
+        sender,
+        connection,
         run_leases,
         config,
     } = session;
+    let kept = KeptLease::begin(sender, writer.pinger(), connection);
     let booked_on = Arc::new(Lock::new(config.quota.clone()));
     let mut connections = Connections {
         writer,
@@ -143,7 +153,7 @@ async fn run(
         connections,
         open,
         held,
-        pulse,
+        kept,
     };
     serve(opened, config, stop).await
 }
@@ -195,14 +205,6 @@ impl Beginning {
         if open.shared_job.is_some() && open.intent != Intent::Write {
             return Err(SessionError::Refused(not_in_a_job("a preview or a probe")));
         }
-        // a list is nowhere
-        if open.intent != Intent::Measure && config.listed.is_none() {
-            config
-                .target_leases
-                .wait_until_free(&config.rights.owner, &open.target)
-                .await
-                .map_err(SessionError::Refused)?;
-        }
         Ok(Begun {
             open,
             held,
@@ -219,7 +221,7 @@ struct OpenedSession {
     open: Open,
     /// What is booked for the opening.
     held: Booking,
-    pulse: ChannelHandle,
+    kept: KeptLease,
 }
 
 /// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that changes what is at the
@@ -247,21 +249,21 @@ async fn receive(
         mut connections,
         open,
         held,
-        pulse,
+        kept,
     } = session;
-    let place = config
-        .target_leases
-        .work_at(&config.rights.owner, &open.target);
-    // Not cut short: what it begins at the target is taken over or given up here, before the next session comes.
+    let owner = &config.rights.owner;
+    let working = config.target_sessions.begin(owner, &open.target).await;
+    tokio::pin!(stop);
+    let resolving = resolve(open, transfer, config.clone(), kept.lease.clone());
     let Resolved {
         open,
         target,
         parts,
         file_system,
         free_bytes,
-    } = match resolve(open, transfer, config.clone()).await {
+    } = match resolved_or_stopped(resolving, stop.as_mut(), &kept.lease).await {
         Ok(resolved) => resolved,
-        Err(refusal) => return Err(connections.refuse(SessionError::Refused(refusal)).await),
+        Err(error) => return Err(connections.refuse(error).await),
     };
     let quota = config.quota.clone();
     drop(held);
@@ -279,7 +281,6 @@ async fn receive(
         free_bytes,
         extensions: Extensions::NONE,
     };
-    tokio::pin!(stop);
     if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened))
         .await
         .unwrap_or_else(Err)
@@ -295,11 +296,11 @@ async fn receive(
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         error = stop => Err(error),
-        lost = place.is_in_the_way_of_others(pulse) => Err(lost.into()),
+        lost = working.is_in_the_way(&kept) => Err(lost.into()),
     };
     let grants = running.grants.clone();
     let meter = Arc::clone(&running.transfer.meter);
-    let ended = running.close(ended).await;
+    let ended = running.close(ended, kept).await;
     let remember = move || {
         quota.keep_threads(&file_system);
         grants
@@ -309,8 +310,26 @@ async fn receive(
     // a panic has been reported, and then less is counted
     let _best_effort = tokio::task::spawn_blocking(remember).await;
     // whoever waits for this session begins
-    drop(place);
+    drop(working);
     ended
+}
+
+/// What a target was resolved to. A stop does not cut that short: what was begun at the target is given up here, before
+/// the next session comes. Whoever waits there for an echo of the sender goes on.
+async fn resolved_or_stopped(
+    resolving: impl Future<Output = Result<Resolved, Refusal>>,
+    stop: Pin<&mut impl Future<Output = SessionError>>,
+    lease: &Lease,
+) -> Result<Resolved, SessionError> {
+    tokio::pin!(resolving);
+    tokio::select! {
+        resolved = &mut resolving => resolved.map_err(SessionError::Refused),
+        error = stop => {
+            lease.end();
+            let _given_up = resolving.await;
+            Err(error)
+        }
+    }
 }
 
 /// A guard that releases the locks of a transfer's journals if its session is dropped before it has ended: threads of

@@ -177,7 +177,10 @@ impl SharedJobSession {
     /// Removes the mark that the job has ended.
     fn forget(&self, transfer: &Transfer) {
         let root = transfer.target.tree.open_directory(&RelPath::root());
-        let _stays_for_a_while_then = root.and_then(|root| self.directory.forget(&root, self.job));
+        let _stays_for_a_while_then = root.and_then(|root| {
+            self.directory
+                .forget(transfer.target.tree.lease(), &root, self.job)
+        });
     }
 }
 

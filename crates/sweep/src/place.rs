@@ -68,7 +68,8 @@ impl Place {
     }
 
     fn make_named(parent: Tree, name: Name, path: &Path) -> io::Result<Self> {
-        if !Tree::make_new(parent.fd(), &name, DirectoryModes::default())? {
+        let modes = DirectoryModes::default();
+        if !Tree::make_new(parent.lease(), parent.fd(), &name, modes)? {
             return Err(Errno::EXIST.into());
         }
         let opened = parent.open_directory(&beneath(&name));

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::lane::rate_limiter::SharedRate;
 use crate::lane::tls::TlsLane;
 use crate::lane::{LaneError, LaneSink, LaneSource};
 use crate::path::{PathProbe, Transport};
-use crate::quic::{Pulse, QuicConnection, QuicLane};
+use crate::quic::{CONTROL_WINDOW_BYTES, QuicConnection, QuicLane};
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
@@ -82,7 +83,7 @@ pub struct ChannelHandle(HandleOf);
 #[derive(Clone, Debug)]
 enum HandleOf {
     Tcp(PathProbe),
-    Quic(Pulse),
+    Quic(quinn::Connection),
 }
 
 impl ChannelHandle {
@@ -94,7 +95,17 @@ impl ChannelHandle {
             HandleOf::Tcp(probe) => probe
                 .read()
                 .is_some_and(|info| info.established == Some(false)),
-            HandleOf::Quic(pulse) => pulse.connection.close_reason().is_some(),
+            HandleOf::Quic(connection) => connection.close_reason().is_some(),
+        }
+    }
+
+    /// A copy of the connection's descriptor, by which the kernel tells that the connection has hung up; `None` where
+    /// it does not. The copy keeps the connection open.
+    #[must_use]
+    pub fn socket(&self) -> Option<OwnedFd> {
+        match &self.0 {
+            HandleOf::Tcp(probe) => probe.socket(),
+            HandleOf::Quic(_) => None,
         }
     }
 
@@ -104,16 +115,18 @@ impl ChannelHandle {
         match &self.0 {
             // The kernel has a window of its own.
             HandleOf::Tcp(_) => {}
-            HandleOf::Quic(pulse) => pulse.open_control_window(),
+            HandleOf::Quic(connection) => {
+                connection.set_receive_window(CONTROL_WINDOW_BYTES.into());
+            }
         }
     }
 
-    /// Whether the peer is still there, as far as can be found out in about a second. Over TCP its kernel closes the
-    /// connection when it is not.
-    pub async fn beats(&self) -> bool {
+    /// The time that a packet and its acknowledgement take; `None` where only the kernel knows it.
+    #[must_use]
+    pub fn round_trip(&self) -> Option<Duration> {
         match &self.0 {
-            HandleOf::Tcp(_) => true,
-            HandleOf::Quic(pulse) => pulse.beats().await,
+            HandleOf::Tcp(_) => None,
+            HandleOf::Quic(connection) => Some(connection.rtt()),
         }
     }
 }
@@ -213,7 +226,7 @@ impl Channel {
     pub fn handle(&self) -> ChannelHandle {
         ChannelHandle(match &self.0 {
             Established::Tcp(connection) => HandleOf::Tcp(connection.probe()),
-            Established::Quic(quic) => HandleOf::Quic(Pulse::of(&quic.connection)),
+            Established::Quic(quic) => HandleOf::Quic(quic.connection.clone()),
         })
     }
 

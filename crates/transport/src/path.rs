@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use socket2::SockRef;
@@ -78,6 +79,12 @@ impl PathProbe {
         let name = SockRef::from(self.kernel()?).tcp_congestion().ok()?;
         let name: Vec<_> = name.into_iter().take_while(|byte| *byte != 0).collect();
         String::from_utf8(name).ok()
+    }
+
+    /// A copy of the connection's descriptor, which tells when the connection hangs up. It keeps the connection open.
+    /// `None` where no kernel's TCP carries the lane.
+    pub(crate) fn socket(&self) -> Option<OwnedFd> {
+        self.kernel()?.try_clone().ok().map(OwnedFd::from)
     }
 
     fn kernel(&self) -> Option<&TcpStream> {

@@ -41,7 +41,6 @@ mod dialler;
 mod lane;
 mod lane_bytes;
 mod linger;
-mod pulse;
 mod resume;
 mod settings;
 mod socket;
@@ -51,8 +50,8 @@ mod tolerant;
 pub(crate) use acceptor::{QuicAcceptor, bind, send_retry};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
-pub(crate) use pulse::Pulse;
 pub use resume::{PathEnds, Resumption, SavedWindow};
+pub(crate) use settings::CONTROL_WINDOW_BYTES;
 pub use settings::{QuicCongestion, UnknownCongestion};
 
 use lane_bytes::LaneBytes;

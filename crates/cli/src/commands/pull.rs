@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use zmove_disk::StorageMemory;
 use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying, Transferred};
-use zmove_receiver::{ListedFiles, TargetLeases};
+use zmove_receiver::ListedFiles;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
@@ -107,7 +107,6 @@ fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> 
         storage: StorageMemory::in_home(home),
         journals: Some(settings::journals(home)),
         accounts: Arc::new(SystemAccounts),
-        target_leases: TargetLeases::shared_in(settings::target_leases(home)),
         listed,
         ..ReceiverConfig::default()
     }

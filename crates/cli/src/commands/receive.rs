@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
 use zmove_disk::StorageMemory;
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
-use zmove_receiver::{ReceiverConfig, TargetLeases};
+use zmove_receiver::ReceiverConfig;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
@@ -73,9 +73,6 @@ async fn receive(
         storage: home
             .as_deref()
             .map(StorageMemory::in_home)
-            .unwrap_or_default(),
-        target_leases: home
-            .map(|home| TargetLeases::shared_in(settings::target_leases(&home)))
             .unwrap_or_default(),
         allow_clear: request.allow_clear,
         accounts: Arc::new(SystemAccounts),

@@ -26,6 +26,7 @@ use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
 use super::{may_give_away, timespec, timestamp};
 use crate::kept_times::may_be_kept;
+use crate::lease::Permit;
 
 /// The metadata that an entry is to have.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,13 +100,19 @@ impl Wanted<'_> {
     ///
     /// # Errors
     /// The system's error where the storage fails.
-    pub fn set(&self, entry: Descriptor<'_>, proven: &ProvenKinds) -> io::Result<Vec<Miss>> {
-        self.set_from(entry, &entry.stat()?, proven)
+    pub fn set(
+        &self,
+        permit: Permit<'_>,
+        entry: Descriptor<'_>,
+        proven: &ProvenKinds,
+    ) -> io::Result<Vec<Miss>> {
+        self.set_from(permit, entry, &entry.stat()?, proven)
     }
 
     /// The same for an entry that has these properties.
     pub(crate) fn set_from(
         &self,
+        _permit: Permit<'_>,
         entry: Descriptor<'_>,
         stat: &Stat,
         proven: &ProvenKinds,
@@ -580,7 +587,11 @@ mod tests {
 
     fn set(file: &File, wanted: &Wanted<'_>) -> Vec<Miss> {
         wanted
-            .set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())
+            .set(
+                Permit::for_hidden(),
+                Descriptor::Open(file.as_fd()),
+                &ProvenKinds::default(),
+            )
             .unwrap()
     }
 
@@ -819,7 +830,9 @@ mod tests {
 
     /// Pretends that the file system has shown to keep nothing, or these kinds, and sets metadata.
     fn set_where(file: &File, wanted: &Wanted<'_>, proven: &ProvenKinds) -> Vec<Miss> {
-        wanted.set(Descriptor::Open(file.as_fd()), proven).unwrap()
+        wanted
+            .set(Permit::for_hidden(), Descriptor::Open(file.as_fd()), proven)
+            .unwrap()
     }
 
     /// A change of write permission alone proves nothing: vfat stores that and no other bit.

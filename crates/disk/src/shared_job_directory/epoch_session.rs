@@ -18,6 +18,7 @@ use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
 use crate::inheritance::Inheritance;
+use crate::lease::Lease;
 use crate::publish::{Replace, move_to};
 use crate::remove::remove_entries;
 use crate::staged::Staged;
@@ -161,6 +162,7 @@ impl EpochSession {
     /// One that gets its time between the two calls here loses it all the same.
     pub(crate) fn publish(
         &self,
+        lease: &Lease,
         hidden: &Name,
         place @ (directory, name): (&OwnedFd, &Name),
         replace: Replace,
@@ -169,22 +171,22 @@ impl EpochSession {
             number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
         let is_there = number_at(directory, name.as_os_str()).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
-        let moved = move_to((&self.own, hidden), place, replace);
+        let moved = move_to(lease, (&self.own, hidden), place, replace);
         moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))?;
         if let Some(before) = before {
-            self.give_back_time(directory, before.mtime);
+            self.give_back_time(lease, directory, before.mtime);
         }
         Ok(())
     }
 
     /// Gives a directory back its time, in which something has been replaced. A session that wakes up after its epoch
     /// leaves the time that a newer one has given.
-    pub(super) fn give_back_time(&self, directory: &OwnedFd, time: Timestamp) {
+    pub(super) fn give_back_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
         // the first thing that a newer epoch removes
         let is_there = rustix::fs::fstat(&self.own).is_ok_and(|own| own.st_nlink > 0);
-        if is_there {
+        if is_there && let Ok(permit) = lease.permit() {
             // who may not set it gives no directory its time
-            let _best_effort = set_file_mtime(directory, time);
+            let _best_effort = set_file_mtime(permit, directory, time);
         }
     }
 
@@ -226,6 +228,7 @@ impl EpochSession {
     /// Those of `make` and the system's, and [`FENCED`].
     pub fn place<T>(
         &self,
+        lease: &Lease,
         place @ (directory, _): (&OwnedFd, &Name),
         (replace, group): (Replace, GroupOfNew),
         make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
@@ -241,18 +244,20 @@ impl EpochSession {
             }
             Ok(made)
         });
-        self.publish_made(made, &fresh, place, replace)
+        self.publish_made(lease, made, &fresh, place, replace)
     }
 
     /// Gives what was made under a `fresh` name its final one. It has no other name then, whatever has failed.
     fn publish_made<T>(
         &self,
+        lease: &Lease,
         made: io::Result<T>,
         fresh: &Name,
         place: (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<T> {
-        let published = made.and_then(|made| self.publish(fresh, place, replace).map(|()| made));
+        let published =
+            made.and_then(|made| self.publish(lease, fresh, place, replace).map(|()| made));
         // A rename does nothing where both names lead to the same.
         let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
         published
@@ -263,8 +268,14 @@ impl EpochSession {
     ///
     /// # Errors
     /// The system's error, [`FENCED`], and [`PART_GONE`].
-    pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
-        let opened = self.create(|| Staged::shared(&self.directory, name, bytes, direct));
+    pub fn open_part(
+        &self,
+        lease: &Lease,
+        name: &Name,
+        bytes: u64,
+        direct: Direct,
+    ) -> io::Result<Staged> {
+        let opened = self.create(|| Staged::shared(lease, &self.directory, name, bytes, direct));
         opened.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::LOOP) => PART_GONE.into(),
             _ => error,
@@ -324,6 +335,7 @@ impl EpochSession {
     /// file since.
     pub fn publish_part(
         &self,
+        lease: &Lease,
         (part, file): (&Name, &File),
         place: (&OwnedFd, &Name),
         replace: Replace,
@@ -340,7 +352,7 @@ impl EpochSession {
         };
         let linked = make_hidden(self.own.as_fd(), link);
         let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
-        self.publish_made(Ok(()), &fresh, place, replace)?;
+        self.publish_made(lease, Ok(()), &fresh, place, replace)?;
         // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
         let _best_effort = self.put_mark((part, file), &number_of(file)?.inode.to_string());
         Ok(())

@@ -28,6 +28,7 @@ use crate::entry::metadata::Miss;
 use crate::entry::{FileIdentity, is_of_another_user};
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::kept_times::may_be_kept;
+use crate::lease::Lease;
 
 use super::Staged;
 use super::in_place::InPlace;
@@ -97,12 +98,13 @@ impl Existing {
     ///
     /// # Errors
     /// The system's error; `EWOULDBLOCK` when somebody has locked it.
-    pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
+    pub fn begin(self, lease: &Lease, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
+            let _permit = lease.permit()?;
             narrow(&self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
@@ -110,9 +112,11 @@ impl Existing {
         // their pages are cached: what is written to those comes to the disk, and is read as zeros once the
         // file system is mounted again.
         data.drop_cached()?;
+        let permit = lease.permit()?;
         data.file().set_len(unfinished(change.bytes))?;
+        drop(permit);
         let in_place = InPlace::watch(data.file(), change.bytes);
-        let mut staged = Staged::in_place(data, self.directory, in_place);
+        let mut staged = Staged::in_place(lease, data, self.directory, in_place);
         // What is written may be on the disk before the new length and mode are.
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {
@@ -191,7 +195,7 @@ mod tests {
     fn try_begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> io::Result<Staged> {
         Existing::open(directory, &name(text))?
             .expect("a file")
-            .begin(change, Direct::Auto)
+            .begin(&Lease::constant(), change, Direct::Auto)
     }
 
     /// Begins a change of a file that no other change holds. If another case starts a process at the same time, the
@@ -221,10 +225,13 @@ mod tests {
             assert_eq!(path.metadata().unwrap().len(), 4, "not what it will be");
             staged
                 .write(|| staged.file().write_all_at(b"new", 0))
+                .unwrap()
                 .unwrap();
             staged.set_final_length().unwrap();
             set_new_file_metadata(staged.file(), &Metadata::new(0o640, CHANGE.mtime)).unwrap();
-            staged.commit(&name("f"), Replace::Existing).unwrap();
+            staged
+                .commit(&Lease::constant(), &name("f"), Replace::Existing)
+                .unwrap();
             let stat = path.metadata().unwrap();
             assert_eq!((stat.ino(), stat.mode() & 0o7777), (inode, 0o640));
             assert_eq!((stat.mtime(), stat.mtime_nsec()), (5, 6));
@@ -239,7 +246,12 @@ mod tests {
         let (home, directory) = home();
         let path = home.path().join("f");
         std::fs::write(&path, "old").unwrap();
-        set_file_mtime(File::open(&path).unwrap().as_fd(), CHANGE.mtime).unwrap();
+        set_file_mtime(
+            crate::Permit::for_hidden(),
+            File::open(&path).unwrap().as_fd(),
+            CHANGE.mtime,
+        )
+        .unwrap();
         let staged = begin(&directory, "f", CHANGE);
         assert_eq!(path.metadata().unwrap().len(), 4);
         staged.file().write_all_at(b"n", 0).unwrap();
@@ -263,6 +275,7 @@ mod tests {
             let staged = begin(&directory, "f", CHANGE);
             staged
                 .write(|| staged.file().write_all_at(b"new", 0))
+                .unwrap()
                 .unwrap();
             other(&File::options().write(true).open(&path).unwrap());
             let error = staged.set_final_length().unwrap_err();
@@ -347,7 +360,9 @@ mod tests {
         let (home, directory) = home();
         std::fs::write(home.path().join("f"), "old").unwrap();
         let gone = |staged: Staged| {
-            let error = staged.commit(&name("f"), Replace::Existing).unwrap_err();
+            let error = staged
+                .commit(&Lease::constant(), &name("f"), Replace::Existing)
+                .unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE));
         };
         let staged = begin(&directory, "f", CHANGE);

@@ -14,6 +14,7 @@ use zmove_types::Timestamp;
 
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::file_io::data_file::is_remote;
+use crate::lease::Permit;
 
 /// A file that is being changed, watched from the first change of ours to the last.
 #[derive(Debug)]
@@ -48,12 +49,18 @@ impl InPlace {
     }
 
     /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
-    pub(super) fn change<R>(&self, file: &File, change: impl FnOnce() -> R) -> R {
+    pub(super) fn change<R>(
+        &self,
+        permit: Permit<'_>,
+        file: &File,
+        change: impl FnOnce() -> R,
+    ) -> R {
         if let Some(mut state) = self.lock() {
             state.look(file);
             state.writing += 1;
         }
         let changed = change();
+        make_oldest(permit, file);
         if let Some(mut state) = self.lock() {
             state.writing -= 1;
             state.left = FileIdentity::of(file).ok();
@@ -66,7 +73,7 @@ impl InPlace {
     /// # Errors
     /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
     /// no name any more.
-    pub(super) fn set_final_length(&self, file: &File) -> io::Result<()> {
+    pub(super) fn set_final_length(&self, permit: Permit<'_>, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {
             // Losing its name is a change too.
             let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
@@ -77,7 +84,7 @@ impl InPlace {
             }
             .into());
         }
-        self.change(file, || file.set_len(self.bytes))
+        self.change(permit, file, || file.set_len(self.bytes))
     }
 
     /// Whether the file still has its final length.
@@ -106,14 +113,15 @@ impl State {
     }
 }
 
-/// Gives a file whose change was given up the oldest time, so that it counts as older than any other.
-pub(super) fn give_up(file: &File) {
+/// Gives a file the oldest time, so that it counts as older than any other: after each change, since whoever stops to
+/// change it may not be able to say so any more, and when the change is given up.
+pub(super) fn make_oldest(permit: Permit<'_>, file: &File) {
     let oldest = Timestamp {
         seconds: i64::from(i32::MIN),
         nanos: 0,
     };
     // A user who may write to a file need not own it.
-    let _best_effort = set_file_mtime(file.as_fd(), oldest);
+    let _best_effort = set_file_mtime(permit, file.as_fd(), oldest);
 }
 
 #[cfg(test)]
@@ -124,7 +132,7 @@ mod tests {
     fn file() -> (tempfile::NamedTempFile, InPlace) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let watch = InPlace::watch(file.as_file(), 0);
-        watch.change(file.as_file(), || {
+        watch.change(Permit::for_hidden(), file.as_file(), || {
             file.as_file().write_all_at(b"ours", 0).unwrap()
         });
         (file, watch)
@@ -142,9 +150,9 @@ mod tests {
     #[test]
     fn writes_of_our_own_disturb_nothing_also_several_at_once() {
         let (file, watch) = file();
-        watch.change(file.as_file(), || {
+        watch.change(Permit::for_hidden(), file.as_file(), || {
             file.as_file().write_all_at(b"one", 0).unwrap();
-            watch.change(file.as_file(), || {
+            watch.change(Permit::for_hidden(), file.as_file(), || {
                 file.as_file().write_all_at(b"other", 4).unwrap()
             });
             file.as_file().write_all_at(b"two", 0).unwrap();
@@ -157,7 +165,7 @@ mod tests {
         let (file, watch) = file();
         wait_for_a_tick(file.as_file());
         file.reopen().unwrap().write_all_at(b"xxxx", 0).unwrap();
-        watch.change(file.as_file(), || {
+        watch.change(Permit::for_hidden(), file.as_file(), || {
             file.as_file().write_all_at(b"ours", 0).unwrap()
         });
         assert!(!watch.is_undisturbed(file.as_file()));

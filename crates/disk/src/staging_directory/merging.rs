@@ -16,6 +16,8 @@ use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::{number_at, number_of};
+use crate::final_names::{place, rename};
+use crate::lease::Lease;
 use crate::remove::remove_entries;
 use crate::tree::{DIRECTORY, Tree, open_above};
 
@@ -33,6 +35,7 @@ pub struct Answers<'a> {
 
 /// A merge that is under way.
 pub(super) struct Merge<'a, 'b> {
+    lease: &'a Lease,
     answers: &'a mut Answers<'b>,
     /// The directory in which the staging directory is.
     parent: Arc<OwnedFd>,
@@ -65,6 +68,7 @@ struct Level {
 impl<'a, 'b> Merge<'a, 'b> {
     /// A merge of the directory `name` of `parent`, which is open as `from`.
     pub(super) fn begin(
+        lease: &'a Lease,
         (parent, name): (Arc<OwnedFd>, Name),
         from: &Arc<OwnedFd>,
         into: &Arc<OwnedFd>,
@@ -76,6 +80,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         };
         let levels = vec![Level::of(name, &here)?];
         Ok(Self {
+            lease,
             answers,
             parent,
             levels,
@@ -203,7 +208,13 @@ impl<'a, 'b> Merge<'a, 'b> {
             self.discard(name);
             return true;
         }
-        match rustix::fs::renameat(from, name.as_os_str(), into, name.as_os_str()) {
+        let old = place(from, name.as_os_str());
+        let new = place(into, name.as_os_str());
+        let renamed = self
+            .lease
+            .permit()
+            .and_then(|permit| rename(permit, old, new));
+        match renamed {
             // A rename does nothing where both names lead to one file, and would be made again and again.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
@@ -281,7 +292,11 @@ mod tests {
         let ours = home.join(staging.hidden.as_os_str()).join(&deep);
         std::fs::create_dir_all(&ours).unwrap();
         std::fs::write(ours.join("f"), "x").unwrap();
-        assert!(staging.publish(Replace::Existing).is_err());
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Existing)
+                .is_err()
+        );
         let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let mut open = 0;
         let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
@@ -292,6 +307,7 @@ mod tests {
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
         staging.move_into(
+            &Lease::constant(),
             &into,
             &mut Answers {
                 stays: &mut stays,
@@ -325,6 +341,7 @@ mod tests {
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
         staging.move_into(
+            &Lease::constant(),
             &into,
             &mut Answers {
                 stays: &mut |_, _, _| false,
@@ -363,6 +380,7 @@ mod tests {
             faults.push((path.to_string(), Errno::from_io_error(&error)))
         };
         staging.move_into(
+            &Lease::constant(),
             &into,
             &mut Answers {
                 stays: &mut stays,

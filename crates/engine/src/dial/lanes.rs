@@ -79,7 +79,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let dialled = Dialled {
         transfer,
         cipher,
-        pulse: channel.handle(),
+        connection: channel.handle(),
         control: control_pair(channel),
         lanes,
         supply: LaneSupply {
@@ -145,7 +145,7 @@ pub(crate) struct Dialled<L> {
     pub(crate) cipher: Cipher,
     pub(crate) control: (ControlReader, ControlWriter),
     /// A way to ask whether the peer of control is still there.
-    pub(crate) pulse: ChannelHandle,
+    pub(crate) connection: ChannelHandle,
     pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
     pub(crate) supply: LaneSupply,
 }

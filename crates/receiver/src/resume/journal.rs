@@ -62,7 +62,6 @@ use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
-pub(crate) use locked_file::{LockedFile, ensure_directory};
 pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
 pub(crate) use reader::read_on;

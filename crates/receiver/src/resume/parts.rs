@@ -32,7 +32,7 @@ use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
-use zmove_disk::{Direct, FileIdentity, LastingNames, Staged, Tree};
+use zmove_disk::{Direct, FileIdentity, LastingNames, Lease, Staged, Tree};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
@@ -53,6 +53,8 @@ use zmove_types::Lock;
 pub(crate) struct Parts {
     /// The directory of the journals; without one, no journal is kept.
     journals: Option<PathBuf>,
+    /// What lets a part be written that a later transfer may take over.
+    lease: Lease,
     begin: Begin,
     /// Whether a flush proves nothing any more, because a part is not flushed with the target directory or a
     /// flush has failed.
@@ -165,12 +167,13 @@ impl Parts {
         }
         Self {
             journals,
-            ..Self::beginning(begin, quota, state)
+            ..Self::beginning(target.lease(), begin, quota, state)
         }
     }
 
-    fn beginning(begin: Begin, quota: &Quota, state: State) -> Self {
+    fn beginning(lease: &Lease, begin: Begin, quota: &Quota, state: State) -> Self {
         Self {
+            lease: lease.clone(),
             journals: None,
             begin,
             unflushed: AtomicBool::new(false),
@@ -223,7 +226,7 @@ impl Parts {
             return BTreeMap::new();
         };
         // A part that cannot be opened now stays in its journal, for a later transfer.
-        let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else {
+        let Ok(reopened) = reopen(&self.lease, directory, &earlier.file.part, direct) else {
             return BTreeMap::new();
         };
         let Some((mut staged, there)) = reopened else {
@@ -373,7 +376,7 @@ impl Parts {
         self.look_where(&staged);
         match journal.part(id.0, &part) {
             // Only a part that a journal lists may get a lasting name: another would stay for ever.
-            Ok(()) => staged.last_as(part.part)?,
+            Ok(()) => staged.last_as(&self.lease, part.part)?,
             Err(error) => self.note(error),
         }
         Ok(staged)
@@ -657,6 +660,7 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
 /// Opens a part again, and looks at its present state; `None` where it is gone, or the file there is not the part that
 /// the journal lists.
 fn reopen(
+    lease: &Lease,
     directory: &Arc<OwnedFd>,
     part: &Part,
     direct: Direct,
@@ -665,7 +669,7 @@ fn reopen(
         FileIdentity::of(found)
             .is_ok_and(|there| there.regular && part.is_in(there.inode, birth_of(found)))
     };
-    let staged = match Staged::reopen(directory, &part.part, direct, is_it) {
+    let staged = match Staged::reopen(lease, directory, &part.part, direct, is_it) {
         Ok(staged) => staged,
         Err(error) => {
             let gone = matches!(
@@ -682,7 +686,9 @@ fn reopen(
 /// Opens the part, if it is overtaken.
 fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
-    let (staged, identity) = reopen(&directory, part, Direct::Off).ok().flatten()?;
+    let (staged, identity) = reopen(target.lease(), &directory, part, Direct::Off)
+        .ok()
+        .flatten()?;
     is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
 /// Gives a target that was made here, and for which no mode has come, the usual mode of a new directory.
 fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
-    if let Err(error) = set_usual_mode(directory.as_fd()) {
+    if let Err(error) = set_usual_mode(target.tree.lease(), directory.as_fd()) {
         let (operation, code) = failure(Operation::SetMetadata, &error);
         return Ok(Some(Fault {
             path: RelPath::root(),

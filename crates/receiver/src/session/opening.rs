@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zmove_disk::FileSystemMemory;
+use zmove_disk::{FileSystemMemory, Lease};
 use zmove_transport::ControlError;
 use zmove_types::TransferId;
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver};
@@ -123,6 +123,7 @@ pub(super) async fn resolve(
     mut open: Open,
     transfer: TransferId,
     config: ReceiverConfig,
+    lease: Lease,
 ) -> Result<Resolved, Refusal> {
     look(move || {
         let Rights {
@@ -139,7 +140,7 @@ pub(super) async fn resolve(
             check(&open)?;
         }
         let quota = config.quota;
-        let mut target = Target::resolve(&open, &access)?;
+        let mut target = Target::resolve(&open, &access, &lease)?;
         let parts = match open.shared_job.clone() {
             None => Parts::new(config.journals, transfer, owner, &target.tree, &quota),
             Some(part) => {
@@ -151,7 +152,8 @@ pub(super) async fn resolve(
                 };
                 let (session, journal) =
                     SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
-                let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &quota);
+                let epoch = Arc::clone(session.epoch());
+                let parts = Parts::in_job(&lease, epoch, journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts
             }

@@ -32,12 +32,12 @@ use crate::quota::limits::BUFFERS_BESIDE_LANES;
 use crate::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
 use crate::session::finish;
+use crate::session::keeping::KeptLease;
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
-use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::store::compare::{Comparison, compare_all};
-use crate::store::publishing::{self, publish_all};
+use crate::store::publishing::{self, discard_all};
 use crate::store::reports::{Outcome, Told};
 use crate::store::transfer::Transfer;
 use crate::store::writer::{Job, write_all};
@@ -147,10 +147,6 @@ pub(super) struct Running {
     orders: usize,
     /// The threads that compare offered files with those at the target.
     comparing: Workers,
-    target_leases: TargetLeases,
-    owner: String,
-    /// Set from when on a later session to the same target has to wait.
-    target_lease: Option<TargetLease>,
     /// The task of the last flush and of the times of directories, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
@@ -189,9 +185,6 @@ impl Running {
             offers: 0,
             orders: 0,
             comparing: Workers::new(&config.quota),
-            target_leases: config.target_leases,
-            owner: config.rights.owner,
-            target_lease: None,
             finishing: None,
             lost: LostLanes::default(),
             mirror: Mirror::new(&config.quota),
@@ -503,11 +496,6 @@ impl Running {
         if !self.mirror.is_idle() {
             return Err(SessionError::out_of_order("the end before all is removed"));
         }
-        self.target_lease = Some(
-            self.target_leases
-                .acquire(&self.owner, &self.open.target)
-                .await,
-        );
         self.finish_comparing().await?;
         let finishing = Instant::now();
         let flush = self.publish_rest().await?;
@@ -620,14 +608,10 @@ impl Running {
     pub(super) async fn close(
         mut self,
         ended: Result<(), SessionError>,
+        kept: KeptLease,
     ) -> Result<SessionReport, SessionError> {
-        if ended.is_err() && self.target_lease.is_none() {
-            self.target_lease = Some(
-                self.target_leases
-                    .acquire(&self.owner, &self.open.target)
-                    .await,
-            );
-        }
+        // Nothing is published any more, and who waits for an echo goes on.
+        drop(kept);
         self.connections.part(&ended).await;
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.pool.close();
@@ -642,8 +626,7 @@ impl Running {
         let stopped = move || {
             threads.join(&transfer);
             if broken {
-                // Keep what is whole and can be flushed, before the next session begins.
-                publish_all(&transfer);
+                discard_all(&transfer);
                 transfer.drop_overtaken();
             }
         };
@@ -662,7 +645,6 @@ impl Running {
         // Drop the transfer here, so that the next session finds its parts and journals free.
         let transfer = self.transfer;
         blocking(move || drop(transfer)).await;
-        drop(self.target_lease);
         ended.map(|()| report)
     }
 }

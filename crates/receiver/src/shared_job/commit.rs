@@ -131,14 +131,18 @@ impl SharedJobSession {
             }
         }
         let replace = transfer.target.rules.replaces();
+        let lease = transfer.target.tree.lease();
+        let to: (&OwnedFd, &Name) = (directory, name);
         if let Err(error) = self
             .epoch
-            .publish_part((&place.part, part), (directory, name), replace)
+            .publish_part(lease, (&place.part, part), to, replace)
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
         // who has written while the part had both names believes that it was not committed
-        set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
+        let cannot = failed_to(Operation::SetMetadata);
+        let permit = lease.permit().map_err(|error| cannot(error.into()))?;
+        set_file_mtime(permit, part, head.metadata.mtime).map_err(cannot)?;
         if !has_name {
             // whoever orders it counts
             let counters = Counters::default();

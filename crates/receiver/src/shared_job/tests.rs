@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Direct, EpochSession, Replace, SharedJobDirectory, Staged, Tree};
+use zmove_disk::{Direct, EpochSession, Lease, Replace, SharedJobDirectory, Staged, Tree};
 use zmove_transport::{
     ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
 };
@@ -694,11 +694,12 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
         target: home.as_os_str().as_encoded_bytes().to_vec(),
         ..open(Some(part(1)))
     };
-    let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
+    let mut target = Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant()).unwrap();
     let begin = begin(id, String::new(), &target.tree);
     let (session, journal) =
         SharedJobSession::begin(&target.tree, &part(1), &begin, quota).unwrap();
     let parts = Parts::in_job(
+        &Lease::constant(),
         Arc::clone(session.epoch()),
         journal,
         begin,
@@ -795,7 +796,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let staged = (part.hidden_name().unwrap(), part.file());
     shared
         .epoch
-        .publish_part(staged, place, Replace::Existing)
+        .publish_part(&Lease::constant(), staged, place, Replace::Existing)
         .unwrap();
     let there = || home.path().join("large").metadata().unwrap().mtime();
     let write = || {
@@ -885,7 +886,9 @@ fn flushed_part(
 ) -> (Staged, PartKey) {
     let part = name(&format!("part-{number}"));
     let bytes = groups as u64 * GROUP_BYTES;
-    let staged = epoch.open_part(&part, bytes, Direct::Off).unwrap();
+    let staged = epoch
+        .open_part(&Lease::constant(), &part, bytes, Direct::Off)
+        .unwrap();
     let inode = staged.file().metadata().unwrap().ino();
     let source = SourceVersion {
         bytes,
@@ -945,6 +948,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     );
     epoch
         .publish_part(
+            &Lease::constant(),
             (&first_key.0, first.file()),
             (&root, &name("f")),
             Replace::Existing,

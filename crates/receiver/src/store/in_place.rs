@@ -15,8 +15,7 @@
 //! that is there, since the part would take the file's place; the part is removed when the file has been changed.
 //!
 //! With `--update` a push in place does not start again by itself when its connections are lost, for it could end well
-//! with a file that is not finished: a change that is given up gets the oldest time, but a kill leaves no time for
-//! that.
+//! with a file that is not finished: each write is followed by the oldest time, but a kill may come between the two.
 //!
 //! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it does, and
 //! at the source they may be other files: the next session, perhaps after a break, would take them for up to date.
@@ -64,7 +63,9 @@ impl Transfer {
             mtime: metadata.mtime,
             survives_power_cut: target.rules.flushes(),
         };
-        let mut staged = existing.begin(change, self.direct).map_err(cannot)?;
+        let mut staged = existing
+            .begin(target.tree.lease(), change, self.direct)
+            .map_err(cannot)?;
         staged.attach(descriptors);
         Ok(Some(staged))
     }
@@ -100,6 +101,8 @@ impl TargetTree {
         self.set_metadata_in_place(staged.file(), metadata, at)?;
         self.flush_if_each(staged.file())
             .map_err(failed_to(Operation::Flush))?;
-        staged.commit(name, Replace::Existing).map_err(verify)
+        staged
+            .commit(self.tree.lease(), name, Replace::Existing)
+            .map_err(verify)
     }
 }

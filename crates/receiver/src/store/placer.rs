@@ -323,11 +323,12 @@ impl<'a> Placer<'a> {
             return None;
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
-        let modes = self.transfer.target.tree.modes();
+        let tree = &self.transfer.target.tree;
+        let modes = tree.modes();
         let begun = publisher.begin(path, || {
             let held = self.transfer.quota.book_spare_staging(path)?;
             if !publisher.take_fresh(path)
-                && !Tree::make_new(parent_directory.as_fd(), &name, modes).ok()?
+                && !Tree::make_new(tree.lease(), parent_directory.as_fd(), &name, modes).ok()?
             {
                 return None;
             }
@@ -456,7 +457,8 @@ impl<'a> Placer<'a> {
         let place = (&*opened.directory, name);
         let metadata = self.transfer.target.of_file(place, &file.metadata);
         self.make_in(&side.staging, opened.flush, path, (file, &metadata), bytes)?;
-        if !all.give_name(side, &file.name, (&opened.directory, name)) {
+        let lease = self.transfer.target.tree.lease();
+        if !all.give_name(lease, side, &file.name, (&opened.directory, name)) {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
@@ -630,10 +632,13 @@ impl<'a> Placer<'a> {
             .join(name)
             .map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
         let publisher = &self.transfer.publisher;
-        let modes = self.transfer.target.tree.modes();
+        let tree = &self.transfer.target.tree;
+        let modes = tree.modes();
         if !publisher.is_fresh(&path)
             && !publisher
-                .make(&path, || Tree::make_new(parent.as_fd(), name, modes))
+                .make(&path, || {
+                    Tree::make_new(tree.lease(), parent.as_fd(), name, modes)
+                })
                 .map_err(cannot)?
         {
             let entered = self.directory(&path);
@@ -733,7 +738,7 @@ impl<'a> Placer<'a> {
                 .as_ref()
                 .map_or(Ok(()), |data| staged.make_holes(data));
             let written = holes
-                .and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
+                .and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes))?);
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
             let at = At(path, Some(name));

@@ -82,6 +82,17 @@ pub(crate) fn publish_all(transfer: &Transfer) {
     publish_in_turn(transfer, &transfer.publisher.turn());
 }
 
+/// Removes what waits to be published. Whole large files stay under their hidden names for a later transfer.
+pub(crate) fn discard_all(transfer: &Transfer) {
+    let _one_at_a_time = transfer.publisher.turn();
+    let generation = transfer.publisher.take();
+    let mut directories = OpenDirectories::new(transfer);
+    for file in generation.files {
+        remove_hidden(&transfer.target, &mut directories, &file);
+    }
+    // Staging directories go with what is in them when they are dropped.
+}
+
 /// Publishes what waits, since it may replace what takes the room. Another thread may be publishing just that.
 pub(crate) fn make_room(transfer: &Transfer) {
     let turn = transfer.publisher.turn();
@@ -511,9 +522,12 @@ fn publish_hidden(
     }
     settled(target.place_over_directory(At(path, Some(name)), || {
         let place = (&*directory, name);
-        let published = target
-            .staging_place
-            .publish(hidden, place, target.rules.replaces());
+        let published = target.staging_place.publish(
+            target.tree.lease(),
+            hidden,
+            place,
+            target.rules.replaces(),
+        );
         published.map_err(failed_to(Operation::Rename))
     }))
 }
@@ -589,7 +603,7 @@ fn name_large(
     }
     staged.move_to(directory);
     settled(target.place_over_directory(At(&parent, Some(&name)), || {
-        let named = staged.give_name(&name, target.rules.replaces());
+        let named = staged.give_name(target.tree.lease(), &name, target.rules.replaces());
         named.map_err(failed_to(Operation::Rename))
     }))
 }
@@ -642,7 +656,10 @@ fn publish_staging(
     let published = if abandoned || !spoiled.is_empty() {
         Err(Errno::NOTEMPTY.into())
     } else {
-        staging.publish(transfer.target.rules.replaces())
+        staging.publish(
+            transfer.target.tree.lease(),
+            transfer.target.rules.replaces(),
+        )
     };
     // A thread that opens the path from now on finds the directory that is there.
     transfer.publisher.named(path);
@@ -721,6 +738,7 @@ fn merge(
         turn.is_over();
     };
     staging.move_into(
+        target.tree.lease(),
         standing,
         &mut Answers {
             stays: &mut stays,

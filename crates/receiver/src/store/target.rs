@@ -26,7 +26,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::{DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_gone, is_shared_job_name};
+use zmove_disk::{
+    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Tree, UNSEEN_MAX, is_gone, is_shared_job_name,
+};
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
@@ -138,11 +140,15 @@ impl<'a> Place<'a> {
 impl Target {
     /// Opens the target, making directories that are missing. For a job that is under way nothing is made, and no mode
     /// is changed: the head may have set it for good.
-    pub(crate) fn resolve(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        Self::make(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
+    pub(crate) fn resolve(
+        open: &Open,
+        access: &WriteAccess,
+        lease: &Lease,
+    ) -> Result<Self, Refusal> {
+        Self::make(open, access, lease).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
 
-    fn make(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
+    fn make(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Self, Refusal> {
         if let Some(part) = open
             .shared_job
             .as_ref()
@@ -150,7 +156,7 @@ impl Target {
         {
             let began = Instant::now();
             loop {
-                match Self::find(open, access)? {
+                match Self::find(open, access, lease)? {
                     Some(found) => return Ok(found),
                     None if began.elapsed() >= UNSEEN_MAX => return Err(not_under_way(part.job)),
                     None => std::thread::sleep(LOOK_AGAIN_AFTER),
@@ -158,7 +164,8 @@ impl Target {
             }
         }
         let place = Place::of(open, access, Missing::Made)?;
-        let tree = place.tree.as_ref().expect("it was made");
+        let tree = place.tree.clone().expect("it was made");
+        let tree = &tree.under(lease.clone());
         let path = &place.path;
         let tops = names_at_top(&open.shape, place.rename.as_ref());
         // Where entries are named in the target, or modes are not kept, no mode comes for it: it has the usual one from
@@ -172,9 +179,9 @@ impl Target {
         let made = closed.and_then(|is_closed| {
             let directory = match (path.parent(), path.file_name()) {
                 // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
-                (Some(parent), Some(name)) if gets_mode => {
-                    Tree::at(tree.create_directory(&parent)?).ensure_directory(&alone(&name)?)
-                }
+                (Some(parent), Some(name)) if gets_mode => tree
+                    .like_this_at(tree.create_directory(&parent)?)
+                    .ensure_directory(&alone(&name)?),
                 _ => tree.create_directory(path),
             };
             Ok((is_closed, directory?))
@@ -198,7 +205,7 @@ impl Target {
                 .map_err(|errno| cannot("write into directory", place.shown, &errno.into()))?;
         }
         Ok(Self {
-            tree: Tree::at(fd),
+            tree: tree.like_this_at(fd),
             rename: place.rename,
             state,
             is_closed,
@@ -207,7 +214,7 @@ impl Target {
     }
 
     /// Opens a target that is there, as it is.
-    fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
+    fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
         let place = Place::of(open, access, Missing::Left)?;
         let Some(tree) = &place.tree else {
             return Ok(None);
@@ -220,7 +227,7 @@ impl Target {
         let state =
             state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
         Ok(Some(Self {
-            tree: Tree::at(fd),
+            tree: Tree::at(fd).under(lease.clone()),
             rename: place.rename,
             state,
             is_closed: false,
@@ -285,7 +292,12 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
         return Ok(false);
     }
     let parent = tree.create_directory(&parent)?;
-    Tree::make_new(parent.as_fd(), &name, DirectoryModes::SetAtTheEnd)
+    Tree::make_new(
+        tree.lease(),
+        parent.as_fd(),
+        &name,
+        DirectoryModes::SetAtTheEnd,
+    )
 }
 
 /// The name that an entry gets, where a single one may be renamed.
@@ -541,7 +553,8 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         std::os::unix::fs::symlink("/tmp", root.join("link")).unwrap();
         let access = WriteAccess::Beneath(vec![root.clone()]);
-        let resolve = |target: &str| Target::resolve(&open(target, directory()), &access);
+        let resolve =
+            |target: &str| Target::resolve(&open(target, directory()), &access, &Lease::constant());
         assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
         assert!(resolve(&format!("{}/c", root.display())).is_ok() && root.join("c").is_dir());
         assert_eq!(code(resolve("/etc")), RefusalCode::Denied);
@@ -558,14 +571,16 @@ mod tests {
         assert_eq!(
             code(Target::resolve(
                 &open("a", directory()),
-                &WriteAccess::ReadOnly
+                &WriteAccess::ReadOnly,
+                &Lease::constant()
             )),
             RefusalCode::Denied
         );
         assert_eq!(
             code(Target::resolve(
                 &open("a", directory()),
-                &WriteAccess::Beneath(vec![])
+                &WriteAccess::Beneath(vec![]),
+                &Lease::constant()
             )),
             RefusalCode::Denied
         );
@@ -584,7 +599,7 @@ mod tests {
         let access = WriteAccess::Beneath(vec![root]);
         let open = open("x", directory());
         let looked = Seen::look(&open, &access).map(drop).unwrap_err();
-        let resolved = Target::resolve(&open, &access).unwrap_err();
+        let resolved = Target::resolve(&open, &access, &Lease::constant()).unwrap_err();
         assert!(
             resolved.text.contains("belongs to user 65534") && looked == resolved,
             "{}",
@@ -610,7 +625,12 @@ mod tests {
                 .into_os_string()
                 .into_string()
                 .unwrap();
-            Target::resolve(&open(&target, single()), &WriteAccess::Anywhere).unwrap()
+            Target::resolve(
+                &open(&target, single()),
+                &WriteAccess::Anywhere,
+                &Lease::constant(),
+            )
+            .unwrap()
         };
         assert_eq!(resolve("new").rename, Some((name("f"), name("new"))));
         assert_eq!(resolve("there").rename, None);
@@ -627,7 +647,7 @@ mod tests {
                 home.path().to_str().unwrap(),
                 TargetShape::Directory { tops },
             );
-            Target::resolve(&open, &WriteAccess::Anywhere)
+            Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant())
                 .unwrap()
                 .state
         };
@@ -656,9 +676,13 @@ mod tests {
                 .into_os_string()
                 .into_string()
                 .unwrap();
-            Target::resolve(&open(&target, shape), &WriteAccess::Anywhere)
-                .unwrap()
-                .is_closed
+            Target::resolve(
+                &open(&target, shape),
+                &WriteAccess::Anywhere,
+                &Lease::constant(),
+            )
+            .unwrap()
+            .is_closed
         };
         assert!(resolve("above/new", directory()));
         assert_eq!(
@@ -722,6 +746,7 @@ mod tests {
         let refusal = Target::resolve(
             &open(file.to_str().unwrap(), directory()),
             &WriteAccess::Anywhere,
+            &Lease::constant(),
         )
         .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Target);

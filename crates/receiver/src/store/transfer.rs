@@ -296,8 +296,10 @@ impl Transfer {
             self.abandon_file(file.id);
             // This is the last holder: now the file is removed.
             drop(file);
-            if let Ok(before) = before {
-                let _best_effort = set_file_mtime(&directory, before.mtime);
+            if let Ok(before) = before
+                && let Ok(permit) = self.target.tree.lease().permit()
+            {
+                let _best_effort = set_file_mtime(permit, &directory, before.mtime);
             }
         }
         self.parts.finish();

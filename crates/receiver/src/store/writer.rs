@@ -160,18 +160,20 @@ fn write_group(
         done = room.end;
         let part = Span::new(span.offset() + range.start as u64, room);
         let write = |data| {
-            staged.write(|| {
-                transfer
-                    .file_io
-                    .write_part(staged.data(), part.clone(), data)
-            })
+            staged
+                .write(|| {
+                    transfer
+                        .file_io
+                        .write_part(staged.data(), part.clone(), data)
+                })
+                .map_err(failed_to(Operation::Write))
         };
-        let (outcome, back) = write(data);
+        let (outcome, back) = write(data)?;
         data = back;
         match outcome.map_err(failed_to(Operation::Write)) {
             Err(full) if is_no_room(&full) => {
                 make_room(transfer);
-                let (outcome, back) = write(data);
+                let (outcome, back) = write(data)?;
                 data = back;
                 outcome.map_err(failed_to(Operation::Write))?;
             }

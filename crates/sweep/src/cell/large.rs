@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use zmove_disk::{DataFile, Descriptor, Direct, Replace, Staged, Wanted};
+use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, Wanted};
 use zmove_types::Metadata;
 
 use crate::cell::groups::Groups;
@@ -190,9 +190,10 @@ fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, Swe
     }
     let finished = staged.file().set_len(bytes).and_then(|()| {
         let wanted = Wanted::mode_and_time(&Metadata::new(MODE, bench.mtime));
-        let _not_kept = wanted.set(Descriptor::Open(staged.file().as_fd()), &bench.proven)?;
+        let entry = Descriptor::Open(staged.file().as_fd());
+        let _not_kept = wanted.set(Permit::for_hidden(), entry, &bench.proven)?;
         staged.file().sync_data()?;
-        staged.commit(&name_of(number), Replace::Existing)
+        staged.commit(&Lease::constant(), &name_of(number), Replace::Existing)
     });
     finished.map_err(bench.cannot("finish a file in"))?;
     Ok(Some((number, bytes)))

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zmove_disk::{ContentsWriter, DataFile, DirectoryModes, Replace, StagingDirectory, Tree};
+use zmove_disk::{
+    ContentsWriter, DataFile, DirectoryModes, Lease, Replace, StagingDirectory, Tree,
+};
 use zmove_types::{Metadata, Name};
 
 use crate::cell::noise::{Noise, group_buffer};
@@ -162,7 +164,7 @@ impl Writers<'_> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
         let modes = DirectoryModes::default();
-        Tree::make_new(self.parent.as_fd(), &name, modes).map_err(cannot())?;
+        Tree::make_new(&Lease::constant(), self.parent.as_fd(), &name, modes).map_err(cannot())?;
         let staging = StagingDirectory::begin(&self.parent, &name, modes).map_err(cannot())?;
         let bytes = self.bench.cell.file_bytes;
         let mut made = 0;
@@ -177,7 +179,9 @@ impl Writers<'_> {
         if made == 0 {
             return Ok(None);
         }
-        staging.publish(Replace::Existing).map_err(cannot())?;
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .map_err(cannot())?;
         Ok(Some((Arc::clone(staging.directory()), made)))
     }
 

@@ -24,7 +24,7 @@ use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
 /// The unread bytes of a control connection that this side holds.
-pub(super) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
+pub(crate) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
 /// The unread bytes of a connection that has not been admitted, or has no transfer yet: room for a greeting and an
 /// opening.
 pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;

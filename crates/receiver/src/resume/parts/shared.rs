@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use zmove_disk::{Direct, EpochSession, FileIdentity, Staged, set_file_mtime};
+use zmove_disk::{Direct, EpochSession, FileIdentity, Lease, Staged, set_file_mtime};
 use zmove_types::{FileId, Lock, Name, RelPath, Timestamp};
 use zmove_wire::FileHead;
 
@@ -22,6 +22,7 @@ use crate::store::target::file_systems::Flush;
 /// The parts that a session writes in a job.
 #[derive(Debug)]
 pub(crate) struct SharedParts {
+    lease: Lease,
     pub(crate) epoch: Arc<EpochSession>,
     pub(super) written: Lock<HashMap<FileId, SharedPart>>,
     /// Held while parts are flushed: they count as clean before they are.
@@ -46,6 +47,7 @@ pub(super) struct SharedPart {
 impl Parts {
     /// The parts of a session in a job, with its journal.
     pub(crate) fn in_job(
+        lease: &Lease,
         epoch: Arc<EpochSession>,
         journal: Journal,
         begin: Begin,
@@ -56,8 +58,8 @@ impl Parts {
             ..State::default()
         };
         Self {
-            shared: Some(SharedParts::new(epoch)),
-            ..Self::beginning(begin, quota, state)
+            shared: Some(SharedParts::new(lease, epoch)),
+            ..Self::beginning(lease, begin, quota, state)
         }
     }
 
@@ -73,7 +75,9 @@ impl Parts {
         let descriptors = self.quota.book_file()?;
         let source = source_of(head);
         let name = shared_name(path, &source);
-        let mut staged = shared.epoch.open_part(&name, head.bytes, direct)?;
+        let mut staged = shared
+            .epoch
+            .open_part(&self.lease, &name, head.bytes, direct)?;
         staged.attach(descriptors);
         if Flush::of(staged.file()).ok() != Some(Flush::Whole) {
             self.unflushed.store(true, Ordering::Relaxed);
@@ -103,8 +107,9 @@ impl Parts {
 }
 
 impl SharedParts {
-    fn new(epoch: Arc<EpochSession>) -> Self {
+    fn new(lease: &Lease, epoch: Arc<EpochSession>) -> Self {
         Self {
+            lease: lease.clone(),
             epoch,
             written: Lock::default(),
             flushing: Lock::default(),
@@ -206,7 +211,7 @@ impl SharedParts {
         if self.epoch.has_part(&part.name, &part.file)? {
             Ok(())
         } else {
-            set_file_mtime(&*part.file, part.mtime)
+            set_file_mtime(self.lease.permit()?, &*part.file, part.mtime)
         }
     }
 }

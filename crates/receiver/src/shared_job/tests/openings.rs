@@ -19,7 +19,8 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
             target: target.to_str().unwrap().into(),
             ..open(Some(part))
         };
-        Target::resolve(&open, &WriteAccess::Anywhere).map_err(|refusal| refusal.code)
+        Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant())
+            .map_err(|refusal| refusal.code)
     };
     let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()]);
     let part = SharedJobOpening {
@@ -35,7 +36,9 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
         Some(RefusalCode::NotUnderWay)
     );
     assert_eq!(
-        Target::resolve(&relative, &of_one()).unwrap_err().code,
+        Target::resolve(&relative, &of_one(), &Lease::constant())
+            .unwrap_err()
+            .code,
         RefusalCode::NotUnderWay
     );
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -43,7 +46,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o555)).unwrap();
     let mode = || target.metadata().unwrap().permissions().mode() & 0o777;
     resolve(Beginning::UnderWay).unwrap();
-    Target::resolve(&relative, &of_one()).unwrap();
+    Target::resolve(&relative, &of_one(), &Lease::constant()).unwrap();
     assert_eq!(mode(), 0o555);
     Target::resolve(
         &Open {
@@ -51,6 +54,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
             ..relative
         },
         &of_one(),
+        &Lease::constant(),
     )
     .unwrap();
     assert_eq!(mode(), 0o755, "another transfer sets it at its end");
@@ -96,7 +100,7 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
     assert_eq!(answers(ended), [over, over], "the mark of its end");
     let forgotten = |root: &Arc<OwnedFd>| {
         ended(root);
-        job(root).forget(root, JOB).unwrap();
+        job(root).forget(&Lease::constant(), root, JOB).unwrap();
     };
     assert_eq!(answers(forgotten), [None, absent], "no mark either");
     let [may_have_begun, cannot] = [RefusalCode::Failed, RefusalCode::Target].map(Some);

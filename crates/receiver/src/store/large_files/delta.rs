@@ -171,7 +171,7 @@ impl Base {
         }
         for range in head.data_within(span) {
             let part = Span::new(span.offset() + range.start as u64, range);
-            let (written, back) = new.write(|| file_io.write_part(new.data(), part, buffer));
+            let (written, back) = new.write(|| file_io.write_part(new.data(), part, buffer))?;
             written?;
             buffer = back;
         }

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use zmove_disk::{StagingDirectory, publish_from};
+use zmove_disk::{Lease, StagingDirectory, publish_from};
 use zmove_types::Name;
 
 use crate::quota::StagingBooking;
@@ -61,11 +61,12 @@ impl SideDirectories {
     /// Gives a file of a side directory its name; returns whether it has it. One that has not is removed.
     pub(super) fn give_name(
         &self,
+        lease: &Lease,
         SideDirectory { staging, .. }: &SideDirectory,
         file: &Name,
         (into, name): (&OwnedFd, &Name),
     ) -> bool {
-        let is_named = publish_from((staging.directory(), file), into, name).is_ok();
+        let is_named = publish_from(lease, (staging.directory(), file), into, name).is_ok();
         if !is_named {
             self.refused.store(true, Ordering::Relaxed);
             // A file that stays goes with the side directory.

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
-use zmove_disk::{Descriptor, ProvenKinds, Wanted};
+use zmove_disk::{Descriptor, Lease, Permit, ProvenKinds, Wanted};
 use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
@@ -84,7 +84,7 @@ fn transfer_by(
     journals: Option<PathBuf>,
 ) -> Transfer {
     let open = open_at(home);
-    let target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
+    let target = Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant()).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
     let parts = crate::resume::parts::Parts::new(
@@ -109,7 +109,11 @@ fn path(text: &str) -> RelPath {
 fn dress(path: &Path, mode: u32) {
     let file = File::open(path).unwrap();
     Wanted::mode_and_time(&metadata(mode))
-        .set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())
+        .set(
+            Permit::for_hidden(),
+            Descriptor::Open(file.as_fd()),
+            &ProvenKinds::default(),
+        )
         .unwrap();
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, Linked, Miss, Named, NonRegular, Replace, Wanted,
+    Descriptor, FileIdentity, GroupOfNew, Lease, Linked, Miss, Named, NonRegular, Replace, Wanted,
     hold_new, is_special_at, place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
@@ -39,13 +39,20 @@ impl TargetTree {
             }
             return Ok(());
         };
+        let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
             let (first, replace) = ((&*from, &first), self.rules.replaces());
             match self.staging_place.epoch() {
-                None => place_link_to_non_regular(first, place, entry, replace),
+                None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
-                Some(epoch) => epoch.place(place, (replace, GroupOfNew::Own), |fresh| {
-                    place_link_to_non_regular(first, fresh, entry, Replace::Nothing)
+                Some(epoch) => epoch.place(lease, place, (replace, GroupOfNew::Own), |fresh| {
+                    place_link_to_non_regular(
+                        &Lease::constant(),
+                        first,
+                        fresh,
+                        entry,
+                        Replace::Nothing,
+                    )
                 }),
             }
         });
@@ -125,7 +132,8 @@ impl TargetTree {
         } else {
             GroupOfNew::OfDirectory
         };
-        let placed = epoch.place(place, (self.rules.replaces(), group), |fresh| {
+        let ruled = (self.rules.replaces(), group);
+        let placed = epoch.place(self.tree.lease(), place, ruled, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
                 failed = operation;
@@ -152,8 +160,15 @@ impl TargetTree {
                 let to = (target, metadata.mtime);
                 let replace = self.rules.replaces();
                 let placed = self.place_over_directory(at, || {
-                    place_symlink(place.0.as_fd(), place.1, to, replace, &self.proven)
-                        .map_err(failed_to(Operation::Symlink))
+                    place_symlink(
+                        self.tree.lease(),
+                        place.0.as_fd(),
+                        place.1,
+                        to,
+                        replace,
+                        &self.proven,
+                    )
+                    .map_err(failed_to(Operation::Symlink))
                 })?;
                 if let Some(misses) = placed {
                     self.keeper
@@ -187,7 +202,15 @@ impl TargetTree {
             .wanted(&self.rules, &metadata, Some(metadata.mtime));
         let misses = if self.rules.may_make(special) {
             let replace = self.rules.replaces();
-            place_special(directory, name, (special, &wanted), replace, &self.proven)?
+            let lease = self.tree.lease();
+            place_special(
+                lease,
+                directory,
+                name,
+                (special, &wanted),
+                replace,
+                &self.proven,
+            )?
         } else {
             vec![Miss {
                 kind: special.kind(),
@@ -220,7 +243,8 @@ impl TargetTree {
             return Ok(());
         }
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()), &self.proven)?;
+        let permit = self.tree.lease().permit()?;
+        let misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Linked, Miss, Named, NewFiles, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
+    Lease, Linked, Miss, Named, NewFiles, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
     data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names, is_refused_to_others,
     number_at, open_beneath, place_link, retouch,
 };
@@ -96,12 +96,12 @@ impl TargetTree {
         };
         Self {
             rules,
+            times: KeptTimes::under(tree.lease().clone()),
             tree,
             rename,
             state,
             is_closed,
             part_names: LastingNames::new(tag),
-            times: KeptTimes::default(),
             proven: ProvenKinds::default(),
             keeper,
             compared: ComparedFiles::new(quota),
@@ -227,7 +227,8 @@ impl TargetTree {
         let wanted = self
             .keeper
             .wanted(&self.rules, metadata, Some(metadata.mtime));
-        let misses = wanted.set(Descriptor::Open(entry.as_fd()), &self.proven)?;
+        let permit = self.tree.lease().permit()?;
+        let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(misses)
     }
@@ -305,7 +306,15 @@ impl TargetTree {
             return Err(Errno::BUSY.into());
         }
         self.file_systems.note(directory)?;
-        let misses = retouch(directory.as_fd(), name, compared, wanted, &self.proven)?;
+        let lease = self.tree.lease();
+        let misses = retouch(
+            lease,
+            directory.as_fd(),
+            name,
+            compared,
+            wanted,
+            &self.proven,
+        )?;
         self.keeper.note(&self.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -483,14 +492,16 @@ impl TargetTree {
         };
         let replace = self.rules.replaces();
         let cannot = failed_to(Operation::Link);
+        let lease = self.tree.lease();
         let linked = match self.staging_place.epoch() {
             None => self.place_over_directory(at, || {
-                place_link((from, first), place, is_it, replace).map_err(cannot)
+                place_link(lease, (from, first), place, is_it, replace).map_err(cannot)
             }),
             Some(_) if is_one((from, first), place) => Ok(Linked::There),
             Some(epoch) => epoch
-                .place(place, (replace, GroupOfNew::Own), |fresh| {
-                    place_link((from, first), fresh, is_it, Replace::Nothing)
+                .place(lease, place, (replace, GroupOfNew::Own), |fresh| {
+                    let hidden = Lease::constant();
+                    place_link(&hidden, (from, first), fresh, is_it, Replace::Nothing)
                 })
                 .map_err(cannot),
         }?;
