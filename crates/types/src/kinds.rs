@@ -130,7 +130,7 @@ impl Kinds {
     }
 
     /// The kind of an extended attribute of that name. `None` for one that is not copied: one of a namespace without a
-    /// kind here, or one that is [never copied](Self::NEVER_COPIED).
+    /// kind here, or one that is [never copied](NeverCopied).
     #[must_use]
     pub fn of_xattr(name: &[u8]) -> Option<Self> {
         match name {
