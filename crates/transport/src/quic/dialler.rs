@@ -204,9 +204,8 @@ impl QuicDialler {
         );
         let query = version_query_config(&tls);
         let made = self.connect_by(tls, &fault, address, deadline).await;
-        unless_other_version(made, async || {
-            let asked = self.connect_by(query, &fault, address, deadline).await;
-            asked.err()
+        unless_other_version(made, deadline, async |due| {
+            self.connect_by(query, &fault, address, due).await
         })
         .await
     }

@@ -35,7 +35,7 @@ pub(crate) use race::{Connected, OneAddress};
 /// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// How long a host whose key is unknown may take to name its version.
+/// How long a host whose key is unknown may take to name its version, over TCP and QUIC.
 const QUERY_MAX: Duration = Duration::from_secs(5);
 
 /// How long the system may look a name up.
@@ -170,10 +170,9 @@ impl Dialler {
         let handshake = timeout_at(deadline.due, self.handshake(connected, &self.tls)).await;
         let made =
             handshake.map_err(|_| self.address.timed_out(DialStage::Handshaking, deadline))?;
-        unless_other_version(made, async || {
+        unless_other_version(made, deadline, async |_due| {
             let tls = Arc::new(version_query_config(&self.tls));
-            let asked = async { self.handshake(self.connect().await?, &tls).await };
-            timeout(QUERY_MAX, asked).await.ok()?.err()
+            self.handshake(self.connect().await?, &tls).await
         })
         .await
     }
@@ -254,18 +253,20 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
 }
 
 /// The outcome of a dial. If the key of the host is unknown, `ask` asks for its version first: nobody needs to judge
-/// the key of a host of another version.
+/// the key of a host of another version. The question takes [`QUERY_MAX`] and ends with the deadline of the dial.
 pub(crate) async fn unless_other_version<T>(
     made: Result<T, DialError>,
-    ask: impl AsyncFnOnce() -> Option<DialError>,
+    deadline: Deadline,
+    ask: impl AsyncFnOnce(Deadline) -> Result<T, DialError>,
 ) -> Result<T, DialError> {
     let unknown = match made {
         Err(unknown @ DialError::UnknownHost { .. }) => unknown,
         made => return made,
     };
     // Boxed, because hardly any dial asks.
-    match Box::pin(ask()).await {
-        Some(other @ DialError::OtherVersion { .. }) => Err(other),
+    let deadline = deadline.or_after(QUERY_MAX);
+    match timeout_at(deadline.due, Box::pin(ask(deadline))).await {
+        Ok(Err(other @ DialError::OtherVersion { .. })) => Err(other),
         _ => Err(unknown),
     }
 }
@@ -306,6 +307,29 @@ mod tests {
     use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
+
+    /// TCP and QUIC ask alike.
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_does_not_name_its_version_is_not_waited_for_beyond_the_dial() {
+        let unknown = || -> Result<(), DialError> {
+            Err(DialError::UnknownHost {
+                host: Endpoint::new("h", 1),
+                fingerprint: crate::Fingerprint([0; 32]),
+            })
+        };
+        let second = Duration::from_secs(1);
+        for (deadline, waited) in [(60 * second, QUERY_MAX), (second, second)] {
+            let began = Instant::now();
+            let deadline = Deadline::after(deadline);
+            let made = unless_other_version(unknown(), deadline, async |due| {
+                assert_eq!(due.due, began + waited);
+                std::future::pending().await
+            })
+            .await;
+            assert!(matches!(made, Err(DialError::UnknownHost { .. })));
+            assert_eq!(began.elapsed(), waited);
+        }
+    }
 
     #[tokio::test]
     async fn address_that_answered_first_is_kept() {
