@@ -208,6 +208,6 @@ pub(crate) async fn explained<T>(
 
 pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
 /// The longest wait for `Opened`: a receiver that looks at its target for longer will not come back to it.
-pub(crate) const PERMISSION_TIMEOUT: Duration = Duration::from_secs(120);
+const PERMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Counters, Event, Observer, Sample, Side};
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -390,15 +390,6 @@ impl Running<'_> {
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
         let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
-        // of a shared job others do the work meanwhile
-        let is_shared = self.asked.is_some();
-        let within = if is_shared {
-            self.pipeline.config.silence_max
-        } else {
-            control::PERMISSION_TIMEOUT
-        };
-        let greeted = timeout(within, greeted);
-        let greeted = async { greeted.await.unwrap_or(Err(SessionError::Silent)) };
         // Sending fails only when the session is over.
         let told_wait = move |waiting| drop(waits_in.send(waiting));
         let permission = control::permission(greeted, self.run.patience, told_wait, told_rate);

@@ -106,6 +106,9 @@ const PORTION_BYTES: usize = 16 << 10;
 /// counts as lost, and its transfer with it.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
+/// How long a peer may take to greet. A server gives each client this time too, unless its settings say otherwise.
+pub const GREETING_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Why the control connection ended early.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -125,6 +128,12 @@ pub enum ControlError {
         /// The error.
         source: io::Error,
     },
+    /// The peer has accepted the connection, and has not greeted in time.
+    #[error(
+        "control connection: no greeting within {} s of the connection; the program there may be stopped or overloaded",
+        GREETING_TIMEOUT.as_secs()
+    )]
+    NoGreeting,
     /// The peer's greeting is not acceptable.
     #[error("control connection: {0}")]
     Greeting(#[from] GreetingError),
@@ -138,7 +147,7 @@ impl ControlError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Closed | Self::Unread => true,
+            Self::Closed | Self::Unread | Self::NoGreeting => true,
             Self::Io { source } => is_loss(source),
             Self::Greeting(_) | Self::Wire(_) => false,
         }
@@ -202,7 +211,7 @@ impl ControlReader {
     /// The peer's greeting, which comes before any message. From then on the peer's pings are answered.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream ends or the greeting is not zmove's.
+    /// [`ControlError`] when the stream ends, the greeting is not zmove's, or none comes within [`GREETING_TIMEOUT`].
     pub async fn greeting(&mut self) -> Result<Greeting, ControlError> {
         if let Some(greeting) = self.greeting {
             return Ok(greeting);
@@ -212,7 +221,8 @@ impl ControlReader {
             .as_mut()
             .expect("the greeting comes before any message");
         let mut bytes = [0; Greeting::BYTES];
-        stream.read_exact(&mut bytes).await?;
+        let read = tokio::time::timeout(GREETING_TIMEOUT, stream.read_exact(&mut bytes)).await;
+        read.map_err(|_| ControlError::NoGreeting)??;
         self.message_came = begins_with_message(stream.buffer());
         let greeting = *self.greeting.insert(Greeting::decode(&bytes)?);
         self.listen();

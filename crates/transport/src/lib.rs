@@ -23,7 +23,8 @@ pub use channel::{
     Channel, ChannelDialler, ChannelHandle, Claim, Incoming, Inherited, Listener, Reach,
 };
 pub use control::{
-    CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, Pinger, control_pair,
+    CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, GREETING_TIMEOUT, Inbox,
+    Pinger, control_pair,
 };
 pub use endpoint::Endpoint;
 pub use error::{

@@ -209,7 +209,7 @@ impl Exit {
             PullError::Sources(_) => Self::Partial,
             PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
-            PullError::Silent => Self::Connection,
+            PullError::Silent | PullError::Control(ControlError::NoGreeting) => Self::Connection,
             PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => {
                 Self::Interrupted
             }
@@ -228,7 +228,9 @@ impl Exit {
         match error {
             SessionError::Refused(refusal) => Self::of_refusal(refusal),
             SessionError::Control(ControlError::Greeting(_)) => Self::Incompatible,
-            SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
+            SessionError::NoLane
+            | SessionError::Lane(LaneError::Io { .. })
+            | SessionError::Control(ControlError::NoGreeting) => Self::Connection,
             SessionError::StillInLine { .. } => Self::Busy,
             SessionError::NothingAsked(error) => Self::of_session(error),
             SessionError::Interrupted => Self::Interrupted,

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use zmove_transport::GREETING_TIMEOUT;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
@@ -13,7 +14,7 @@ pub struct Limits {
     /// Connections that have not proved a key. One more queues, or has one closed of a network above its share.
     /// Default: 256; each takes some 40 KiB, and up to 1 MiB of the kernel's memory for what has not been read.
     pub unproven: usize,
-    /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
+    /// How long a peer may take to prove its key, and again to greet. Default: [`GREETING_TIMEOUT`].
     pub unproven_time: Duration,
     /// Connections of one key that belong to no transfer yet. Default: 512; each takes some 40 KiB.
     pub waiting_per_identity: usize,
@@ -70,7 +71,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             unproven: 256,
-            unproven_time: Duration::from_secs(10),
+            unproven_time: GREETING_TIMEOUT,
             waiting_per_identity: 512,
             transfers: 64,
             transfers_per_identity: 32,

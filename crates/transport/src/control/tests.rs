@@ -255,3 +255,14 @@ async fn an_order_waits_for_as_long_as_its_peer_is_there() {
     far.read_exact(&mut heard).await.unwrap();
     sending.await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_does_not_greet_is_lost() {
+    let (near, _far) = tokio::io::duplex(16);
+    let mut reader = control_pair(near).0;
+    let began = tokio::time::Instant::now();
+    let error = reader.greeting().await.unwrap_err();
+    assert_eq!(began.elapsed(), GREETING_TIMEOUT);
+    assert!(matches!(error, ControlError::NoGreeting), "{error}");
+    assert!(error.is_lost());
+}
