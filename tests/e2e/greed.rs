@@ -23,8 +23,8 @@ use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, Tr
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry,
     FileHead, FrameHeader, FrameKind, Greeting, Intent, Keep, KeptRange, ListedName, Offer,
-    OfferedFile, OfferedGroup, Open, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender,
-    TopName, decode_message, encode_message,
+    OfferedFile, OfferedGroup, Open, RefusalCode, Remove, RemoveGroup, Role, RuleText, TargetShape,
+    ToReceiver, ToSender, TopName, decode_message, encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -467,6 +467,45 @@ fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
             .contains("limits.memory_per_identity")
     );
     assert_well(&site, resting);
+}
+
+/// Rules that protect directories: each byte of a pattern takes some 64 when it is compiled.
+#[test]
+fn the_rules_of_openings_have_a_limit_and_are_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    let rule = |bytes| RuleText {
+        pattern: vec![b'a'; bytes],
+        includes: false,
+    };
+    let mut open = Open {
+        protected: vec![rule(65); 4096],
+        ..open()
+    };
+    let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
+        panic!("rules without a limit");
+    };
+    assert_eq!(refusal.code, RefusalCode::Protocol);
+    assert!(
+        refusal.text.contains("patterns of a selection"),
+        "{refusal:?}"
+    );
+    // 16 MiB each
+    open.protected = vec![rule(64); 4096];
+    let opened: Vec<_> = (0..3).map(|_| greedy.open(&open)).collect();
+    let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
+        panic!("rules without a booking");
+    };
+    assert!(
+        refusal.text.contains("limits.memory_per_identity"),
+        "{refusal:?}"
+    );
+    // the end of their transfers gives the memory back
+    drop(opened);
+    let begun = Instant::now();
+    while greedy.try_open(&open).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "the rules stay booked");
+    }
 }
 
 /// A name at the top of the target, as often as a message has room for, and as many offers as may be under way.

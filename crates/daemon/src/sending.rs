@@ -13,7 +13,9 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use zmove_engine::{Causes, PushError};
-use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
+use zmove_receiver::{
+    Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter, book_rules,
+};
 use zmove_scan::{FileSystems, PathList, ScanConfig, Selection, Separator};
 use zmove_sender::{
     AfterErrors, EmptySources, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig,
@@ -24,7 +26,7 @@ use zmove_transport::{
 };
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
-    FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
+    FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, within,
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Cipher, Fetch, Intent, Open, OwnerOrder, Place, Refusal,
@@ -157,8 +159,6 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The memory of one string of an order beside its bytes.
 const STRING_BYTES: usize = 136;
-/// What a rule takes when it is compiled, for each byte of its pattern.
-const RULE_BYTES_PER_BYTE: usize = 64;
 /// Large files that are open at a time: for each five descriptors are booked.
 const OPEN_FILES: usize = 16;
 /// The least threads of a scan, and of readers, whatever else the key has under way.
@@ -309,9 +309,7 @@ pub(crate) async fn order(
     fetch: Fetch,
     mut held: Booking,
 ) -> Result<Order, SendingError> {
-    let rule_bytes = fetch.rules.iter().map(|rule| rule.pattern.len()).sum();
-    within("patterns of a selection", rule_bytes, FETCH_RULE_BYTES_MAX)?;
-    held.grow(rule_bytes * RULE_BYTES_PER_BYTE)?;
+    book_rules(&fetch.rules, &mut held)?;
     let Some(announced) = fetch.list else {
         return Ok(Order {
             fetch,

@@ -31,7 +31,7 @@ pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas, ThreadBooking};
 pub use resume::journal;
-pub use selection::selection;
+pub use selection::{book_rules, selection};
 pub use session::connections::{Looked, SessionReport, unless_stopped};
 pub use session::run_leases::{RunLease, RunLeases, RunLeasesByKey};
 pub use session::target_sessions::TargetSessions;

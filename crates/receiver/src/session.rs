@@ -31,6 +31,7 @@ use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::quota::messages::messages;
 use crate::quota::{Booking, Quota};
+use crate::selection::book_rules;
 use crate::session::connections::{Connections, SessionReport, cpu_time, unless_stopped};
 use crate::session::keeping::KeptLease;
 pub use crate::session::keeping::SenderPlace;
@@ -133,6 +134,7 @@ async fn run(
     let Begun {
         open,
         held,
+        rules_held,
         lease,
         config,
     } = match unless_stopped(stop.as_mut(), begun)
@@ -155,7 +157,9 @@ async fn run(
         held,
         kept,
     };
-    serve(opened, config, stop).await
+    let ended = serve(opened, config, stop).await;
+    drop(rules_held);
+    ended
 }
 
 /// A session whose opening is awaited.
@@ -172,6 +176,8 @@ struct Begun {
     open: Open,
     /// What is booked for the opening, until it is done with.
     held: Booking,
+    /// What is booked for the rules of the opening, until the session ends.
+    rules_held: Booking,
     lease: RunLease,
     /// The settings, by the rights with which it was opened.
     config: ReceiverConfig,
@@ -187,6 +193,8 @@ impl Beginning {
         let greeting = Greeting::new(Role::Control, self.transfer);
         connections.writer.greet(&greeting).await?;
         let (open, held) = opening(self.opening, &mut connections.inbox, &config.quota).await?;
+        let mut rules_held = config.quota.book_nothing();
+        book_rules(&open.protected, &mut rules_held)?;
         config.meter.opened(&open.target);
         let lease = self.run_leases.acquire(open.run).await;
         // only now, when the session before has counted what it has stored
@@ -208,6 +216,7 @@ impl Beginning {
         Ok(Begun {
             open,
             held,
+            rules_held,
             lease,
             config,
         })

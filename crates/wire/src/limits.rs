@@ -114,10 +114,10 @@ pub const FETCH_BYTES_MAX: usize = 2 << 20;
 pub const FETCH_SOURCES_MAX: usize = 4096;
 /// The longest source, in bytes (Linux `PATH_MAX`).
 pub const FETCH_SOURCE_BYTES_MAX: usize = 4096;
-/// The most rules of the selection of one [`Fetch`](crate::Fetch).
-pub const FETCH_RULES_MAX: usize = 4096;
-/// The most bytes of all patterns of the selection of one [`Fetch`](crate::Fetch).
-pub const FETCH_RULE_BYTES_MAX: usize = 256 << 10;
+/// The most rules of a selection: of one [`Fetch`](crate::Fetch), or those that an [`Open`](crate::Open) protects.
+pub const SELECTION_RULES_MAX: usize = 4096;
+/// The most bytes of all patterns of such a selection.
+pub const SELECTION_RULE_BYTES_MAX: usize = 256 << 10;
 /// The most mappings of users, and of groups.
 pub const FETCH_MAPPINGS_MAX: usize = 1024;
 /// The longest list of paths of one [`Fetch`](crate::Fetch), in bytes.

@@ -1,7 +1,7 @@
 //! Which directories of the target give way to a file or link of their name, and the rules that protect some of them.
 
 use zmove_scan::{Effect, Rule, Selection};
-use zmove_wire::limits::{FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX};
+use zmove_wire::limits::{SELECTION_RULE_BYTES_MAX, SELECTION_RULES_MAX};
 use zmove_wire::{InTheWay, Open, RuleText};
 
 use crate::args::PushArgs;
@@ -38,5 +38,5 @@ pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
 /// Whether a receiver takes this number of rules.
 pub(super) fn are_within_limits(rules: &[RuleText]) -> bool {
     let bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
-    rules.len() <= FETCH_RULES_MAX && bytes <= FETCH_RULE_BYTES_MAX
+    rules.len() <= SELECTION_RULES_MAX && bytes <= SELECTION_RULE_BYTES_MAX
 }

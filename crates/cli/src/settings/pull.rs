@@ -12,8 +12,8 @@ use zmove_scan::{FileSystems, Separator};
 use zmove_sender::{Mapped, Mapping};
 use zmove_types::Escaped;
 use zmove_wire::limits::{
-    FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX,
-    FETCH_SOURCES_MAX,
+    FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, SELECTION_RULE_BYTES_MAX,
+    SELECTION_RULES_MAX,
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
@@ -186,8 +186,8 @@ pub(super) fn fetch(
     let rules = rule_texts(selection.as_deref());
     if !are_within_limits(&rules) {
         return Err(usage_error(format!(
-            "the selection of a pull has {FETCH_RULES_MAX} patterns and {} KiB at most",
-            FETCH_RULE_BYTES_MAX >> 10
+            "the selection of a pull has {SELECTION_RULES_MAX} patterns and {} KiB at most",
+            SELECTION_RULE_BYTES_MAX >> 10
         )));
     }
     let owners = keeping::owners(&args.keeping);

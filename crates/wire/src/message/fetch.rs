@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Begin, CopyOrder, GrantOrder, Open, Time, bytes, list};
 use crate::extensions::{Extensible, Extensions};
-use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX};
+use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SELECTION_RULES_MAX};
 
 /// A message from a receiver that has dialled to the host that is to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub struct Fetch {
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
     /// The rules of the selection, first to last.
-    #[serde(deserialize_with = "list::at_most::<FETCH_RULES_MAX, _, _>")]
+    #[serde(deserialize_with = "list::at_most::<SELECTION_RULES_MAX, _, _>")]
     pub rules: Vec<RuleText>,
     /// The least and the largest size of files that are wanted, in bytes.
     pub sizes: (u64, u64),
@@ -303,8 +303,8 @@ pub(crate) mod tests {
             decode_message::<ToSource>(&encode_message(&ToSource::Fetch(Box::new(fetch)))[4..])
                 .map(drop)
         };
-        assert_eq!(with(FETCH_SOURCES_MAX, FETCH_RULES_MAX), Ok(()));
+        assert_eq!(with(FETCH_SOURCES_MAX, SELECTION_RULES_MAX), Ok(()));
         assert_eq!(with(FETCH_SOURCES_MAX + 1, 1), Err(WireError::Message));
-        assert_eq!(with(1, FETCH_RULES_MAX + 1), Err(WireError::Message));
+        assert_eq!(with(1, SELECTION_RULES_MAX + 1), Err(WireError::Message));
     }
 }

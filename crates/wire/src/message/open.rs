@@ -54,7 +54,7 @@ pub struct Open {
     pub in_the_way: InTheWay,
     /// The rules of the selection, first to last. A directory that they leave out, or that holds an entry that they
     /// leave out, is not replaced.
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::FETCH_RULES_MAX }, _, _>")]
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::SELECTION_RULES_MAX }, _, _>")]
     pub protected: Vec<RuleText>,
     /// The fields that later releases have added.
     #[serde(deserialize_with = "Extensions::deserialize::<Open, _>")]
