@@ -92,6 +92,8 @@ thread_local! {
     static SINCE: Cell<u64> = const { Cell::new(0) };
 }
 
+/// How long whoever waits for an echo relies on being told that the connection has ended.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LEASE_NANOS: u64 = 10_000_000_000;
 const GAP_NANOS: u64 = 500_000_000;
 const _: () =
@@ -149,11 +151,9 @@ impl Lease {
         Ok(Permit { _issued: issued })
     }
 
-    /// Notes that this process runs, and sends a ping. To be called each second.
-    pub fn ask(&self) {
-        if let Some(timed) = &self.0 {
-            timed.ask();
-        }
+    /// Notes that this process runs, and sends a ping, whose value it returns. To be called each second.
+    pub fn ask(&self) -> u64 {
+        self.0.as_ref().map_or(0, |timed| timed.ask())
     }
 
     /// Notes that this process runs. To be called more often than each [`GAP_MAX`].
@@ -170,14 +170,21 @@ impl Lease {
         }
     }
 
-    /// Has the pings that were sent before now prove nothing: another session has begun at the target. Returns that
-    /// time, and sends another ping.
-    pub fn renew(&self) -> u64 {
-        let Some(timed) = &self.0 else { return 0 };
-        let now = (timed.clock)();
-        timed.since.fetch_max(now, Ordering::AcqRel);
-        timed.ask();
-        now
+    /// Whether the lease has ended: there is no permit any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|timed| timed.ended.load(Ordering::Acquire) || timed.has_hung_up())
+    }
+
+    /// Makes a long call that publishes nothing. If it took long, this thread needs the echo of a later ping.
+    pub fn during<R>(&self, call: impl FnOnce() -> R) -> R {
+        let _watched = self.0.as_ref().map(|timed| Issued {
+            lease: timed,
+            at: (timed.clock)(),
+        });
+        call()
     }
 
     /// Ends the lease: nothing is published any more, and whoever waits for an echo is told so.
@@ -221,17 +228,19 @@ impl Timed {
     /// Returns the time. After a gap, pings that were sent before it prove nothing.
     fn note_running(&self) -> u64 {
         let now = (self.clock)();
-        let ran = self.ran.fetch_max(now, Ordering::AcqRel);
-        if now.saturating_sub(ran) > GAP_NANOS {
+        // First the gap is noted and then that this thread ran, so that no other thread overlooks the gap between.
+        if now.saturating_sub(self.ran.load(Ordering::Acquire)) > GAP_NANOS {
             self.since.fetch_max(now, Ordering::AcqRel);
         }
+        self.ran.fetch_max(now, Ordering::AcqRel);
         now
     }
 
-    fn ask(&self) {
+    fn ask(&self) -> u64 {
         let sent = self.note_running();
         self.asked.fetch_max(sent, Ordering::AcqRel);
         (self.ping)(sent);
+        sent
     }
 
     fn echoed(&self, value: u64) {
@@ -242,14 +251,13 @@ impl Timed {
         self.wake();
     }
 
+    /// Waits for an echo, the end, or a second, after which the connection is looked at again.
     fn wait_for_proof_since(&self, oldest: u64) {
-        let mut waiting = self.waiting.lock();
-        while self.proved.load(Ordering::Acquire) < oldest && !self.ended.load(Ordering::Acquire) {
-            waiting = self
-                .changed
-                .wait(waiting)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        let waiting = self.waiting.lock();
+        let waited = self.changed.wait_timeout_while(waiting, LOOK_AGAIN, |()| {
+            self.proved.load(Ordering::Acquire) < oldest && !self.ended.load(Ordering::Acquire)
+        });
+        drop(waited);
     }
 
     /// Whether the kernel has heard of the end of the connection. This is an aid: some ends are never heard of.

@@ -335,16 +335,17 @@ impl SharedJobDirectory {
             AtFlags::EACCESS,
         );
         let is_closed = access == Err(Errno::ACCESS);
+        // One for all of it: whoever opens up a directory closes it again.
+        let permit = lease.permit()?;
         if is_closed {
-            let _permit = lease.permit()?;
             rustix::fs::fchmod(root, mode | Mode::RWXU)?;
         }
         let removed =
             remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
         if is_closed {
-            let _permit = lease.permit()?;
             rustix::fs::fchmod(root, mode)?;
         }
+        drop(permit);
         removed?;
         let _best_effort = set_file_mtime(lease.permit()?, root, before.mtime);
         Ok(())

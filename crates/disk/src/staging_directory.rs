@@ -29,7 +29,7 @@ use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
 use crate::final_names::{place, remove, rename, rename_with};
 use crate::hidden::make_hidden;
-use crate::lease::Lease;
+use crate::lease::{Lease, Permit};
 use crate::new_files::NewFiles;
 use crate::publish::Replace;
 use crate::remove::remove_entries;
@@ -173,7 +173,7 @@ impl StagingDirectory {
         match rename_with(lease.permit()?, hidden, name, RenameFlags::EXCHANGE) {
             Ok(()) => {
                 let removed = rustix::fs::unlinkat(&parent, hidden.name, AtFlags::empty());
-                Ok(removed.inspect_err(|_error| self.exchange_back(lease))?)
+                Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
             // Without `RENAME_EXCHANGE` nothing has the name for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
@@ -184,13 +184,12 @@ impl StagingDirectory {
         }
     }
 
-    fn exchange_back(&self, lease: &Lease) {
+    /// This undoes a call that was permitted, so it needs no permit of its own.
+    fn exchange_back(&self) {
         let parent = self.parent();
         let hidden = place(&parent, self.hidden.as_os_str());
         let name = place(&parent, self.name.as_os_str());
-        let exchanged = lease
-            .permit()
-            .and_then(|permit| rename_with(permit, hidden, name, RenameFlags::EXCHANGE));
+        let exchanged = rename_with(Permit::for_hidden(), hidden, name, RenameFlags::EXCHANGE);
         // The entry with the hidden name is somebody else's then, and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
@@ -388,7 +387,7 @@ pub(crate) mod tests {
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();
-        staging.exchange_back(&Lease::constant());
+        staging.exchange_back();
         drop(staging);
         assert!(hidden.join("theirs").exists());
     }

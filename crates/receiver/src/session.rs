@@ -302,6 +302,8 @@ async fn receive(
     let transfer = Arc::new(transfer);
     let _unlocked = UnlockJournals(Arc::downgrade(&transfer));
     let mut running = Running::begin(connections, outcomes, transfer, open, config)?;
+    // It ends before the transfer does if this is dropped: whoever drops a file then waits for no echo.
+    let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         error = stop => Err(error),

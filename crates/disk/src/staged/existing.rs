@@ -31,7 +31,7 @@ use crate::kept_times::may_be_kept;
 use crate::lease::Lease;
 
 use super::Staged;
-use super::in_place::InPlace;
+use super::in_place::{InPlace, make_oldest};
 
 /// An existing regular file, open to be changed; nothing has been changed yet.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl Existing {
         data.drop_cached()?;
         let permit = lease.permit()?;
         data.file().set_len(unfinished(change.bytes))?;
-        drop(permit);
+        make_oldest(permit, data.file());
         let in_place = InPlace::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(lease, data, self.directory, in_place);
         // What is written may be on the disk before the new length and mode are.

@@ -83,7 +83,7 @@ impl KeptLease {
         let Some(keeping) = self.keeping.as_ref().filter(|keeping| !keeping.is_reported) else {
             return true;
         };
-        let since = self.lease.renew();
+        let since = self.lease.ask();
         let round_trip = keeping.connection.round_trip().unwrap_or_default();
         let mut pongs = keeping.pongs.clone();
         let proof = pongs.wait_for(|value| value.is_some_and(|sent| sent >= since));
@@ -115,7 +115,7 @@ async fn keep(lease: Lease, pinger: Pinger) {
                 Ok(()) => (*pongs.borrow_and_update()).into_iter().for_each(|value| lease.echoed(value)),
                 Err(_nothing_is_read) => return lease.end(),
             },
-            _ = ping.tick() => lease.ask(),
+            _ = ping.tick() => drop(lease.ask()),
             _ = tick.tick() => lease.tick(),
         }
     }

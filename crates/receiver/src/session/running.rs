@@ -610,10 +610,10 @@ impl Running {
         ended: Result<(), SessionError>,
         kept: KeptLease,
     ) -> Result<SessionReport, SessionError> {
+        self.transfer.stopping.store(true, Ordering::Relaxed);
         // Nothing is published any more, and who waits for an echo goes on.
         drop(kept);
         self.connections.part(&ended).await;
-        self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.pool.close();
         self.connections.lanes.close();
         self.outcomes.close();

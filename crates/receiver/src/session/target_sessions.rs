@@ -1,11 +1,12 @@
 //! Which sessions of this process work at which targets, so that the next one at a target finds no dead one there.
 //!
 //! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins, each
-//! session at an overlapping target that depends on pings alone has to prove anew that its sender is alive. Until then
-//! its lease permits nothing. If that takes too long, it ends as if it had been cut off.
+//! session of the same owner at an overlapping target that depends on pings alone has to prove anew that its sender is
+//! alive. If that takes too long, it ends as if it had been cut off.
 //!
 //! The new session waits for those that end, since they hold parts and journals that it may take over. It does not
-//! wait for ever: whoever hangs in its storage has no lease any more.
+//! wait for ever: whoever hangs in its storage has no lease any more. What different owners name is beneath roots of
+//! their own, which are not compared.
 
 use std::ffi::OsStr;
 use std::io;
@@ -94,10 +95,10 @@ impl TargetSessions {
 }
 
 impl Place {
-    /// Whether one is the other, or within it. What different owners name cannot be compared.
+    /// Whether one is the other, or within it.
     fn overlaps(&self, other: &Self) -> bool {
         let [own, others] = [self, other].map(|place| Path::new(OsStr::from_bytes(&place.target)));
-        self.owner != other.owner || own.starts_with(others) || others.starts_with(own)
+        self.owner == other.owner && (own.starts_with(others) || others.starts_with(own))
     }
 }
 
@@ -137,6 +138,7 @@ mod tests {
         let first = sessions.begin("me", b"/a/b").await;
         let started = tokio::time::Instant::now();
         drop(sessions.begin("me", b"/a/bc").await);
+        drop(sessions.begin("you", b"/a/b").await);
         assert_eq!(started.elapsed(), Duration::ZERO);
         let mut others = Vec::new();
         for target in [&b"/a"[..], b"/a/b/", b"/a/b/c"] {

@@ -90,6 +90,9 @@ pub(crate) fn discard_all(transfer: &Transfer) {
     for file in generation.files {
         remove_hidden(&transfer.target, &mut directories, &file);
     }
+    for WholeFile { id, staged, .. } in generation.large {
+        leave_large(transfer, id, &staged);
+    }
     // Staging directories go with what is in them when they are dropped.
 }
 
@@ -139,7 +142,8 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
         return Ok(());
     }
     let mark = transfer.parts.mark();
-    let flushed = transfer.target.file_systems.flush();
+    let lease = transfer.target.tree.lease();
+    let flushed = lease.during(|| transfer.target.file_systems.flush());
     match flushed {
         Ok(()) => mark
             .into_iter()
@@ -180,17 +184,18 @@ impl Generation {
         for file in self.large {
             turn.is_over();
             changed.extend(file.path.parent());
-            let WholeFile {
-                id, bytes, origins, ..
-            } = file;
-            named.large.push(EndedFile {
-                id,
-                bytes,
-                origins,
+            let mut ended = EndedFile {
+                id: file.id,
+                bytes: file.bytes,
+                origins: file.origins,
                 root: file.root.clone(),
                 path: file.path.clone(),
-                fault: publish_large(transfer, &mut directories, file).err(),
-            });
+                fault: None,
+            };
+            if let Some(published) = publish_large(transfer, &mut directories, file) {
+                ended.fault = published.err();
+                named.large.push(ended);
+            }
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
         // names.
@@ -566,6 +571,7 @@ fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, fil
     }
 }
 
+/// Gives a whole file its name. `None` where the session has ended: its part stays for a later transfer.
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -576,17 +582,29 @@ fn publish_large(
         metadata,
         ..
     }: WholeFile,
-) -> Result<(), (Operation, FaultCode)> {
+) -> Option<Result<(), (Operation, FaultCode)>> {
     let named = name_large(
         &transfer.target,
         directories,
         (&mut staged, &path),
         metadata.mtime,
     );
+    if named.is_err() && transfer.target.tree.lease().has_ended() {
+        leave_large(transfer, id, &staged);
+        return None;
+    }
     if named.is_err() {
+        staged.discard();
         transfer.parts.remove(id, &staged);
     }
-    named
+    Some(named)
+}
+
+/// Records how a whole file was left, so that the next transfer need not read it back.
+fn leave_large(transfer: &Transfer, id: FileId, staged: &Staged) {
+    if let Ok(there) = FileIdentity::of(staged.file()) {
+        transfer.parts.left(id, &there);
+    }
 }
 
 fn name_large(

@@ -263,6 +263,8 @@ fn book_group(
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
+        // The session has ended. What has come stays for a later transfer.
+        Err(_) if transfer.target.tree.lease().has_ended() => {}
         // Another receiver has given the file its name, or has given it up: there is nothing to be written.
         Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
@@ -407,16 +409,17 @@ pub(crate) fn finish_file(
         turn.pause();
         transfer.prove_large(file, &staged)
     });
+    let is_over = transfer.target.tree.lease().has_ended();
     if sealed
         .as_ref()
-        .is_err_and(|(_, error)| error.kind() == io::ErrorKind::Interrupted)
+        .is_err_and(|(_, error)| is_over || error.kind() == io::ErrorKind::Interrupted)
     {
         // The session has ended. The part stays in its journal, and the next transfer reads it back.
         return;
     }
-    // A part that cannot become the file is of no use.
-    staged.discard();
     if let Err((operation, error)) = sealed {
+        // A part that cannot become the file is of no use.
+        staged.discard();
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);
         return end_large(transfer, file.id, &file.head.path, Some(fault));
@@ -439,6 +442,7 @@ mod tests {
     use crate::store::placer::tests::{
         transfer_with_journals, transfer_with_one_place, without_a_standstill,
     };
+    use crate::store::publishing::discard_all;
     use zmove_types::{FileId, GROUP_BYTES, Timestamp};
     use zmove_wire::{FaultCode, FileHead};
 
@@ -507,6 +511,32 @@ mod tests {
         drop(open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap());
         transfer.fail_file(FileId(1), (Operation::Write, FaultCode::Os(28)));
         assert_nothing_is_left(&home, transfer, file);
+    }
+
+    #[test]
+    fn a_whole_file_of_a_broken_session_that_has_no_name_yet_stays_as_a_part() {
+        let (home, transfer, file) = declared(5 * GROUP_BYTES);
+        let staged = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+        let mut holds = vec![Arc::clone(&staged); 4];
+        holds.push(staged);
+        let mut complete = None;
+        for (index, hold) in (0..).zip(holds) {
+            let len = u32::try_from(GROUP_BYTES).unwrap();
+            let span = GroupSpan { index, len };
+            is_written(&transfer, &file, span, Cv([7; 32])).unwrap();
+            complete = file.written(span, hold);
+        }
+        let complete = complete.unwrap();
+        finish_file(&transfer, &transfer.quota.naming_turn(), &file, complete);
+        discard_all(&transfer);
+        transfer.drop_overtaken();
+        drop((transfer, file));
+        let names = |directory| {
+            std::fs::read_dir(home.path().join(directory))
+                .unwrap()
+                .count()
+        };
+        assert_eq!((names("target"), names("journal")), (1, 1));
     }
 
     /// There may be no other place.
