@@ -95,6 +95,30 @@ fn a_transfer_is_previewed_submitted_watched_held_and_ended() {
     assert_eq!(browser.errors(), Vec::<String>::new());
 }
 
+/// The answer to an order may come when the stream has already reported what the order led to.
+#[test]
+fn a_late_answer_does_not_replace_what_the_stream_has_reported() {
+    let Some((served, browser)) = shown() else {
+        return;
+    };
+    served.submit(&json!({ "limit": "5Mbit" }));
+    browser.wait_until("document.querySelector('#running progress')?.value > 0");
+    // The page shows changes four times a second.
+    browser.script(
+        "const real = window.fetch; window.fetch = async (...request) => { \
+            const answer = await real(...request); \
+            if (!String(request[0]).endsWith('/pause')) return answer; \
+            const paused = () => document.querySelector('#waiting .badge.paused')?.textContent === 'paused'; \
+            while (!paused()) await new Promise((again) => setTimeout(again, 50)); \
+            setTimeout(() => { window.stillPaused = paused(); }, 1000); \
+            return answer; };",
+    );
+    browser.click("#running [data-order=pause]");
+    browser.wait_until("window.stillPaused !== undefined");
+    assert_eq!(browser.script("return window.stillPaused"), true);
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
 #[test]
 fn the_page_goes_on_with_a_new_word_when_the_runner_has_been_killed_and_is_back() {
     let Some((mut served, browser)) = shown() else {

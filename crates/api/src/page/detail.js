@@ -3,7 +3,7 @@
 import { byId, bytes, count, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
 import { get, text } from "./api.js";
 import { draw } from "./chart.js";
-import { actions, badge, facts, fill, isOver, stages } from "./jobs.js";
+import { actions, badge, facts, fill, isOver, isReported, reportsSoFar, stages } from "./jobs.js";
 
 let current = null;
 let samples = [];
@@ -12,7 +12,11 @@ let lastEvent = 0;
 export const isOpen = (id) => current?.id === id && byId("job").open;
 
 export async function open(id, done) {
-  const job = await get(`/jobs/${id}`);
+  let [job, since] = [null, 0];
+  do {
+    since = reportsSoFar();
+    job = await get(`/jobs/${id}`);
+  } while (isReported(id, since));
   [current, samples, lastEvent] = [job, [], 0];
   byId("job-events").replaceChildren();
   byId("job-log").hidden = true;

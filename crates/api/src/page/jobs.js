@@ -8,11 +8,18 @@ export const jobs = new Map();
 const rows = new Map();
 const WAITING_SHOWN = 50;
 
+// The number of the last report of the stream, in all and about each job.
+let reports = 0;
+const reported = new Map();
+export const reportsSoFar = () => reports;
+export const report = (id) => reported.set(id, (reports += 1));
+// Whether the stream has reported a job since so many reports: an answer that was asked for then may be older than that.
+export const isReported = (id, since) => (reported.get(id) ?? 0) > since;
+
 export const isOver = (job) => job.ended !== null;
 
 export function take(job) {
   const before = jobs.get(job.id);
-  // An answer may be older than what the stream has told meanwhile, but not by its progress alone.
   jobs.set(job.id, { ...job, speed: before?.speed ?? null });
 }
 
@@ -102,8 +109,9 @@ export function actions(node, job, done, fail) {
         return;
       }
       button.disabled = true;
+      const since = reportsSoFar();
       try {
-        done(order, await post(`/jobs/${job.id}/${order}`));
+        done(order, await post(`/jobs/${job.id}/${order}`), since);
       } catch (error) {
         fail(error.message);
       }

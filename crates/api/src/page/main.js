@@ -6,7 +6,7 @@ import { draw } from "./chart.js";
 import * as daemon from "./daemon.js";
 import * as detail from "./detail.js";
 import * as history from "./history.js";
-import { isOver, jobs, progress, render, take, totals } from "./jobs.js";
+import { isOver, isReported, jobs, progress, render, report, reportsSoFar, take, totals } from "./jobs.js";
 import * as submit from "./submit.js";
 
 let counts = {};
@@ -19,9 +19,9 @@ const news = (text) => say(byId("news"), text);
 const fail = (error) => news(error.message);
 const open = (id) => detail.open(id, done).catch(fail);
 
-// An order was given, and this is the job since.
-function done(order, job) {
-  changed(job);
+// An order was given, and this is the job since, unless the stream has reported a later state.
+function done(order, job, since) {
+  if (!isReported(job.id, since)) changed(job);
   if (order === "rerun") open(job.id);
 }
 
@@ -39,13 +39,14 @@ function changed(job, ended = false) {
 }
 
 async function reload() {
+  const since = reportsSoFar();
   const [status, running, waiting] = await Promise.all([
     get("/status"), get("/jobs?state=running&limit=500"), get("/jobs?state=waiting,queued,paused&limit=100"),
   ]);
   say(byId("host"), `on ${shown(status.host)}`);
   counts = status.jobs;
-  jobs.clear();
-  [...running.jobs, ...waiting.jobs].forEach(take);
+  for (const id of jobs.keys()) if (!isReported(id, since)) jobs.delete(id);
+  [...running.jobs, ...waiting.jobs].filter((job) => !isReported(job.id, since)).forEach(take);
   await history.load(open, { more: false });
   soon();
 }
@@ -57,6 +58,7 @@ const told = {
     if (reset) reload().catch(fail);
   },
   job: ({ event, job }) => {
+    report(job?.id ?? event.job);
     if (event && detail.isOpen(event.job)) detail.addEvent(event);
     // What is told of a short job may be told when it is over, and its first event shows that already.
     if (job) changed(job, event?.event === job.state);
@@ -159,8 +161,8 @@ for (const button of document.querySelectorAll("dialog .close")) {
 }
 byId("history-filter").addEventListener("change", () => history.load(open, { more: false }).catch(fail));
 byId("older").addEventListener("click", () => history.load(open, { more: true }).catch(fail));
-submit.begin((job) => {
-  changed(job);
+submit.begin((job, since) => {
+  if (!isReported(job.id, since)) changed(job);
   news(`Job ${job.id} is submitted`);
 });
 detail.begin();

@@ -2,6 +2,7 @@
 
 import { bytes, byId, count, element, say, shown } from "./format.js";
 import { post } from "./api.js";
+import { reportsSoFar } from "./jobs.js";
 
 let previewed = null;
 
@@ -84,10 +85,11 @@ export function begin(submitted) {
   byId("preview").addEventListener("click", preview);
   byId("submit").addEventListener("click", () =>
     working(byId("submit"), "Submitting…", async () => {
+      const since = reportsSoFar();
       const job = await post("/jobs", { ...previewed, submission_id: id });
       id = crypto.randomUUID();
       dialog.close();
       byId("new-form").reset();
-      submitted(job);
+      submitted(job, since);
     }));
 }
