@@ -64,13 +64,7 @@ impl Pinger {
     /// Sends a ping, whose value the peer echoes, as soon as both sides have greeted and the connection takes it. Of
     /// several pings that wait, the newest is sent.
     pub fn ping(&self, value: u64) {
-        self.asked.send_if_modified(|asked| {
-            let is_newer = asked.is_none_or(|asked| asked < value);
-            if is_newer {
-                *asked = Some(value);
-            }
-            is_newer
-        });
+        self.asked.send_replace(Some(value));
     }
 
     /// The value of the newest pong. It closes when nothing is read from the connection any more.
