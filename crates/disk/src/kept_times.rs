@@ -15,6 +15,7 @@ use zmove_types::{Name, Timestamp};
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::make_hidden;
 use crate::lease::{Lease, Permit};
+use crate::storable_times::{UNIT_SECONDS_MAX, may_be_kept};
 
 /// How each file system that a transfer meets stores times. Each is tried once, when a time has to be judged that is
 /// not there as it should be and may nevertheless be what the file system makes of it.
@@ -91,23 +92,6 @@ impl KeptTimes {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(asked.entry(device).or_default())
     }
-}
-
-/// Whether some file system may make the time `there` of `source`.
-pub(crate) fn may_be_kept(there: Timestamp, source: Timestamp) -> bool {
-    !is_held_everywhere(source) || there.seconds.abs_diff(source.seconds) <= UNIT_SECONDS_MAX
-}
-
-/// Whether every file system can store a time, as far as its range goes.
-#[must_use]
-pub fn is_held_everywhere(time: Timestamp) -> bool {
-    (EARLIEST_EVERYWHERE..LATEST_EVERYWHERE).contains(&time.seconds)
-}
-
-/// Whether the time that a file got is so far from the wanted one that its file system cannot store that.
-#[must_use]
-pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
-    got.seconds.abs_diff(wanted.seconds) > UNIT_SECONDS_MAX
 }
 
 impl Keeping {
@@ -244,12 +228,7 @@ const USUAL: Timestamp = Timestamp {
 /// About 35,000 years: beyond the range of file systems that have a limit. More may overflow where a server counts in
 /// nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
-/// From 1980 (FAT) to January 2038 (32 bits), less two days for time zones.
-const EARLIEST_EVERYWHERE: i64 = 315_532_800 + 2 * 86_400;
-const LATEST_EVERYWHERE: i64 = 2_147_483_647 - 2 * 86_400;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// FAT stores every other second.
-const UNIT_SECONDS_MAX: u64 = 2;
 
 /// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
 /// that explains an answer counts.

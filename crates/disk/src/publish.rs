@@ -12,8 +12,8 @@ use crate::entry::proven::ProvenKinds;
 use crate::entry::{FileIdentity, with_access_now};
 use crate::final_names::{link, place, rename, rename_with, symlink};
 use crate::hidden::make_hidden;
-use crate::kept_times::may_be_kept;
 use crate::lease::Lease;
+use crate::storable_times::may_be_kept;
 
 /// What happens to an entry that has the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,11 +117,8 @@ pub fn place_symlink(
         Err(error) => return Err(error.into()),
     }
     let device = rustix::fs::fstat(directory)?.st_dev;
-    let kinds = proven.of(device);
-    if kinds.has_any(Kinds::TIMES) {
-        return Ok(Some(Vec::new()));
-    }
-    let is_kept = may_be_kept(FileIdentity::at(directory, name)?.mtime, mtime);
+    let is_kept = proven.of(device).has_any(Kinds::TIMES)
+        || may_be_kept(FileIdentity::at(directory, name)?.mtime, mtime);
     Ok(if is_kept {
         Some(Vec::new())
     } else {

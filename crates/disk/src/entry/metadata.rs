@@ -25,8 +25,8 @@ use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
 use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
 use super::{may_give_away, timespec, timestamp};
-use crate::kept_times::may_be_kept;
 use crate::lease::Permit;
+use crate::storable_times::may_be_kept;
 
 /// The metadata that an entry is to have.
 #[derive(Clone, Copy, Debug, Default)]

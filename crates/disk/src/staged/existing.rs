@@ -27,8 +27,8 @@ use zmove_types::{Name, Timestamp};
 use crate::entry::metadata::Miss;
 use crate::entry::{FileIdentity, is_of_another_user};
 use crate::file_io::data_file::{DataFile, Direct};
-use crate::kept_times::may_be_kept;
 use crate::lease::Lease;
+use crate::storable_times::may_be_kept;
 
 use super::Staged;
 use super::in_place::{InPlace, make_oldest};
