@@ -9,7 +9,7 @@
 //! an old echo proves nothing. Two rules cover sleeps that are shorter than ten seconds:
 //!
 //! - A process that has not run for half a second needs the echo of a ping that it sends after that.
-//! - So does a thread whose last call under a permit took longer than half a second.
+//! - So does a thread whose last call under a permit, or last flush, took longer than half a second.
 //!
 //! **Invariant:** a permit cannot be stored or cloned, and is used up by one call. What remains possible after the
 //! sender has gone is therefore one call for each thread: the one that was permitted just before.
@@ -27,7 +27,7 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_types::Lock;
 
 /// The longest time after which a ping still proves that the sender is alive, from when it was sent.
-pub const LEASE_MAX: Duration = Duration::from_secs(10);
+const LEASE_MAX: Duration = Duration::from_secs(10);
 /// Whoever has not run for longer may have slept, and asks again.
 pub const GAP_MAX: Duration = Duration::from_millis(500);
 
@@ -144,10 +144,7 @@ impl Lease {
     /// # Errors
     /// `ECONNABORTED` once the session has ended or its connection has hung up.
     pub fn permit(&self) -> rustix::io::Result<Permit<'_>> {
-        let issued = match &self.0 {
-            Some(timed) => Some(timed.issue()?),
-            None => None,
-        };
+        let issued = self.0.as_ref().map(|timed| timed.issue()).transpose()?;
         Ok(Permit { _issued: issued })
     }
 
@@ -173,9 +170,7 @@ impl Lease {
     /// Whether the lease has ended: there is no permit any more.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|timed| timed.ended.load(Ordering::Acquire) || timed.has_hung_up())
+        self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
     /// Makes a long call that publishes nothing. If it took long, this thread needs the echo of a later ping.
@@ -211,7 +206,7 @@ impl Timed {
 
     fn try_issue(&self) -> Result<Issued<'_>, Refused> {
         let at = self.note_running();
-        if self.ended.load(Ordering::Acquire) || self.has_hung_up() {
+        if self.is_over() {
             return Err(Refused::Ended);
         }
         let oldest = self
@@ -258,6 +253,10 @@ impl Timed {
             self.proved.load(Ordering::Acquire) < oldest && !self.ended.load(Ordering::Acquire)
         });
         drop(waited);
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended.load(Ordering::Acquire) || self.has_hung_up()
     }
 
     /// Whether the kernel has heard of the end of the connection. This is an aid: some ends are never heard of.
