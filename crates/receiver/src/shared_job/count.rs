@@ -79,11 +79,8 @@ impl Ended {
     }
 
     fn count(&self) -> SharedJobCount {
-        let not_kept = self.not_kept.iter();
         let mut count = SharedJobCount {
-            not_kept: not_kept
-                .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
-                .collect(),
+            not_kept: NotKept::all(&self.not_kept).collect(),
             pass: self.pass,
             repeats: self.repeats,
             contradictions: self.contradictions,

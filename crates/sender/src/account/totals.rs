@@ -62,19 +62,12 @@ impl Totals {
     /// What was not kept since the call before, and why.
     pub(crate) fn take_not_kept(&self) -> Vec<NotKept> {
         let counts = std::mem::take(&mut *self.not_kept.lock());
-        let counts = counts.into_iter().take(MISSED_MAX);
-        counts
-            .map(|((kind, why), entries)| NotKept::new(kind, why, entries))
-            .collect()
+        NotKept::all(&counts).take(MISSED_MAX).collect()
     }
 
     /// What was not kept, and why.
     fn not_kept(&self) -> Vec<NotKept> {
-        let counts = self.not_kept.lock();
-        counts
-            .iter()
-            .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
-            .collect()
+        NotKept::all(&self.not_kept.lock()).collect()
     }
 
     /// How much of the source is not known.

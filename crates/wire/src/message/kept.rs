@@ -1,5 +1,6 @@
 //! What is kept of entries beside their contents: what the sender asks for, and what could not be kept.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -107,6 +108,12 @@ impl NotKept {
     #[must_use]
     pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
         Self { kind, why, entries }
+    }
+
+    /// The counts of a table by kind and reason, in its order.
+    pub fn all(counts: &BTreeMap<(Kinds, Lack), u64>) -> impl Iterator<Item = Self> {
+        let counts = counts.iter();
+        counts.map(|((kind, why), entries)| Self::new(*kind, *why, *entries))
     }
 }
 

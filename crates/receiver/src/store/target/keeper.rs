@@ -122,21 +122,14 @@ impl Keeper {
 
     /// What was not kept, and why.
     pub(crate) fn counts(&self) -> Vec<NotKept> {
-        as_counts(&self.lacks.lock())
+        NotKept::all(&self.lacks.lock()).take(MISSED_MAX).collect()
     }
 
     /// What was not kept since this was asked before, and why.
     pub(crate) fn take_counts(&self) -> Vec<NotKept> {
-        as_counts(&std::mem::take(&mut *self.lacks.lock()))
+        let lacks = std::mem::take(&mut *self.lacks.lock());
+        NotKept::all(&lacks).take(MISSED_MAX).collect()
     }
-}
-
-fn as_counts(lacks: &BTreeMap<(Kinds, Lack), u64>) -> Vec<NotKept> {
-    lacks
-        .iter()
-        .take(MISSED_MAX)
-        .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
-        .collect()
 }
 
 /// Why an entry did not get something.
