@@ -224,19 +224,11 @@ impl Row {
 /// How far a job that runs is, how fast, and who does it.
 fn running(progress: &Progress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref().map(nodes::of_job);
-    let by = nodes
-        .as_ref()
-        .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-    let rate = match progress.bytes_per_second {
-        Some(rate) => format!(", {}", ByteRate(rate)),
-        None if by.is_some() => ",".to_owned(),
-        None => String::new(),
-    };
+    let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes.as_ref());
     let limit = progress.limited_by.replace('_', " ");
     let which = nodes.as_ref().map(nodes::which);
     format!(
-        "{bytes}{rate}{}, {limit}, {files}{}",
-        by.unwrap_or_default(),
+        "{bytes}{rate}, {limit}, {files}{}",
         which.unwrap_or_default()
     )
 }

@@ -1,13 +1,13 @@
 //! The nodes of a push, as words of a line, and as an object of the stream of events.
 
 use serde_json::{Value, json};
-use zmove_types::{ByteCount, Node, Nodes, Pace, Party};
+use zmove_types::{ByteCount, ByteRate, Node, Nodes, Pace, Party};
 
 use crate::display::format::counted;
 
 /// How many nodes there are, and how many of them hold up the others: few words, for the beginning of a line that a
 /// terminal cuts off.
-pub(crate) fn how_many(
+fn how_many(
     Nodes {
         party,
         count,
@@ -26,6 +26,17 @@ pub(crate) fn how_many(
         format!(" ({})", held_up.join(", "))
     };
     counted(*count, party.word()) + &held_up
+}
+
+/// The rate of a push that is known, and the nodes that it has, for a line that goes on after it.
+pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes>) -> String {
+    let rate = match bytes_per_second {
+        Some(rate) => format!(", {}", ByteRate(rate)),
+        None if nodes.is_some() => ",".to_owned(),
+        None => String::new(),
+    };
+    let by = nodes.map(|nodes| format!(" by {}", how_many(nodes)));
+    rate + &by.unwrap_or_default()
 }
 
 /// How much waits for them, and which hold up the others, for the end of that line.

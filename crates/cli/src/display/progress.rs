@@ -23,7 +23,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
-use zmove_types::{ByteCount, ByteRate, Change, Event, Nodes, Observer};
+use zmove_types::{ByteCount, Change, Event, Nodes, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
@@ -336,19 +336,11 @@ impl Watcher {
             String::new()
         };
         let nodes = self.state().nodes.clone();
-        let rate = match (rate, &nodes) {
-            (Some(rate), _) => format!(", {}", ByteRate(rate)),
-            (None, Some(_)) => ",".to_owned(),
-            (None, None) => String::new(),
-        };
-        let by = nodes
-            .as_ref()
-            .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
+        let rate = nodes::rate_and_nodes(rate, nodes.as_ref());
         format!(
-            "{} of {}{more}{rate}{}{left}, {}, {files} of {found_files}{more} files{}",
+            "{} of {}{more}{rate}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
-            by.unwrap_or_default(),
             if flushing {
                 "flushing"
             } else {
