@@ -12,8 +12,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{Gid, MemfdFlags, Timespec, Timestamps, Uid, fchown, futimens, memfd_create};
-use zmove_disk::FileIdentity;
+use rustix::fs::{Gid, MemfdFlags, Uid, fchown, memfd_create};
+use zmove_disk::{FileIdentity, Permit, set_file_mtime};
 
 /// A copy of a file in memory, with the mode, time and owner of the file.
 pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIdentity)> {
@@ -28,17 +28,7 @@ pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIde
         Some(Gid::from_raw(seen.ids.group)),
     );
     copy.set_permissions(Permissions::from_mode(seen.mode))?;
-    let time = Timespec {
-        tv_sec: seen.mtime.seconds,
-        tv_nsec: seen.mtime.nanos.into(),
-    };
-    futimens(
-        &copy,
-        &Timestamps {
-            last_access: time,
-            last_modification: time,
-        },
-    )?;
+    set_file_mtime(Permit::for_hidden(), &copy, seen.mtime)?;
     let identity = FileIdentity::of(&copy)?;
     Ok((copy, identity))
 }
