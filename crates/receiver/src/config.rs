@@ -47,8 +47,8 @@ pub struct ReceiverConfig {
     pub rights: Rights,
     /// The meaning of names of users and groups on this host. Default: none, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
-    /// The leases of targets for whose end a session waits. Default: none but its own; clones of one configuration
-    /// share it.
+    /// The sessions of this process that work at targets. Default: none but its own; clones of one configuration share
+    /// them.
     pub target_sessions: TargetSessions,
     /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
     /// default limits.

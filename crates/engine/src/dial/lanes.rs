@@ -144,7 +144,7 @@ pub(crate) struct Dialled<L> {
     pub(crate) transfer: TransferId,
     pub(crate) cipher: Cipher,
     pub(crate) control: (ControlReader, ControlWriter),
-    /// A way to ask whether the peer of control is still there.
+    /// A handle on the control connection.
     pub(crate) connection: ChannelHandle,
     pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
     pub(crate) supply: LaneSupply,
