@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{LAB, skip};
+use crate::{LAB, skip, zmove_and_mounts};
 
 /// Makes the tree that the tests of the whole program push, too.
 const TREE: &str = concat!(
@@ -105,17 +105,7 @@ struct Deviating {
 impl Deviating {
     /// The tree has small files, one of them for its owner alone, a large file, a directory and a link, all of 2001.
     fn new(deviation: &'static str) -> Option<Self> {
-        let zmove = Path::new(LAB).with_file_name("zmove");
-        let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-        for (here, missing) in [
-            (zmove.is_file(), "zmove beside the lab"),
-            (can_mount, "root with /dev/fuse"),
-        ] {
-            if !here {
-                skip(&format!("there is no {missing}"));
-                return None;
-            }
-        }
+        zmove_and_mounts()?;
         let home = tempfile::tempdir().unwrap();
         let script = "umask 022 && mkdir source over source/d && cd source && echo a > a && echo secret > d/secret && \
             head -c 17000000 /dev/zero | tr '\\0' x > large && chmod 600 d/secret large && ln -s a link && \
