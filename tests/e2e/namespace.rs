@@ -74,9 +74,7 @@ impl Namespace {
 
     /// A namespace in which `directory` joins two directories by mergerfs; `None` where that is not possible.
     pub(crate) fn with_merged(directory: &Path) -> Option<Self> {
-        let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
-        if !is_root() || !programs.into_iter().all(has_program) {
-            skip("joining directories needs root, unshare, nsenter, setpriv and mergerfs");
+        if !can_run_mergerfs("joining directories") {
             return None;
         }
         let branches = tempfile::tempdir().unwrap();
@@ -94,9 +92,7 @@ impl Namespace {
     /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory`, and its server was
     /// killed; `None` where that is not possible.
     pub(crate) fn with_dead_mount(directory: &Path) -> Option<Self> {
-        let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
-        if !is_root() || !programs.into_iter().all(has_program) {
-            skip("a dead mount needs root, unshare, nsenter, setpriv and mergerfs");
+        if !can_run_mergerfs("a dead mount") {
             return None;
         }
         let branches = tempfile::tempdir().unwrap();
@@ -233,6 +229,18 @@ impl Namespace {
         let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
+}
+
+/// Whether mergerfs runs in a namespace here; reports what needs that otherwise.
+fn can_run_mergerfs(what: &str) -> bool {
+    let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
+    let can = is_root() && programs.into_iter().all(has_program);
+    if !can {
+        skip(&format!(
+            "{what} needs root, unshare, nsenter, setpriv and mergerfs"
+        ));
+    }
+    can
 }
 
 impl Drop for Namespace {
