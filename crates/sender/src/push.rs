@@ -406,6 +406,9 @@ impl Running<'_> {
                         in_line = true;
                     }
                     if in_line && left.is_ok() {
+                        while let Ok(lane) = self.lanes.try_recv() {
+                            self.take_lane(Some(lane), 0);
+                        }
                         self.steering.dial_again();
                     }
                     return left.map_err(|error| match error {

@@ -195,13 +195,12 @@ impl Steering {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
-    /// Asks for as many lanes again as were dialled at first: those are gone before they could be used.
+    /// Asks for as many lanes again as were dialled at first. Those that are still to come do not count: the receiver
+    /// may have closed them already.
     pub(crate) fn dial_again(&mut self) {
         let Some(supply) = &self.supply else { return };
-        let missing = usize::from(supply.asked).saturating_sub(self.dials.awaited);
-        let more = u16::try_from(missing).unwrap_or(u16::MAX);
-        if more > 0 && supply.more.send(more).is_ok() {
-            self.dials.awaited += missing;
+        if supply.more.send(supply.asked).is_ok() {
+            self.dials.awaited += usize::from(supply.asked);
         }
         self.dials.again = true;
     }
@@ -432,6 +431,27 @@ mod tests {
             "another number is another matter"
         );
         assert_eq!(dials.missing(16, 6, tick), 0);
+    }
+
+    #[test]
+    fn lanes_that_are_late_take_the_place_of_none_that_are_dialled_again() {
+        let (more, mut asked) = tokio::sync::mpsc::unbounded_channel();
+        let mut steering = Steering::new(Some(LaneSupply {
+            more,
+            asked: 3,
+            again: 0,
+            number: LaneNumber::Fixed,
+            congestion: crate::control::link::LossAnswer::default(),
+        }));
+        steering.dial_again();
+        assert_eq!(asked.try_recv(), Ok(3));
+        for _late in 0..3 {
+            steering.lane_came();
+        }
+        assert!(
+            steering.is_dialling_again(),
+            "all late lanes may be lost without an end"
+        );
     }
 
     #[test]
