@@ -45,7 +45,7 @@ pub enum SessionError {
     #[error("a probe may bring {}", zmove_types::ByteCount(PROBE_BYTES_MAX))]
     ProbeTooLarge,
     /// This side could not start a thread.
-    #[error("start a thread: {0}")]
+    #[error("start a thread (raise the limit on processes, 'ulimit -u' or TasksMax=): {0}")]
     Thread(#[source] io::Error),
     /// This side has a bug.
     #[error("a thread of the receiver panicked; its log says where")]

@@ -38,7 +38,7 @@ pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
 use crate::session::opening::{Resolved, by_grant, opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
-use crate::session::running::Running;
+use crate::session::running::{Running, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
 use crate::{preview, probe};
@@ -290,22 +290,23 @@ async fn receive(
         free_bytes,
         extensions: Extensions::NONE,
     };
-    if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened))
-        .await
-        .unwrap_or_else(Err)
-    {
+    let said = unless_stopped(stop.as_mut(), connections.open(opened)).await;
+    if let Err(error) = said.unwrap_or_else(Err) {
         return Err(connections.refuse(error).await);
     }
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
-    let started = cpu_time();
     let transfer = Arc::new(transfer);
     let _unlocked = UnlockJournals(Arc::downgrade(&transfer));
-    let mut running = Running::begin(connections, outcomes, transfer, open, config)?;
+    let threads = match SessionThreads::start(&transfer, &config) {
+        Ok(threads) => threads,
+        Err(error) => return Err(connections.refuse(error).await),
+    };
+    let mut running = Running::new(connections, outcomes, transfer, threads, open, config);
     // It ends before the transfer does if this is dropped: whoever drops a file then waits for no echo.
     let kept = kept;
     let ended = tokio::select! {
-        ended = running.drive(started) => ended,
+        ended = running.drive(cpu_time()) => ended,
         error = stop => Err(error),
         lost = working.is_in_the_way(&kept) => Err(lost.into()),
     };

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, bounded};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use zmove_types::StageTimes;
 
 use crate::config::{ScanConfig, ScanRoot};
@@ -53,11 +53,7 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         receiver,
         tally: Arc::default(),
     };
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(config.threads.max(1))
-        .thread_name(|index| format!("zmove-scan-{index}"))
-        .build();
-    match pool {
+    match pool_of(config.threads.max(1)) {
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(error) => {
@@ -70,6 +66,18 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         }
     }
     scan
+}
+
+/// A pool of `threads` threads, or of fewer if the system starts no more.
+fn pool_of(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("zmove-scan-{index}"))
+        .build();
+    if pool.is_err() && threads > 1 {
+        return pool_of(threads / 2);
+    }
+    pool
 }
 
 impl Scan {

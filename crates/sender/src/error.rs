@@ -47,7 +47,7 @@ pub enum SessionError {
     #[error("write the manifest: {0}")]
     Manifest(#[source] io::Error),
     /// This side could not start a thread.
-    #[error("start a thread: {0}")]
+    #[error("start a thread (raise the limit on processes, 'ulimit -u' or TasksMax=): {0}")]
     Thread(#[source] io::Error),
 }
 

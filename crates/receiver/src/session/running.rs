@@ -50,7 +50,7 @@ const OUTCOMES_PER_TURN: usize = 1024;
 
 /// The threads of one transfer.
 #[derive(Debug)]
-struct SessionThreads {
+pub(super) struct SessionThreads {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     lanes: LaneThreads,
@@ -60,24 +60,47 @@ struct SessionThreads {
 }
 
 impl SessionThreads {
-    fn start(transfer: &Arc<Transfer>, config: &ReceiverConfig) -> Result<Self, SessionError> {
+    pub(super) fn start(
+        transfer: &Arc<Transfer>,
+        config: &ReceiverConfig,
+    ) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
         let mut threads = Self {
             queue,
             threads: Vec::new(),
             lanes: LaneThreads::new(config),
             memory_max: config.memory_max,
-            writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
+            writers: 0,
             started: Instant::now(),
         };
-        threads.spawn("zmove-publish".into(), transfer, publishing::run)?;
-        for number in 0..config.writers {
-            let jobs = jobs.clone();
-            threads.spawn(format!("zmove-write-{number}"), transfer, move |transfer| {
-                write_all(transfer, &jobs);
-            })?;
+        match threads.start_writers(transfer, &jobs, config.writers) {
+            Ok(()) => Ok(threads),
+            Err(error) => {
+                drop(jobs);
+                threads.join(transfer);
+                Err(error)
+            }
         }
-        Ok(threads)
+    }
+
+    /// Starts the publisher and `wanted` writers, or fewer writers if no more threads can be started.
+    fn start_writers(
+        &mut self,
+        transfer: &Arc<Transfer>,
+        jobs: &crossbeam_channel::Receiver<Job>,
+        wanted: usize,
+    ) -> Result<(), SessionError> {
+        self.spawn("zmove-publish".into(), transfer, publishing::run)?;
+        for number in 0..wanted {
+            let jobs = jobs.clone();
+            let write = move |transfer: &Transfer| write_all(transfer, &jobs);
+            match self.spawn(format!("zmove-write-{number}"), transfer, write) {
+                Err(error) if number == 0 => return Err(error),
+                Err(_fewer_write) => break,
+                Ok(()) => self.writers += 1,
+            }
+        }
+        Ok(())
     }
 
     fn spawn(
@@ -163,17 +186,17 @@ async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
 }
 
 impl Running {
-    /// Starts the threads of a transfer.
-    pub(super) fn begin(
+    /// Runs a transfer whose threads have been started.
+    pub(super) fn new(
         connections: Connections,
         outcomes: mpsc::Receiver<Told>,
         transfer: Arc<Transfer>,
+        threads: SessionThreads,
         open: Open,
         config: ReceiverConfig,
-    ) -> Result<Self, SessionError> {
-        let threads = SessionThreads::start(&transfer, &config)?;
+    ) -> Self {
         let is_granted = open.grant.is_some();
-        Ok(Self {
+        Self {
             connections,
             outcomes,
             threads,
@@ -191,7 +214,7 @@ impl Running {
             lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
             grants: config.grants.filter(|_| is_granted),
             noted: None,
-        })
+        }
     }
 
     /// Runs until the transfer is finished and `Finished` has been sent.

@@ -237,7 +237,11 @@ impl LaneThreads {
     }
 
     /// Starts a thread that calls `run` with a lane and its number; `run` is to report when the lane has
-    /// [ended](Self::ended).
+    /// [ended](Self::ended). If no thread can be started, the lane is closed and the peer
+    /// continues with the other lanes.
+    ///
+    /// # Errors
+    /// No thread can be started, and no other lane is up.
     pub(crate) fn add(
         &mut self,
         mut source: Box<dyn LaneSource>,
@@ -250,11 +254,19 @@ impl LaneThreads {
         self.meter.lanes_are(self.count());
         // Forget threads that have ended: lanes come and go as long as the session lasts.
         self.threads.retain(|thread| !thread.is_finished());
-        self.threads
-            .push(spawn(format!("zmove-lane-{number}"), move || {
-                let _until_it_ends = window;
-                run(number, source);
-            })?);
+        let started = spawn(format!("zmove-lane-{number}"), move || {
+            let _until_it_ends = window;
+            run(number, source);
+        });
+        match started {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => {
+                self.ended(number);
+                if self.count() == 0 {
+                    return Err(error);
+                }
+            }
+        }
         Ok(())
     }
 
