@@ -6,7 +6,10 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Owning, ReceiverConfig, Rights, SenderPlace, Session, run_session};
+use zmove_receiver::{
+    Owning, ReceiverConfig, Rights, SenderPlace, Session, SessionError as ReceiverError,
+    run_session,
+};
 use zmove_sender::{Link, NoQuota, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
@@ -72,7 +75,9 @@ pub async fn push_locally(
     let received = receiving.await.map_err(LocalError::Role)?;
     match (pushed, received) {
         // A lost connection within one process is only the echo of the other role's error.
-        (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error)) => {
+        (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
+            if !matches!(error, ReceiverError::Control(_)) =>
+        {
             Err(LocalError::Receiver(error))
         }
         (pushed, _) => Ok(pushed?),

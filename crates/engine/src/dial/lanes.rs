@@ -1,6 +1,6 @@
 //! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
 //!
-//! With `--limit` the number of lanes stays as it was at first.
+//! With `--limit`, or if this process may open few files, the number of lanes stays as it was at first.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
         .map_err(ConnectError::Control)?;
     // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
     // lanes.
-    let is_fixed = plan.fixed.or(few).is_some() || settings.limit.is_some();
+    let is_fixed = plan.is_bounded() || few.is_some() || settings.limit.is_some();
     let (number, congestion) = if is_fixed || transport == Transport::Quic {
         (LaneNumber::Fixed, LossAnswer::default())
     } else {

@@ -58,6 +58,19 @@ pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
     })
 }
 
+/// Maximum number of lanes for which this process has descriptors beside its files.
+pub(super) fn lanes_within_files(files: usize) -> u16 {
+    let lanes = files.saturating_sub(FILES_BESIDE_LANES) / FILES_PER_LANE;
+    u16::try_from(lanes)
+        .unwrap_or(LANES_MAX)
+        .clamp(1, LANES_MAX)
+}
+
+/// Number of descriptors that a transfer needs beside its lanes and the files that the lanes read.
+const FILES_BESIDE_LANES: usize = 24;
+/// Number of descriptors per lane: its connection, and the files and directories that are read for it.
+const FILES_PER_LANE: usize = 4;
+
 /// What any lane carries on any path.
 const LANE_BYTES_PER_SECOND_MIN: u64 = 250_000;
 
@@ -90,6 +103,14 @@ mod tests {
         assert_eq!(lanes(90_000, 2, 4), 27);
         assert_eq!(lanes(90_000, 2, 128), 12);
         assert_eq!(lanes(260_000, 2, 4), 32);
+    }
+
+    #[test]
+    fn few_descriptors_allow_few_lanes() {
+        assert_eq!(
+            [0, 48, 64, 1024].map(lanes_within_files),
+            [1, 6, 10, LANES_MAX]
+        );
     }
 
     #[test]

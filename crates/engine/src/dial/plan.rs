@@ -8,11 +8,13 @@
 
 use std::time::Duration;
 
+use zmove_receiver::files_of_process;
 use zmove_sender::{LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
+use zmove_wire::limits::LANES_MAX;
 
 use super::Recalled;
-use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, quic_lanes};
+use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, lanes_within_files, quic_lanes};
 use crate::path_memory::Known;
 use crate::settings::DialSettings;
 
@@ -27,7 +29,7 @@ pub(super) struct LanePlan {
     answer: LossAnswer,
     /// The number of lanes that the push can use, where that may be less than the path could.
     need: Option<Need>,
-    /// The most lanes that the rate can use.
+    /// Maximum number of lanes by the rate limit and by the descriptors of this process.
     most: u16,
 }
 
@@ -39,7 +41,7 @@ impl LanePlan {
             .filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         let quic_first = recalled.quic_first.is_some();
-        let most = lanes_within(settings.limit);
+        let most = lanes_within(settings.limit).min(lanes_within_files(files_of_process()));
         let fixed = settings.streams.map(|lanes| lanes.min(most));
         Self {
             fixed,
@@ -72,6 +74,11 @@ impl LanePlan {
     pub(super) fn few(&self, usual: u16) -> Option<u16> {
         let needed = self.need.as_ref().and_then(Need::lanes).unwrap_or(u16::MAX);
         Some(needed.min(self.most)).filter(|lanes| *lanes < usual)
+    }
+
+    /// Whether the number of lanes stays as it is at first.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.fixed.is_some() || self.most < LANES_MAX
     }
 
     /// The number of lanes to dial before transport and round trip are known.

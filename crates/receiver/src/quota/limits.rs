@@ -62,8 +62,6 @@ pub struct Portion {
 
 /// A transfer gets one part in so many of the lanes that are left, so that later ones get some.
 const SHARES: usize = 8;
-/// The least limit of waiting connections: all lanes of one transfer belong to none until they have greeted.
-const WAITING_MIN: usize = 64;
 /// Buffers that wait for writers while each lane holds one.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
 
@@ -120,11 +118,12 @@ impl Limits {
         };
         let lanes_min = usize::from(LANES_UNASKED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
+        // All lanes of one transfer belong to none until they have greeted.
         lower(
             "waiting_per_identity",
             &mut self.waiting_per_identity,
             16,
-            WAITING_MIN,
+            lanes_min,
         );
         lower("queued_per_identity", &mut self.queued_per_identity, 16, 1);
         lower("lanes", &mut self.lanes, 4, lanes_min);
@@ -176,6 +175,9 @@ mod tests {
             (few.waiting_per_identity, few.lanes, few.transfers),
             (64, 256, usual.transfers)
         );
+        let (fewest, _) = usual.within(64);
+        let connections = fewest.unproven + fewest.waiting_per_identity + fewest.lanes;
+        assert!(connections <= 32, "the other half is for files: {fewest:?}");
     }
 
     #[test]
