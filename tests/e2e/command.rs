@@ -25,6 +25,8 @@ pub(crate) struct Runner {
     pub(crate) user: User,
     pub(crate) namespace: Option<Arc<Namespace>>,
     pub(crate) program: Option<PathBuf>,
+    /// Options of prlimit(1): the limits of each process.
+    pub(crate) limits: Vec<String>,
 }
 
 /// Which user.
@@ -33,6 +35,19 @@ pub(crate) enum User {
     #[default]
     Own,
     Nobody,
+    /// A user who runs no other process on this machine.
+    Fresh(u32),
+}
+
+impl User {
+    /// The user's number, if programs change to it.
+    pub(crate) fn number(self) -> Option<u32> {
+        match self {
+            Self::Own => None,
+            Self::Nobody => Some(NOBODY),
+            Self::Fresh(number) => Some(number),
+        }
+    }
 }
 
 /// What a command did.
@@ -146,14 +161,18 @@ impl Runner {
         if let Some(namespace) = &self.namespace {
             words.extend(namespace.enter());
         }
-        if self.user == User::Nobody {
+        if let Some(number) = self.user.number() {
             let ids = [
-                format!("--reuid={NOBODY}"),
-                format!("--regid={NOBODY}"),
+                format!("--reuid={number}"),
+                format!("--regid={number}"),
                 "--clear-groups".to_owned(),
             ];
             words.push("setpriv".into());
             words.extend(ids.map(OsString::from));
+        }
+        if !self.limits.is_empty() {
+            words.push("prlimit".into());
+            words.extend(self.limits.iter().map(OsString::from));
         }
         words.push(program.into());
         let mut command = Command::new(&words[0]);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_transport::Fingerprint;
 
-use crate::command::{Runner, wait_within_patience};
+use crate::command::{Outcome, Runner, finish, wait_within_patience};
 use crate::harness::PATIENCE;
 use crate::quiet_machine::share_machine;
 
@@ -43,7 +43,13 @@ impl Daemon {
     }
 
     /// The same by a command that has been prepared.
-    pub(crate) fn run(mut command: Command, options: &[&str]) -> Self {
+    pub(crate) fn run(command: Command, options: &[&str]) -> Self {
+        Self::try_run(command, options)
+            .unwrap_or_else(|ended| panic!("no ready line: {}", ended.stderr))
+    }
+
+    /// The same, or the outcome of a daemon that ends instead of becoming ready.
+    pub(crate) fn try_run(mut command: Command, options: &[&str]) -> Result<Self, Outcome> {
         share_machine();
         command.arg("serve").args(options);
         let mut child = command
@@ -55,6 +61,9 @@ impl Daemon {
         BufReader::new(child.stdout.take().unwrap())
             .read_line(&mut ready)
             .unwrap();
+        if ready.is_empty() {
+            return Err(finish(child));
+        }
         let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
         let said = said.and_then(|said| said.split_once(", key "));
         let said = said.map(|(address, key)| (address.to_owned(), key.to_owned()));
@@ -73,13 +82,13 @@ impl Daemon {
                 log_in.grown.notify_all();
             }
         });
-        Self {
+        Ok(Self {
             child,
             address,
             fingerprint,
             log,
             reading: Some(reading),
-        }
+        })
     }
 
     /// Whether a log line says `part`.

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -140,8 +141,25 @@ impl Site {
             skip("setpriv is missing: cannot become another user");
             return None;
         }
+        Some(Self::of(User::Nobody))
+    }
+
+    /// A site where everything runs as a user who runs no other process, so that its limit on processes counts those of
+    /// the case alone; `None` if that is impossible here.
+    pub(crate) fn of_fresh_user() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if !is_root() || !has_program("setpriv") || !has_program("prlimit") {
+            skip("cannot become a new user within limits: this needs root, setpriv and prlimit");
+            return None;
+        }
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let number = 1_000_000 + std::process::id() * 16 + count % 16;
+        Some(Self::of(User::Fresh(number)))
+    }
+
+    fn of(user: User) -> Self {
         let mut site = Self::bare(Runner {
-            user: User::Nobody,
+            user,
             ..Runner::default()
         });
         let program = site.path("zmove");
@@ -150,7 +168,7 @@ impl Site {
         }
         site.runner.program = Some(program);
         site.give_away();
-        Some(site)
+        site
     }
 
     /// Has another program stand for zmove.
@@ -287,8 +305,8 @@ impl Site {
 
     /// Hands all files to the user that programs run as.
     pub(crate) fn give_away(&self) {
-        if self.runner.user == User::Nobody {
-            own_all(self.directory.path());
+        if let Some(number) = self.runner.user.number() {
+            give_all(self.directory.path(), number);
         }
     }
 
@@ -415,10 +433,15 @@ pub(crate) fn skip(reason: &str) {
 
 /// Gives a tree to the user that tests become.
 pub(crate) fn own_all(path: &Path) {
-    std::os::unix::fs::lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    give_all(path, NOBODY);
+}
+
+/// Gives a tree to the user and group with this number.
+fn give_all(path: &Path, number: u32) {
+    std::os::unix::fs::lchown(path, Some(number), Some(number)).unwrap();
     if path.symlink_metadata().unwrap().is_dir() {
         for entry in std::fs::read_dir(path).unwrap() {
-            own_all(&entry.unwrap().path());
+            give_all(&entry.unwrap().path(), number);
         }
     }
 }

@@ -79,6 +79,7 @@ mod peers;
 mod pings;
 mod privileges;
 mod probe;
+mod process_limits;
 mod pull;
 mod python;
 mod quic;

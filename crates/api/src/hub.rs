@@ -5,7 +5,9 @@
 
 mod watch;
 
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use hyper::body::Bytes;
@@ -39,7 +41,10 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    pub(crate) fn new(place: &Place, daemon: fn() -> Result<Value, String>) -> Arc<Self> {
+    pub(crate) fn new(
+        place: &Place,
+        daemon: fn() -> Result<Value, String>,
+    ) -> io::Result<Arc<Self>> {
         let hub = Arc::new(Self {
             messages: broadcast::channel(BACKLOG_MAX).0,
             wanted: Condvar::new(),
@@ -48,9 +53,9 @@ impl Hub {
         });
         let (for_jobs, for_daemon, place) = (Arc::clone(&hub), Arc::clone(&hub), place.clone());
         // They end with the process, as the runner does.
-        std::thread::spawn(move || for_jobs.watch_jobs(&place));
-        std::thread::spawn(move || for_daemon.watch_daemon(daemon));
-        hub
+        Builder::new().spawn(move || for_jobs.watch_jobs(&place))?;
+        Builder::new().spawn(move || for_daemon.watch_daemon(daemon))?;
+        Ok(hub)
     }
 
     /// A stream of all messages from now on.

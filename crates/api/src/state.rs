@@ -1,6 +1,7 @@
 //! What all requests share.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -46,17 +47,17 @@ pub struct Api {
 
 impl Api {
     /// The API of the jobs of a place.
-    #[must_use]
-    pub fn new(place: &Place, host: Host) -> Self {
-        let processes = Arc::new(Semaphore::new(PROCESSES_MAX));
-        let (stores, hub) = (Stores::new(place.clone()), Hub::new(place, host.daemon));
-        Self {
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn new(place: &Place, host: Host) -> io::Result<Self> {
+        Ok(Self {
             place: place.clone(),
+            hub: Hub::new(place, host.daemon)?,
             host,
-            stores,
-            processes,
-            hub,
-        }
+            stores: Stores::new(place.clone()),
+            processes: Arc::new(Semaphore::new(PROCESSES_MAX)),
+        })
     }
 }
 

@@ -11,6 +11,7 @@ mod display;
 #[doc(hidden)]
 pub mod fuzzing;
 mod ownership;
+mod runtime;
 mod settings;
 mod signals;
 mod value;
@@ -34,7 +35,12 @@ use value::exit::{self, Exit};
 /// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
-    let code = run(std::env::args_os().collect(), started);
+    let words: Vec<_> = std::env::args_os().collect();
+    // Reading the command line needs more stack than the lowest limits allow.
+    let code = match runtime::require_memory() {
+        Ok(()) => run(words, started),
+        Err(error) => fail(&error, asks_for_events(&words)),
+    };
     match output::end() {
         Ok(()) => code,
         Err(error) => {
@@ -68,15 +74,18 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(error) => {
-            terminal::warn(terminal::causes(&error));
-            let exit = Exit::of(&error);
-            if is_json {
-                failures::print_end(&error, exit);
-            }
-            exit.into()
-        }
+        Err(error) => fail(&error, is_json),
     }
+}
+
+/// Reports an error that ends the command, and returns its exit code.
+fn fail(error: &anyhow::Error, is_json: bool) -> ExitCode {
+    terminal::warn(terminal::causes(error));
+    let exit = Exit::of(error);
+    if is_json {
+        failures::print_end(error, exit);
+    }
+    exit.into()
 }
 
 fn run_here(command: Command, started: Instant) -> Result<ExitCode> {

@@ -22,6 +22,7 @@ use zmove_engine::{DialSettings, UnknownHost};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::display::prompt::Prompt;
+use crate::runtime;
 
 pub(crate) use copy::{Copy, CopySettings};
 pub(crate) use dial::start;
@@ -151,11 +152,7 @@ pub(crate) fn prepare_process() {
 /// Runs work that waits for few connections, on so many threads. Tasks that block a thread are not waited for at the
 /// end.
 pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(threads)
-        .enable_all()
-        .build();
-    let runtime = runtime.context("start the runtime")?;
+    let runtime = runtime::build(&mut Builder::new_multi_thread(), threads)?;
     let done = runtime.block_on(work);
     runtime.shutdown_background();
     done

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
 use zmove_disk::StorageMemory;
@@ -20,6 +21,7 @@ use zmove_receiver::ReceiverConfig;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
+use crate::runtime;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -43,7 +45,10 @@ pub(crate) fn run() -> Result<Exit> {
         request => request?,
     };
     let key = request.key.parse().context("read the sender's key")?;
-    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    let runtime = runtime::build(
+        &mut Builder::new_multi_thread(),
+        runtime::workers_for_many(),
+    )?;
     // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&request, key, input))?;

@@ -30,6 +30,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::unistd::User;
 use serde_json::json;
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
@@ -49,6 +50,7 @@ use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
 use crate::ownership::become_user;
+use crate::runtime;
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
@@ -144,7 +146,10 @@ fn begin(
     }
     let log_directory = config.log.file.as_deref().and_then(Path::parent);
     confinement::confine(config.confine, &own, &keys, log_directory)?;
-    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    let runtime = runtime::build(
+        &mut Builder::new_multi_thread(),
+        runtime::workers_for_many(),
+    )?;
     let all_ended = runtime.block_on(serve(
         (args, file),
         config,

@@ -34,7 +34,8 @@ pub(crate) struct Display {
 /// The thread that draws until `end` is dropped.
 struct Ticker {
     end: Sender<()>,
-    thread: JoinHandle<()>,
+    /// `None` if the thread could not be started: nothing is drawn then.
+    thread: Option<JoinHandle<()>>,
 }
 
 /// The observer that events go to.
@@ -196,7 +197,7 @@ impl Display {
             let work = move || watcher.tick(interval, &ended, &|line| terminal::warn(line));
             Ticker {
                 end,
-                thread: std::thread::spawn(work),
+                thread: std::thread::Builder::new().spawn(work).ok(),
             }
         });
     }
@@ -229,7 +230,7 @@ impl Display {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
             // A display that failed is no failure of the transfer.
-            let _display_failed = thread.join();
+            let _display_failed = thread.map(JoinHandle::join);
         }
         self.watcher.bar.finish_and_clear();
         let took_part = self

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write as _};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -54,6 +55,9 @@ pub(crate) fn columns(stream: impl AsFd + IsTerminal) -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
+/// Time between two redraws of a spinner.
+const TICK: Duration = Duration::from_millis(200);
+
 /// Writes one line on standard output.
 pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
@@ -69,9 +73,22 @@ pub(crate) fn running(template: &str) -> ProgressBar {
     let bar = ProgressBar::hidden();
     if io::stderr().is_terminal() {
         draw(&bar, template);
-        bar.enable_steady_tick(Duration::from_millis(200));
+        tick(&bar);
     }
     bar
+}
+
+/// Redraws a spinner regularly until it ends. If no thread can be started, the spinner stands still.
+fn tick(bar: &ProgressBar) {
+    let bar = bar.downgrade();
+    let tick = move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            drop(bar);
+            thread::sleep(TICK);
+        }
+    };
+    drop(thread::Builder::new().spawn(tick));
 }
 
 /// Draws a bar by another template from now on.

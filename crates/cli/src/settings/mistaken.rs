@@ -94,7 +94,10 @@ fn is_found(name: &str) -> bool {
     }
     let (found_in, found) = std::sync::mpsc::channel();
     let name = name.to_owned();
-    std::thread::spawn(move || found_in.send((&*name, 0).to_socket_addrs().is_ok()));
+    let look_up = move || found_in.send((&*name, 0).to_socket_addrs().is_ok());
+    if std::thread::Builder::new().spawn(look_up).is_err() {
+        return false;
+    }
     found.recv_timeout(LOOKUP_MAX).unwrap_or(false)
 }
 

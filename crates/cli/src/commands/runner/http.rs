@@ -15,6 +15,7 @@ use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
 use crate::commands::operate;
 use crate::display::terminal;
+use crate::runtime;
 use crate::value::control::{Answer, Request};
 use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
@@ -54,14 +55,9 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         version: version(),
         daemon,
     };
-    let api = Api::new(place, host);
+    let api = Api::new(place, host).context("start a thread")?;
     // One thread does all but what waits for storage.
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(1)
-        .max_blocking_threads(8)
-        .enable_all()
-        .build();
-    let runtime = runtime.context("start the runtime")?;
+    let runtime = runtime::build(Builder::new_multi_thread().max_blocking_threads(8), 1)?;
     let serve = move || {
         if let Some(reminders) = reminders {
             runtime.spawn(remind(reminders));

@@ -1,0 +1,154 @@
+//! The tokio runtime of a command, within the limits of this process.
+//!
+//! tokio panics if it cannot start a worker or open a socket for signals. Blocking work that finds neither an idle
+//! thread nor a new one waits for a thread that may never come. A runtime is therefore built only if this process can
+//! start all threads and open all descriptors that the runtime needs, and the runtime never gives up the threads that
+//! it has.
+//!
+//! **Invariant:** a low limit of this process is an error before the work begins. It is never a panic or an abort.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Resource, getrlimit};
+use rustix::thread::{gettid, sched_getaffinity};
+use tokio::runtime::{Builder, Runtime};
+use zmove_types::ByteCount;
+
+/// Builds a runtime with this number of workers.
+///
+/// # Errors
+/// The limits of this process are too low for the runtime, or the system refuses a descriptor.
+pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
+    let threads = workers + THREADS_KEPT;
+    require_threads(threads).with_context(|| {
+        format!(
+            "start {threads} threads (raise the limit on processes, 'ulimit -u' or TasksMax=, or on memory, 'ulimit -v')"
+        )
+    })?;
+    require_files().context(FEW_FILES)?;
+    let runtime = builder
+        .worker_threads(workers)
+        .thread_keep_alive(KEPT)
+        .enable_all()
+        .build()
+        .context(FEW_FILES)?;
+    start_kept_threads(&runtime);
+    Ok(runtime)
+}
+
+/// The number of workers of a runtime that serves many connections.
+pub(crate) fn workers_for_many() -> usize {
+    thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Refuses limits of this process below which an allocation or a stack that cannot grow would abort the process.
+///
+/// # Errors
+/// A limit is too low.
+pub(crate) fn require_memory() -> Result<()> {
+    let needs = [
+        (Resource::Stack, "-s", STACK_MIN),
+        (Resource::As, "-v", ADDRESSES_MIN),
+        (Resource::Data, "-d", DATA_MIN),
+    ];
+    for (resource, option, least) in needs {
+        let limit = getrlimit(resource).current.unwrap_or(u64::MAX);
+        ensure!(
+            limit >= least,
+            "start within the memory limit: the limit is {} and zmove needs {} (raise 'ulimit {option}')",
+            ByteCount(limit),
+            ByteCount(least)
+        );
+    }
+    Ok(())
+}
+
+/// Starts this number of threads at the same time and ends them again.
+fn require_threads(count: usize) -> io::Result<()> {
+    let gate = Mutex::new(());
+    let wait = || {
+        drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
+        gettid()
+    };
+    let (result, ended) = thread::scope(|scope| {
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = Vec::new();
+        let result = (0..count).try_for_each(|_| {
+            started.push(thread::Builder::new().spawn_scoped(scope, wait)?);
+            Ok(())
+        });
+        drop(closed);
+        let ended = started.into_iter().filter_map(|thread| thread.join().ok());
+        (result, ended.collect::<Vec<_>>())
+    });
+    // The kernel counts a thread until shortly after its end.
+    let due = Instant::now() + END_MAX;
+    while ended.iter().any(|thread| is_known(*thread)) && Instant::now() < due {
+        thread::yield_now();
+    }
+    result
+}
+
+/// Whether the kernel still has a thread.
+fn is_known(thread: Pid) -> bool {
+    sched_getaffinity(Some(thread)).is_ok()
+}
+
+/// Opens as many descriptors as a runtime needs and closes them again.
+fn require_files() -> io::Result<()> {
+    let open = |_| UnixStream::pair();
+    (0..FILES_MIN / 2)
+        .map(open)
+        .collect::<io::Result<Vec<_>>>()
+        .map(drop)
+}
+
+/// Has the runtime start the threads that it keeps for blocking work.
+fn start_kept_threads(runtime: &Runtime) {
+    let gate = Arc::new(Mutex::new(()));
+    let _closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..THREADS_KEPT {
+        let gate = Arc::clone(&gate);
+        runtime.spawn_blocking(move || drop(gate.lock().unwrap_or_else(PoisonError::into_inner)));
+    }
+}
+
+/// The step that too few descriptors make fail.
+const FEW_FILES: &str =
+    "start the runtime (raise the limit on open files, 'ulimit -n' or LimitNOFILE=)";
+/// Number of threads that a runtime always has for blocking work.
+const THREADS_KEPT: usize = 3;
+/// Maximum time until the kernel no longer counts threads that have ended.
+const END_MAX: Duration = Duration::from_millis(500);
+/// How long a runtime keeps an idle thread: longer than any process runs.
+const KEPT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// Number of descriptors that a runtime with its signals needs, and some for the work.
+const FILES_MIN: usize = 16;
+/// Minimum size of the main thread's stack.
+const STACK_MIN: u64 = 1 << 20;
+/// Minimum address space: the stacks of the threads, an arena of the allocator for each, and the buffers of the lanes.
+const ADDRESSES_MIN: u64 = 1 << 30;
+/// Minimum memory for data, which the reserved part of stacks and arenas does not count against.
+const DATA_MIN: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocking_work_has_threads_from_the_beginning() {
+        let runtime = build(&mut Builder::new_multi_thread(), 1).unwrap();
+        let gate = Arc::new(std::sync::Barrier::new(THREADS_KEPT + 1));
+        for _ in 0..THREADS_KEPT {
+            let gate = Arc::clone(&gate);
+            runtime.spawn_blocking(move || gate.wait());
+        }
+        gate.wait();
+        assert_eq!(runtime.metrics().num_workers(), 1);
+    }
+}
