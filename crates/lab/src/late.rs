@@ -85,6 +85,9 @@ pub(crate) struct LateArgs {
     /// While there is such a file, no flush is answered, as where a server does not answer.
     #[arg(long, value_name = "FILE")]
     stall: Option<PathBuf>,
+    /// While there is such a file, every operation fails with ESTALE, as where a file server has lost its state.
+    #[arg(long, value_name = "FILE")]
+    stale: Option<PathBuf>,
     /// Size of that file system.
     #[arg(long, default_value = "2GiB")]
     image: ByteCount,
@@ -194,6 +197,7 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     };
     let special = Special {
         stall: arguments.stall.clone(),
+        stale: arguments.stale.clone(),
         ..Special::default()
     };
     let root = session.subdirectory("late")?;

@@ -10,12 +10,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, openat, statat};
+use rustix::io::Errno;
 
 /// All nodes of one mount. **Invariant:** the root is node 1 whatever its inode number is, and no other node is.
 #[derive(Debug)]
 pub(super) struct Nodes {
     root_inode: u64,
     known: Mutex<HashMap<u64, Node>>,
+    /// While there is such a file, no node is found.
+    stale: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -26,7 +29,7 @@ struct Node {
 }
 
 impl Nodes {
-    pub(super) fn new(root: &Path) -> io::Result<Self> {
+    pub(super) fn new(root: &Path, stale: Option<PathBuf>) -> io::Result<Self> {
         let descriptor = Arc::new(openat(
             CWD,
             root,
@@ -44,6 +47,7 @@ impl Nodes {
         Ok(Self {
             root_inode,
             known: Mutex::new(known),
+            stale,
         })
     }
 
@@ -51,7 +55,14 @@ impl Nodes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The descriptor of a node.
+    ///
+    /// # Errors
+    /// `ESTALE` while the server has lost its state.
     pub(super) fn descriptor(&self, inode: INodeNo) -> io::Result<Arc<OwnedFd>> {
+        if self.stale.as_ref().is_some_and(|file| file.exists()) {
+            return Err(Errno::STALE.into());
+        }
         let known = self.lock();
         let node = known.get(&inode.0).ok_or(io::ErrorKind::NotFound)?;
         Ok(Arc::clone(&node.descriptor))

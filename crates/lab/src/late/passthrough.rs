@@ -55,6 +55,8 @@ pub(super) struct Special {
     pub(super) client: Option<Client>,
     /// No flush is answered while there is such a file.
     pub(super) stall: Option<PathBuf>,
+    /// No file or directory is found while there is such a file.
+    pub(super) stale: Option<PathBuf>,
 }
 
 /// One name of a directory that is open.
@@ -72,7 +74,7 @@ impl Passthrough {
         special: Special,
         operations: Arc<Operations>,
     ) -> io::Result<Self> {
-        let nodes = Nodes::new(over)?;
+        let nodes = Nodes::new(over, special.stale.clone())?;
         let pace = delays.rate.map(Pace::new);
         let (files, listings) = (Handles::new(), Handles::new());
         Ok(Self {

@@ -14,6 +14,7 @@ mod matrix;
 mod metadata;
 mod powercut;
 mod scale;
+mod stale;
 mod stalling;
 mod torture;
 

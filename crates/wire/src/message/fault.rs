@@ -201,6 +201,10 @@ const fn mount_hint(errno: i32) -> &'static str {
         ENOTCONN | ESHUTDOWN | EHOSTDOWN => {
             " (the file system that is mounted there does not answer; mount it again)"
         }
+        ESTALE => {
+            " (another program has moved it, or the file system that is mounted there has lost it; if this persists, mount \
+             it again)"
+        }
         _ => "",
     }
 }
@@ -211,6 +215,8 @@ const ENOTCONN: i32 = 107;
 const ESHUTDOWN: i32 = 108;
 /// "Host is down".
 const EHOSTDOWN: i32 = 112;
+/// "Stale file handle", as of a file server that has lost its state.
+const ESTALE: i32 = 116;
 /// "Input/output error", which stands for an error without a number.
 const EIO: i32 = 5;
 /// "No space left on device".
@@ -250,6 +256,19 @@ pub(super) mod tests {
             operation: Operation::Write,
             code: FaultCode::Os(28),
         }
+    }
+
+    #[test]
+    fn a_fault_of_a_lost_file_system_says_what_to_do() {
+        let says_it = |errno| {
+            FaultCode::Os(errno)
+                .to_string()
+                .ends_with("mount it again)")
+        };
+        for errno in [ENOTCONN, ESHUTDOWN, EHOSTDOWN, ESTALE] {
+            assert!(says_it(errno), "{errno}");
+        }
+        assert!(!says_it(EIO));
     }
 
     #[test]
