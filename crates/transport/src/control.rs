@@ -48,7 +48,7 @@ struct WriterHandle {
 
 /// The ends of the [`Pinger`]s of a connection.
 struct Pinging {
-    /// The value of the newest ping that is to be sent.
+    /// The greatest value of a ping that is to be sent.
     asked: watch::Receiver<Option<u64>>,
     pongs: watch::Sender<Option<u64>>,
 }
@@ -62,9 +62,16 @@ pub struct Pinger {
 
 impl Pinger {
     /// Sends a ping, whose value the peer echoes, as soon as both sides have greeted and the connection takes it. Of
-    /// several pings that wait, the newest is sent.
+    /// several pings that wait, the one with the greatest value is sent. A value that is not greater than those before
+    /// is not sent.
     pub fn ping(&self, value: u64) {
-        self.asked.send_replace(Some(value));
+        self.asked.send_if_modified(|asked| {
+            let is_newer = asked.is_none_or(|asked| value > asked);
+            if is_newer {
+                *asked = Some(value);
+            }
+            is_newer
+        });
     }
 
     /// The value of the newest pong. It closes when nothing is read from the connection any more.

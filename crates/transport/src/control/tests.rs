@@ -39,7 +39,7 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
     far.0.greeting().await.unwrap();
     // an opening that waits in the queue, and pings behind it, from both sides
     near.1.send(&message(9)).await.unwrap();
-    for value in [7, u64::MAX, 0] {
+    for value in [0, 7, u64::MAX] {
         ping(&near.1.pinger(), value).await;
         ping(&far.1.pinger(), value).await;
     }
@@ -81,6 +81,23 @@ async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_befo
     drop(writing.await.unwrap().unwrap());
     let heard = far.0.receive().await.unwrap().unwrap();
     assert_eq!(heard, message(9)[4..]);
+}
+
+/// Two threads may come to the pinger in another order than they took their values.
+#[tokio::test]
+async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
+    let (mut near, mut far) = pair(1 << 10);
+    let pinger = near.1.pinger();
+    pinger.ping(2);
+    pinger.ping(1);
+    let greet = async |control: &mut Control| {
+        control.1.greet(&greeting()).await.unwrap();
+        assert_eq!(control.0.greeting().await.unwrap(), greeting());
+    };
+    tokio::join!(greet(&mut near), greet(&mut far));
+    let mut pongs = pinger.pongs();
+    let pong = pongs.wait_for(Option::is_some).await.unwrap();
+    assert_eq!(*pong, Some(2));
 }
 
 /// Each would wait for the other if reading waited for writing.
