@@ -19,7 +19,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -90,12 +90,19 @@ impl Permit<'_> {
 thread_local! {
     /// Pings that were sent before this prove nothing to this thread.
     static SINCE: Cell<u64> = const { Cell::new(0) };
+    /// How long this thread has waited for echoes, of all leases.
+    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// How long the calling thread has waited for permits. It waited for a sender, and not for storage.
+pub(crate) fn waited_for_permits() -> Duration {
+    WAITED.get()
 }
 
 /// How long whoever waits for an echo relies on being told that the connection has ended.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LEASE_NANOS: u64 = 10_000_000_000;
-const GAP_NANOS: u64 = 500_000_000;
+pub(crate) const GAP_NANOS: u64 = 500_000_000;
 const _: () =
     assert!(LEASE_NANOS as u128 == LEASE_MAX.as_nanos() && GAP_NANOS as u128 == GAP_MAX.as_nanos());
 
@@ -248,11 +255,13 @@ impl Timed {
 
     /// Waits for an echo, the end, or a second, after which the connection is looked at again.
     fn wait_for_proof_since(&self, oldest: u64) {
+        let began = Instant::now();
         let waiting = self.waiting.lock();
         let waited = self.changed.wait_timeout_while(waiting, LOOK_AGAIN, |()| {
             self.proved.load(Ordering::Acquire) < oldest && !self.ended.load(Ordering::Acquire)
         });
         drop(waited);
+        WAITED.set(WAITED.get() + began.elapsed());
     }
 
     fn is_over(&self) -> bool {

@@ -25,6 +25,7 @@ use std::thread::{self, Scope, Thread};
 use std::time::{Duration, Instant};
 
 use self::width::{Sample, Width};
+use crate::lease::waited_for_permits;
 
 pub(crate) mod memory;
 mod width;
@@ -97,13 +98,21 @@ pub struct Turn<'a> {
 #[derive(Debug, Default)]
 struct Place {
     /// The thread's number, and since when it has worked there without a report.
-    held: Option<(u64, Instant)>,
+    held: Option<(u64, Stopwatch)>,
     elapsed: Duration,
     done: u64,
     /// For how long the thread sleeps at most in the contents that it has written if storage is prompt.
     prompt: Duration,
     /// How long the thread had been awake at its last report.
     awake: Option<Duration>,
+}
+
+/// Measures the time of the calling thread but for its waits for permits, since those are no fault of storage.
+#[derive(Clone, Copy, Debug)]
+struct Stopwatch {
+    began: Instant,
+    /// How long the thread had waited for permits then.
+    waited: Duration,
 }
 
 /// The state that the threads which do one task in parallel share.
@@ -449,7 +458,7 @@ impl Turn<'_> {
             return true;
         };
         place.awake = place.awake.or_else(self.threads.awake);
-        place.held = Some((number, Instant::now()));
+        place.held = Some((number, Stopwatch::start()));
         false
     }
 
@@ -492,6 +501,20 @@ impl Turn<'_> {
     }
 }
 
+impl Stopwatch {
+    fn start() -> Self {
+        Self {
+            began: Instant::now(),
+            waited: waited_for_permits(),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        let waited = waited_for_permits().saturating_sub(self.waited);
+        self.began.elapsed().saturating_sub(waited)
+    }
+}
+
 impl Place {
     /// What the thread has done since its last report; it counts as awake all the time where that cannot be measured.
     /// `None` when the time is too short to be measured.
@@ -501,7 +524,7 @@ impl Place {
         if elapsed < MEASURED_MIN {
             return None;
         }
-        *since = Instant::now();
+        *since = Stopwatch::start();
         self.elapsed = Duration::ZERO;
         let before = std::mem::replace(&mut self.awake, awake());
         let awake = before
@@ -563,8 +586,11 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::{GAP_NANOS, Lease};
     use std::cell::Cell;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use std::sync::mpsc::channel;
 
     /// Threads in turns that keep their places also where they get no core for long.
     fn without_end_of_leases() -> StorageThreads {
@@ -805,6 +831,58 @@ mod tests {
                 }
             },
         );
+        assert_eq!(done.len(), 1);
+    }
+
+    /// The sender answers late, and not storage.
+    #[test]
+    fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
+        let threads = StorageThreads {
+            awake: hardly_awake,
+            ..StorageThreads::in_turns()
+        };
+        let stopping = AtomicBool::new(false);
+        let now = Arc::new(AtomicU64::new(GAP_NANOS));
+        let clock = Arc::clone(&now);
+        let (pings, asked) = channel();
+        let end = pings.clone();
+        let lease = Lease::timed(
+            Arc::new(move || clock.load(Ordering::SeqCst)),
+            move |ping| pings.send(ping).unwrap(),
+            None,
+        );
+        let left = AtomicUsize::new(100);
+        let take = || {
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
+        };
+        let lease = &lease;
+        let done = thread::scope(|scope| {
+            scope.spawn(move || {
+                for ping in asked.iter().take_while(|ping| *ping > 0) {
+                    answer_late();
+                    lease.echoed(ping);
+                }
+            });
+            let done = threads.side_by_side(
+                (Task::Write, "help"),
+                &stopping,
+                || Some(()),
+                |turn| {
+                    while !turn.is_over() && take() {
+                        turn.writes(1024);
+                        // After a gap the next permit needs a new echo.
+                        now.fetch_add(2 * GAP_NANOS, Ordering::SeqCst);
+                        drop(lease.permit().unwrap());
+                        turn.get_help();
+                    }
+                },
+            );
+            end.send(0).unwrap();
+            done
+        });
         assert_eq!(done.len(), 1);
     }
 
