@@ -70,7 +70,7 @@ fn staged_together(parent: &Arc<OwnedFd>) {
         file.write_all(&CONTENTS).expect("written");
         staging
             .new_files()
-            .set_metadata(&file, &METADATA, &proven)
+            .set_metadata(Permit::for_hidden(), &file, &METADATA, &proven)
             .expect("set");
     }
     staging

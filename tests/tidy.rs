@@ -777,6 +777,42 @@ fn every_expectation_has_its_reason() {
     assert_none(&violations);
 }
 
+/// There each call takes a permit by its type.
+#[test]
+fn attributes_at_a_target_are_changed_in_one_file_alone() {
+    const CALLS: [&str; 17] = [
+        "fs::chmod(",
+        "fs::chmodat(",
+        "fs::fchmod(",
+        "fs::chown(",
+        "fs::chownat(",
+        "fs::fchown(",
+        "fs::futimens(",
+        "fs::utimensat(",
+        "fs::setxattr(",
+        "fs::lsetxattr(",
+        "fs::fsetxattr(",
+        "fs::removexattr(",
+        "fs::lremovexattr(",
+        "fs::fremovexattr(",
+        "fs::set_permissions(",
+        ".set_permissions(",
+        "fs::create_dir_all(",
+    ];
+    let mut violations = Vec::new();
+    for of in ["disk", "receiver"] {
+        for file in rust_files(&root().join("crates").join(of).join("src")) {
+            if is_test(&file) || matches!(name(&file), "attributes.rs" | "fuzzing.rs") {
+                continue;
+            }
+            let shipped = shipped_text(&file);
+            let found = CALLS.into_iter().filter(|call| shipped.contains(call));
+            violations.extend(found.map(|call| format!("{}: {call}", shown(&file))));
+        }
+    }
+    assert_none(&violations);
+}
+
 #[test]
 fn unsafe_code_is_in_its_crates_alone() {
     let mut violations = Vec::new();

@@ -147,7 +147,7 @@ pub fn retouch(
     if !there.regular {
         return Err(Errno::INVAL.into());
     }
-    let file = open_own(directory, name)?;
+    let file = open_own(lease, directory, name)?;
     let opened = FileIdentity::of(&file)?;
     // Where opening the file took another mode, its last change is that.
     let is_it = FileIdentity {
@@ -200,8 +200,8 @@ pub(crate) fn may_give_away() -> bool {
 ///
 /// # Errors
 /// The system's error.
-pub fn set_file_mtime(_permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
-    Ok(rustix::fs::futimens(file, &with_access_now(mtime))?)
+pub fn set_file_mtime(permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
+    Ok(Descriptor::Open(file.as_fd()).set_times(&permit, &with_access_now(mtime))?)
 }
 
 /// Timestamps that set the modification time, and the present as the time of access.

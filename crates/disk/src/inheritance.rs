@@ -5,12 +5,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Gid, Mode, XattrFlags};
+use rustix::fs::{Gid, Mode};
 use rustix::io::Errno;
 use zmove_types::Name;
 
+use crate::attributes::set_group_at;
 use crate::entry::metadata::set_mode_if_allowed;
-use crate::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, default_acl};
+use crate::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, Descriptor, default_acl};
+use crate::final_names::place;
+use crate::lease::Permit;
 
 /// What a directory gives to entries that are made in it.
 #[derive(Debug, Default)]
@@ -33,43 +36,40 @@ impl Inheritance {
 
     /// Gives it to a file that was made elsewhere; its mode is still to be set. Returns whether there was anything to
     /// give.
-    pub(crate) fn give_to(&self, file: &File) -> io::Result<bool> {
+    pub(crate) fn give_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
+        let entry = Descriptor::Open(file.as_fd());
         let mut given = false;
         if let Some(group) = self.group
             && rustix::fs::fstat(file)?.st_gid != group.as_raw()
         {
-            rustix::fs::fchown(file, None, Some(group))?;
+            entry.set_owner(permit, None, Some(group))?;
             given = true;
         }
         if let Some(acl) = &self.acl {
-            rustix::fs::fsetxattr(file.as_fd(), ACCESS_NAME, acl, XattrFlags::empty())?;
+            entry.write_xattr(permit, ACCESS_NAME.to_bytes(), acl)?;
             given = true;
         }
         Ok(given)
     }
 
-    /// Gives an entry that is no file, by its name in a directory, the group.
+    /// Gives an entry that is no file, by its hidden name in a directory, the group.
     pub(crate) fn give_group(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let Some(group) = self.group else {
             return Ok(());
         };
-        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-        Ok(rustix::fs::chownat(
-            directory,
-            name.as_os_str(),
-            None,
-            Some(group),
-            flags,
-        )?)
+        let at = place(directory, name.as_os_str());
+        Ok(set_group_at(Permit::for_hidden(), at, group)?)
     }
 }
 
-/// Has a directory give nothing to what is made in it.
+/// Has a directory with a hidden name give nothing to what is made in it.
 pub(crate) fn give_nothing(directory: BorrowedFd<'_>) -> io::Result<()> {
     if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
-        set_mode_if_allowed(directory, Mode::RWXU)?;
+        set_mode_if_allowed(Permit::for_hidden(), directory, Mode::RWXU)?;
     }
-    match rustix::fs::fremovexattr(directory, DEFAULT_NAME) {
+    let erased =
+        Descriptor::Open(directory).erase_xattr(&Permit::for_hidden(), DEFAULT_NAME.to_bytes());
+    match erased {
         Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -15,6 +15,7 @@
 //! ```
 
 mod abandoned;
+mod attributes;
 mod dead_mount;
 mod entry;
 mod file_io;
@@ -42,6 +43,7 @@ mod storage_threads;
 mod tree;
 
 pub use abandoned::remove_abandoned;
+pub use attributes::renew_times;
 pub use dead_mount::{CauseAt, is_gone};
 pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};

@@ -50,17 +50,17 @@ impl NewFiles {
     /// The system's error where the storage fails.
     pub fn set_metadata(
         &self,
+        permit: Permit<'_>,
         file: &File,
         metadata: &Metadata,
         proven: &ProvenKinds,
     ) -> io::Result<Vec<Miss>> {
         if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
-            set_file_mtime(Permit::for_hidden(), file.as_fd(), metadata.mtime)?;
+            set_file_mtime(permit, file.as_fd(), metadata.mtime)?;
             return Ok(Vec::new());
         }
         let entry = Descriptor::Open(file.as_fd());
         let stat = entry.stat()?;
-        let permit = Permit::for_hidden();
         let misses = Wanted::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
         // Only where times are kept too may the next files of the directory do without a look.
         if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
@@ -80,7 +80,12 @@ impl NewFiles {
     ///
     /// # Errors
     /// The system's error, `EPERM` where this user is not of the group of a directory with the setgid bit.
-    pub fn give_to(&self, file: &File, directory: BorrowedFd<'_>) -> io::Result<bool> {
+    pub fn give_to(
+        &self,
+        permit: &Permit<'_>,
+        file: &File,
+        directory: BorrowedFd<'_>,
+    ) -> io::Result<bool> {
         let inheritance = match self.inheritance.get() {
             Some(known) => known,
             None => {
@@ -88,7 +93,7 @@ impl NewFiles {
                 self.inheritance.get_or_init(|| found)
             }
         };
-        inheritance.give_to(file)
+        inheritance.give_to(permit, file)
     }
 
     /// The directory as hidden names tell it.

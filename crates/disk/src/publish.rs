@@ -7,6 +7,7 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Kinds, Name, Timestamp};
 
+use crate::attributes::set_times_at;
 use crate::entry::metadata::Miss;
 use crate::entry::proven::ProvenKinds;
 use crate::entry::{FileIdentity, with_access_now};
@@ -103,15 +104,7 @@ pub fn place_symlink(
             error,
         }])
     };
-    let permit = lease.permit()?;
-    let timed = rustix::fs::utimensat(
-        directory,
-        name.as_os_str(),
-        &with_access_now(mtime),
-        AtFlags::SYMLINK_NOFOLLOW,
-    );
-    drop(permit);
-    match timed {
+    match set_times_at(lease.permit()?, at, &with_access_now(mtime)) {
         Ok(()) => {}
         Err(error) if Miss::is_refusal(error) => return Ok(miss(error)),
         Err(error) => return Err(error.into()),

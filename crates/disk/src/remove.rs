@@ -413,8 +413,11 @@ fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Resu
         Err(Errno::ACCESS) => {
             let held = EntryHandle::hold(parent, name, FileType::Directory)?;
             refuse_mount(parent, held.as_fd())?;
-            let _permit = lease.permit()?;
-            Ok(held.open(Mode::RWXU, OFlags::RDONLY | OFlags::DIRECTORY)?)
+            Ok(held.open(
+                &lease.permit()?,
+                Mode::RWXU,
+                OFlags::RDONLY | OFlags::DIRECTORY,
+            )?)
         }
         Err(error) => Err(error.into()),
     }

@@ -50,6 +50,7 @@ use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
 use self::epoch_session::{epoch_name, epochs_in, is_dead};
+use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::hidden::own_process;
 use crate::inheritance::give_nothing;
@@ -338,12 +339,12 @@ impl SharedJobDirectory {
         // One for all of it: whoever opens up a directory closes it again.
         let permit = lease.permit()?;
         if is_closed {
-            rustix::fs::fchmod(root, mode | Mode::RWXU)?;
+            Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;
         }
         let removed =
             remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
         if is_closed {
-            rustix::fs::fchmod(root, mode)?;
+            Descriptor::Open(root.as_fd()).set_mode(&permit, mode)?;
         }
         drop(permit);
         removed?;

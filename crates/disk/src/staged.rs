@@ -105,7 +105,7 @@ impl Staged {
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-            Err(Errno::ACCESS) => open_finished(found)?,
+            Err(Errno::ACCESS) => open_finished(lease, found)?,
             opened => opened?,
         };
         if !is_it(file.as_fd()) {
@@ -405,9 +405,13 @@ fn is_refusal(error: Errno) -> bool {
 }
 
 /// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
-fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
+fn open_finished(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
     let held = EntryHandle::of(found, FileType::RegularFile)?;
-    held.open(Mode::RUSR | Mode::WUSR, OFlags::RDWR | OFlags::NONBLOCK)
+    held.open(
+        &lease.permit()?,
+        Mode::RUSR | Mode::WUSR,
+        OFlags::RDWR | OFlags::NONBLOCK,
+    )
 }
 
 #[cfg(test)]
@@ -604,13 +608,13 @@ mod tests {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;
             rustix::fs::openat(&fd, name.as_os_str(), flags, Mode::empty()).unwrap()
         };
-        File::from(open_finished(hold(&hidden)).unwrap())
+        File::from(open_finished(&Lease::constant(), hold(&hidden)).unwrap())
             .write_all(b"more")
             .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"more");
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let link = Name::from_bytes(b"link").unwrap();
-        assert!(open_finished(hold(&link)).is_err());
+        assert!(open_finished(&Lease::constant(), hold(&link)).is_err());
         assert!(Staged::reopen(&Lease::constant(), &fd, &link, Direct::Auto, |_| true).is_err());
         assert!(Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).is_ok());
     }

@@ -219,8 +219,11 @@ pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()
     let (made, ()) = make_hidden(directory, make)?;
     let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
-    let _permit = lease.permit()?;
-    set_mode_if_allowed(directory, Mode::from_raw_mode(stat?.st_mode))
+    set_mode_if_allowed(
+        lease.permit()?,
+        directory,
+        Mode::from_raw_mode(stat?.st_mode),
+    )
 }
 
 impl Drop for StagingDirectory {
@@ -307,7 +310,12 @@ pub(crate) mod tests {
             };
             staging
                 .new_files()
-                .set_metadata(&file, &Metadata::new(mode, mtime), &ProvenKinds::default())
+                .set_metadata(
+                    Permit::for_hidden(),
+                    &file,
+                    &Metadata::new(mode, mtime),
+                    &ProvenKinds::default(),
+                )
                 .unwrap();
         }
         staging

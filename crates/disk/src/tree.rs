@@ -11,12 +11,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
+use crate::entry::xattrs::Descriptor;
 use crate::final_names::{make_directory, place};
 use crate::lease::Lease;
 
@@ -265,6 +266,33 @@ impl Tree {
         self.make_missing(path, Makes::AsUsual)
     }
 
+    /// Makes the directory at a path of the user's own, and what is missing above it, with the usual permissions. Links
+    /// and `..` in the path are followed.
+    ///
+    /// # Errors
+    /// The system's error, and what [`Lease::permit`] returns.
+    pub fn make_with_parents(lease: &Lease, path: &Path) -> io::Result<()> {
+        let make = |path: &Path| match make_directory(
+            lease.permit()?,
+            place(&CWD, path.as_os_str()),
+            USUAL_MODE,
+        ) {
+            Err(error) if error != Errno::NOENT && path.is_dir() => Ok(()),
+            made => made,
+        };
+        let mut missing = Vec::new();
+        for directory in path.ancestors() {
+            match make(directory) {
+                Err(Errno::NOENT) => missing.push(directory),
+                made => {
+                    made?;
+                    break;
+                }
+            }
+        }
+        Ok(missing.into_iter().rev().try_for_each(make)?)
+    }
+
     /// Makes a directory in an open one; `false` when the name is taken.
     ///
     /// # Errors
@@ -319,9 +347,9 @@ impl Tree {
                 let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 self.fence.as_ref().map_or(Ok(()), |fence| fence.check())?;
-                let _permit = self.lease.permit()?;
+                let permit = self.lease.permit()?;
                 // A directory that cannot be opened up is as closed as it was.
-                held.open_up(OFlags::RDONLY | OFlags::DIRECTORY)
+                held.open_up(&permit, OFlags::RDONLY | OFlags::DIRECTORY)
                     .map_err(|_error| Errno::ACCESS)
             }
             opened => opened,
@@ -397,8 +425,9 @@ pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<O
 pub(crate) fn make_writable(lease: &Lease, directory: &OwnedFd) -> rustix::io::Result<()> {
     let mode = Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
-        let _permit = lease.permit()?;
-        let _best_effort = rustix::fs::fchmod(directory, mode | Mode::RWXU);
+        let permit = lease.permit()?;
+        let directory = Descriptor::Open(directory.as_fd());
+        let _best_effort = directory.set_mode(&permit, mode | Mode::RWXU);
     }
     Ok(())
 }

@@ -18,12 +18,12 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat, Timestamps, Uid};
+use rustix::fs::{FileType, Gid, Mode, Stat, Timestamps, Uid};
 use rustix::io::Errno;
 use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
 
 use super::proven::ProvenKinds;
-use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
+use super::xattrs::{Descriptor, HasXattrs, mode_without_acl};
 use super::{may_give_away, timespec, timestamp};
 use crate::lease::Permit;
 use crate::storable_times::may_be_kept;
@@ -112,13 +112,14 @@ impl Wanted<'_> {
     /// The same for an entry that has these properties.
     pub(crate) fn set_from(
         &self,
-        _permit: Permit<'_>,
+        permit: Permit<'_>,
         entry: Descriptor<'_>,
         stat: &Stat,
         proven: &ProvenKinds,
     ) -> io::Result<Vec<Miss>> {
         let mut setting = Setting {
             wanted: self,
+            permit: &permit,
             entry,
             form: FileType::from_raw_mode(stat.st_mode),
             mode: Some(stat.st_mode & 0o7777),
@@ -198,6 +199,7 @@ fn is_in_group(group: u32) -> bool {
 /// The setting of one entry.
 struct Setting<'a> {
     wanted: &'a Wanted<'a>,
+    permit: &'a Permit<'a>,
     entry: Descriptor<'a>,
     form: FileType,
     /// The mode that the entry has now, where that is known.
@@ -222,12 +224,12 @@ impl Setting<'_> {
         }
         // what it allows its group now may be more than it allows that in the end
         self.narrow();
-        match self.entry.give_to(user, group) {
+        match self.entry.give_to(self.permit, user, group) {
             Ok(()) => {}
             // who may not give it away may give it to another of their groups
             Err(error) if user.is_some() && group.is_some() => {
                 self.miss(Kinds::OWNER, error);
-                if let Err(error) = self.entry.give_to(None, group) {
+                if let Err(error) = self.entry.give_to(self.permit, None, group) {
                     self.miss(Kinds::GROUP, error);
                 }
             }
@@ -284,12 +286,16 @@ impl Setting<'_> {
             .iter()
             .filter(|old| !xattrs.iter().any(|new| new.name == old.name))
         {
-            self.change(&old.name, |entry| entry.remove_xattr(&old.name));
+            self.change(&old.name, |entry, permit| {
+                entry.remove_xattr(permit, &old.name)
+            });
         }
         let is_new = |new: &&Xattr| !has.contains(new);
         for kind in [Kinds::XATTRS, Kinds::ACLS, Kinds::PRIVILEGED] {
             for new in xattrs.iter().filter(of(kind.common(kinds))).filter(is_new) {
-                self.change(&new.name, |entry| entry.set_xattr(&new.name, &new.value));
+                self.change(&new.name, |entry, permit| {
+                    entry.set_xattr(permit, &new.name, &new.value)
+                });
                 self.read_back_xattr(new);
             }
         }
@@ -297,15 +303,19 @@ impl Setting<'_> {
     }
 
     /// Sets or removes an attribute. Who owns an entry and may not write to it has to allow that first.
-    fn change(&mut self, name: &[u8], change: impl Fn(Descriptor<'_>) -> rustix::io::Result<()>) {
-        let mut changed = change(self.entry);
+    fn change(
+        &mut self,
+        name: &[u8],
+        change: impl Fn(Descriptor<'_>, &Permit<'_>) -> rustix::io::Result<()>,
+    ) {
+        let mut changed = change(self.entry, self.permit);
         if changed == Err(Errno::ACCESS)
             && self
                 .set_mode_to(self.wanted.mode & OWNER_ALL | OWNER_WRITES)
                 .is_ok()
         {
             self.mode = None;
-            changed = change(self.entry);
+            changed = change(self.entry, self.permit);
         }
         if let (Err(error), Some(kind)) = (changed, Kinds::of_xattr(name)) {
             self.miss(kind, error);
@@ -382,7 +392,7 @@ impl Setting<'_> {
             last_access: timespec(atime),
             last_modification: timespec(mtime),
         };
-        match self.entry.set_times(&times) {
+        match self.entry.set_times(self.permit, &times) {
             Ok(()) => {}
             Err(error) if Miss::is_refusal(error) => {
                 if there.mtime != mtime {
@@ -442,7 +452,7 @@ impl Setting<'_> {
         if self.form == FileType::Symlink {
             Ok(())
         } else {
-            self.entry.set_mode(mode)
+            self.entry.set_mode(self.permit, Mode::from_raw_mode(mode))
         }
     }
 
@@ -484,8 +494,12 @@ impl FoundTimes {
 }
 
 /// Sets the mode of an open entry, unless its file system refuses that.
-pub(crate) fn set_mode_if_allowed(entry: BorrowedFd<'_>, mode: Mode) -> io::Result<()> {
-    match rustix::fs::fchmod(entry, mode) {
+pub(crate) fn set_mode_if_allowed(
+    permit: Permit<'_>,
+    entry: BorrowedFd<'_>,
+    mode: Mode,
+) -> io::Result<()> {
+    match Descriptor::Open(entry).set_mode(&permit, mode) {
         Err(error) if !Miss::is_refusal(error) => Err(error.into()),
         _set_or_refused => Ok(()),
     }
@@ -497,37 +511,16 @@ impl Descriptor<'_> {
         rustix::fs::fstat(file)
     }
 
-    fn give_to(self, user: Option<u32>, group: Option<u32>) -> rustix::io::Result<()> {
+    fn give_to(
+        self,
+        permit: &Permit<'_>,
+        user: Option<u32>,
+        group: Option<u32>,
+    ) -> rustix::io::Result<()> {
         if [user, group].contains(&Some(Account::NO_ID)) {
             return Err(Errno::INVAL);
         }
-        let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
-        match self {
-            Self::Open(file) => rustix::fs::fchown(file, user, group),
-            Self::PathOnly(file) => {
-                rustix::fs::chownat(file, c"", user, group, AtFlags::EMPTY_PATH)
-            }
-        }
-    }
-
-    fn set_mode(self, mode: u32) -> rustix::io::Result<()> {
-        let mode = Mode::from_raw_mode(mode);
-        match self {
-            Self::Open(file) => rustix::fs::fchmod(file, mode),
-            Self::PathOnly(file) => rustix::fs::chmod(by_descriptor(file), mode),
-        }
-    }
-
-    fn set_times(self, times: &Timestamps) -> rustix::io::Result<()> {
-        match self {
-            Self::Open(file) => rustix::fs::futimens(file, times),
-            Self::PathOnly(file) => rustix::fs::utimensat(
-                rustix::fs::CWD,
-                by_descriptor(file),
-                times,
-                AtFlags::empty(),
-            ),
-        }
+        self.set_owner(permit, user.map(Uid::from_raw), group.map(Gid::from_raw))
     }
 }
 
@@ -597,7 +590,7 @@ mod tests {
 
     fn has_xattrs(file: &File) -> bool {
         let usable = Descriptor::Open(file.as_fd())
-            .set_xattr(&acl(4, 6).name, &acl(4, 6).value)
+            .set_xattr(&Permit::for_hidden(), &acl(4, 6).name, &acl(4, 6).value)
             .is_ok();
         if !usable {
             eprintln!("skipped: no access control lists here");
@@ -612,7 +605,7 @@ mod tests {
             return;
         }
         Descriptor::Open(file.as_fd())
-            .set_xattr(b"user.old", b"x")
+            .set_xattr(&Permit::for_hidden(), b"user.old", b"x")
             .unwrap();
         let xattrs = [acl(4, 6), xattr("user.new", b"y")];
         assert!(
@@ -790,6 +783,7 @@ mod tests {
         let proven = ProvenKinds::default();
         let mut setting = Setting {
             wanted: &owned,
+            permit: &Permit::for_hidden(),
             entry,
             form,
             mode: Some(0o666),

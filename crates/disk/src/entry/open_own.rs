@@ -5,11 +5,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
+
+use super::xattrs::{Descriptor, by_descriptor};
+use crate::lease::{Lease, Permit};
 
 /// A handle of an entry: a descriptor that can do nothing else (`O_PATH`), with mode and owner.
 #[derive(Debug)]
@@ -23,20 +26,22 @@ pub(crate) struct EntryHandle {
 /// regular file.
 ///
 /// # Errors
-/// The system's error, `ELOOP` for a symbolic link.
-pub fn open_own(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
+/// The system's error, `ELOOP` for a symbolic link, and what [`Lease::permit`] returns.
+pub fn open_own(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-        Err(Errno::ACCESS) => open_forbidden(directory, name),
+        Err(Errno::ACCESS) => open_forbidden(lease, directory, name),
         opened => Ok(opened?.into()),
     }
 }
 
 /// Opens a regular file to be read although its mode forbids that, and restores the mode.
-fn open_forbidden(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
+fn open_forbidden(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let held = EntryHandle::hold(directory, name, FileType::RegularFile)?;
-    let opened = held.open(held.mode | Mode::RUSR, OFlags::RDONLY);
-    held.set_mode(held.mode)?;
+    // One permit for both changes, so that the mode is restored even if the sender goes meanwhile.
+    let permit = lease.permit()?;
+    let opened = held.open(&permit, held.mode | Mode::RUSR, OFlags::RDONLY);
+    held.set_mode(&permit, held.mode)?;
     Ok(opened?.into())
 }
 
@@ -88,27 +93,36 @@ impl EntryHandle {
     }
 
     /// Opens the entry with all rights of its owner, who must be the user of this process, added to its mode.
-    pub(crate) fn open_up(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    pub(crate) fn open_up(
+        &self,
+        permit: &Permit<'_>,
+        flags: OFlags,
+    ) -> rustix::io::Result<OwnedFd> {
         let is_own = rustix::process::geteuid().as_raw() == self.owner;
         if is_own {
-            self.open(self.mode | Mode::RWXU, flags)
+            self.open(permit, self.mode | Mode::RWXU, flags)
         } else {
             Err(Errno::ACCESS)
         }
     }
 
     /// Sets `mode`, and then opens the file with `flags`, which that mode must allow.
-    pub(crate) fn open(&self, mode: Mode, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        self.set_mode(mode)?;
-        rustix::fs::open(self.path(), flags | OFlags::CLOEXEC, Mode::empty())
+    pub(crate) fn open(
+        &self,
+        permit: &Permit<'_>,
+        mode: Mode,
+        flags: OFlags,
+    ) -> rustix::io::Result<OwnedFd> {
+        self.set_mode(permit, mode)?;
+        rustix::fs::open(
+            by_descriptor(self.fd.as_fd()),
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
     }
 
-    fn set_mode(&self, mode: Mode) -> rustix::io::Result<()> {
-        rustix::fs::chmod(self.path(), mode)
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/self/fd/{}", self.fd.as_raw_fd())
+    fn set_mode(&self, permit: &Permit<'_>, mode: Mode) -> rustix::io::Result<()> {
+        Descriptor::PathOnly(self.fd.as_fd()).set_mode(permit, mode)
     }
 }
 
@@ -121,6 +135,8 @@ impl AsFd for EntryHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::FileIdentity;
+    use crate::lease::boot_clock;
     use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -138,7 +154,7 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4030)).unwrap();
         for open in [open_own, open_forbidden] {
             let mut read = String::new();
-            open(directory.as_fd(), &name("f"))
+            open(&Lease::constant(), directory.as_fd(), &name("f"))
                 .unwrap()
                 .read_to_string(&mut read)
                 .unwrap();
@@ -150,6 +166,22 @@ mod tests {
                 ("data", 0o4030)
             );
         }
+    }
+
+    #[test]
+    fn a_file_keeps_its_mode_once_the_sender_has_gone() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, "data").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o030)).unwrap();
+        let changed = || FileIdentity::at(&directory, &name("f")).unwrap().ctime;
+        let before = changed();
+        let lease = Lease::timed(boot_clock(), |_ping| {}, None);
+        lease.end();
+        let error = open_forbidden(&lease, directory.as_fd(), &name("f")).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNABORTED));
+        assert_eq!(changed(), before);
     }
 
     #[test]
@@ -184,13 +216,13 @@ mod tests {
         rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::WUSR, 0).unwrap();
         for other in ["link", "fifo"] {
             assert_eq!(
-                open_forbidden(directory.as_fd(), &name(other))
+                open_forbidden(&Lease::constant(), directory.as_fd(), &name(other))
                     .unwrap_err()
                     .raw_os_error(),
                 Some(13)
             );
         }
-        assert!(open_own(directory.as_fd(), &name("link")).is_err());
+        assert!(open_own(&Lease::constant(), directory.as_fd(), &name("link")).is_err());
         let mode = |name: &str| {
             home.path()
                 .join(name)

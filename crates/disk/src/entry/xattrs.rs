@@ -8,10 +8,11 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use zmove_types::{Kinds, Name, NeverCopied, Xattr};
 use zmove_uring::list_xattrs_at;
+
+use crate::lease::Permit;
 
 /// An entry by a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -214,23 +215,21 @@ impl Descriptor<'_> {
         }
     }
 
-    pub(super) fn set_xattr(self, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
+    pub(super) fn set_xattr(
+        self,
+        permit: &Permit<'_>,
+        name: &[u8],
+        value: &[u8],
+    ) -> rustix::io::Result<()> {
         // there it would replace the access control list of the entry
         if is_list_of_xfs(self, name) {
             return Err(Errno::OPNOTSUPP);
         }
-        let flags = XattrFlags::empty();
-        match self {
-            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
-            Self::PathOnly(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
-        }
+        self.write_xattr(permit, name, value)
     }
 
-    pub(super) fn remove_xattr(self, name: &[u8]) -> rustix::io::Result<()> {
-        let removed = match self {
-            Self::Open(file) => rustix::fs::fremovexattr(file, name),
-            Self::PathOnly(file) => rustix::fs::removexattr(by_descriptor(file), name),
-        };
+    pub(super) fn remove_xattr(self, permit: &Permit<'_>, name: &[u8]) -> rustix::io::Result<()> {
+        let removed = self.erase_xattr(permit, name);
         // it has gone meanwhile
         if removed == Err(Errno::NODATA) {
             Ok(())
@@ -281,7 +280,7 @@ fn group_of(acl: &[u8]) -> Option<u32> {
     Some(u32::from(field(of_group, 2)) & 0o7)
 }
 
-pub(super) fn by_descriptor(file: BorrowedFd<'_>) -> String {
+pub(crate) fn by_descriptor(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
@@ -347,14 +346,21 @@ pub(crate) mod tests {
         let subject = Descriptor::Open(file.as_fd());
         let long = vec![7; 3000];
         let name = format!("user.{}", "n".repeat(250));
-        if subject.set_xattr(name.as_bytes(), b"").is_err() {
+        if subject
+            .set_xattr(&Permit::for_hidden(), name.as_bytes(), b"")
+            .is_err()
+        {
             return eprintln!(
                 "skipped: no extended attributes at {}",
                 home.path().display()
             );
         }
-        subject.set_xattr(b"user.long", &long).unwrap();
-        subject.set_xattr(b"user.a", b"x").unwrap();
+        subject
+            .set_xattr(&Permit::for_hidden(), b"user.long", &long)
+            .unwrap();
+        subject
+            .set_xattr(&Permit::for_hidden(), b"user.a", b"x")
+            .unwrap();
         let entry = Name::from_bytes(b"f").unwrap();
         let held = rustix::fs::openat(
             &directory,
@@ -389,8 +395,12 @@ pub(crate) mod tests {
             assert!(found.too_much.is_empty() && found.unread.is_empty());
         }
         assert!(subject.xattrs(Kinds::ACLS).unwrap().list.is_empty());
-        subject.remove_xattr(b"user.a").unwrap();
-        subject.remove_xattr(b"user.a").unwrap();
+        subject
+            .remove_xattr(&Permit::for_hidden(), b"user.a")
+            .unwrap();
+        subject
+            .remove_xattr(&Permit::for_hidden(), b"user.a")
+            .unwrap();
         assert_eq!(subject.xattrs(Kinds::ALL).unwrap().list.len(), 2);
         let nothing = Name::from_bytes(b"nothing").unwrap();
         assert!(

@@ -25,9 +25,10 @@ use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
 use crate::entry::metadata::Miss;
+use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, is_of_another_user};
 use crate::file_io::data_file::{DataFile, Direct};
-use crate::lease::Lease;
+use crate::lease::{Lease, Permit};
 use crate::storable_times::may_be_kept;
 
 use super::Staged;
@@ -104,8 +105,7 @@ impl Existing {
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
-            let _permit = lease.permit()?;
-            narrow(&self.file, &there, meanwhile)?;
+            narrow(lease.permit()?, &self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
         // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as
@@ -129,8 +129,8 @@ impl Existing {
 
 /// Sets the mode that the file has while it is changed. Where the file system refuses to change modes, a file of this
 /// user that lends nobody's rights keeps its own.
-fn narrow(file: &File, there: &FileIdentity, mode: u32) -> io::Result<()> {
-    match rustix::fs::fchmod(file, Mode::from_raw_mode(mode)) {
+fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> io::Result<()> {
+    match Descriptor::Open(file.as_fd()).set_mode(&permit, Mode::from_raw_mode(mode)) {
         Err(error)
             if there.mode & SET_IDS != 0
                 || is_of_another_user(there.ids)
@@ -247,7 +247,7 @@ mod tests {
         let path = home.path().join("f");
         std::fs::write(&path, "old").unwrap();
         set_file_mtime(
-            crate::Permit::for_hidden(),
+            Permit::for_hidden(),
             File::open(&path).unwrap().as_fd(),
             CHANGE.mtime,
         )

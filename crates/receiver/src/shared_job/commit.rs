@@ -225,9 +225,15 @@ fn finish(
         .target
         .of_file((&place.directory, &place.name), &head.metadata);
     let made = (part, &NewFiles::default(), &*place.directory);
-    transfer
-        .target
-        .set_new_metadata(made, &metadata, At(&place.parent, Some(&place.name)))?;
+    // Another receiver may have given it its name meanwhile.
+    let permit = transfer.target.tree.lease().permit();
+    let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
+    transfer.target.set_new_metadata(
+        permit,
+        made,
+        &metadata,
+        At(&place.parent, Some(&place.name)),
+    )?;
     transfer
         .target
         .file_systems

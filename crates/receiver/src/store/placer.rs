@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, NonRegular, Staged, StagingDirectory, Task, Tree, Turn,
-    close, remove_abandoned, write_data,
+    ContentsWriter, FileIdentity, Linked, NonRegular, Permit, Staged, StagingDirectory, Task, Tree,
+    Turn, close, remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -700,7 +700,8 @@ impl<'a> Placer<'a> {
         self.write_new(file, entry, bytes)
             .map_err(failed_to(Operation::Write))?;
         let made = (file, staging.new_files(), &**staging.directory());
-        self.transfer.target.set_new_metadata(made, metadata, at)
+        let target = &self.transfer.target;
+        target.set_new_metadata(Permit::for_hidden(), made, metadata, at)
     }
 
     /// Writes the contents of a file that has none yet.
@@ -727,9 +728,10 @@ impl<'a> Placer<'a> {
         bytes: &[u8],
     ) -> Result<Option<Name>, Failure> {
         let transfer = self.transfer;
-        let name = transfer.target.name(path, &file.name);
+        let target = &transfer.target;
+        let name = target.name(path, &file.name);
         let directory = &opened.directory;
-        let metadata = transfer.target.of_file((directory, name), &file.metadata);
+        let metadata = target.of_file((directory, name), &file.metadata);
         let existing =
             transfer.begin_in_place(directory, name, u64::from(file.bytes), &metadata)?;
         if let Some(staged) = existing {
@@ -742,26 +744,20 @@ impl<'a> Placer<'a> {
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
             let at = At(path, Some(name));
-            transfer
-                .target
-                .finish_in_place(staged, name, &metadata, at, prove)?;
+            target.finish_in_place(staged, name, &metadata, at, prove)?;
             transfer.stored_small(file, || path.join(&file.name).ok());
             return Ok(None);
         }
-        let mode = transfer
-            .target
-            .first_mode(&metadata, (&opened.new_files, directory));
-        let staged = transfer
-            .target
+        let mode = target.first_mode(&metadata, (&opened.new_files, directory));
+        let staged = target
             .staging_place
             .create(directory, &opened.new_files, mode);
         let staged = staged.map_err(failed_to(Operation::Create))?;
         self.write_new(staged.file(), file, bytes)
             .map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);
-        transfer
-            .target
-            .set_new_metadata(made, &metadata, At(path, Some(name)))?;
+        let at = At(path, Some(name));
+        target.set_new_metadata(Permit::for_hidden(), made, &metadata, at)?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
         check_close(&staged)?;
         Ok(staged.into_hidden_name())

@@ -346,7 +346,7 @@ fn look_at(
     (name, wanted): (&Name, &FileEntry),
     is_flushed: bool,
 ) -> io::Result<()> {
-    let opened = open_own(directory.as_fd(), name)?;
+    let opened = open_own(transfer.target.tree.lease(), directory.as_fd(), name)?;
     if !is_flushed {
         opened.sync_all()?;
     }

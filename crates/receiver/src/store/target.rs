@@ -73,17 +73,17 @@ struct Place<'a> {
     shown: &'a Path,
 }
 
-/// Whether missing directories are made or left missing.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    Made,
+/// Whether missing directories are made, under a lease, or left missing.
+#[derive(Clone, Copy)]
+enum Missing<'a> {
+    Made(&'a Lease),
     Left,
 }
 
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> Place<'a> {
-    fn of(open: &'a Open, access: &WriteAccess, missing: Missing) -> Result<Self, Refusal> {
+    fn of(open: &'a Open, access: &WriteAccess, missing: Missing<'_>) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
             return Err(Refusal::new(RefusalCode::Protocol, text));
@@ -163,7 +163,7 @@ impl Target {
                 }
             }
         }
-        let place = Place::of(open, access, Missing::Made)?;
+        let place = Place::of(open, access, Missing::Made(lease))?;
         let tree = place.tree.clone().expect("it was made");
         let tree = &tree.under(lease.clone());
         let path = &place.path;
@@ -316,7 +316,7 @@ pub(crate) fn renamed<'a>(
 fn locate(
     target: &[u8],
     access: &WriteAccess,
-    missing: Missing,
+    missing: Missing<'_>,
 ) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         WriteAccess::ReadOnly => {
@@ -348,7 +348,7 @@ const CONFINED: &str = ". If the receiver is confined to the roots that it had a
                         confine in zmove.toml), restart it there to have another";
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
-fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
+fn locate_own(target: &[u8], missing: Missing<'_>) -> Result<(Option<Tree>, RelPath), Refusal> {
     let path = Path::new(OsStr::from_bytes(if target.is_empty() {
         b"."
     } else {
@@ -370,12 +370,16 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
         )
     })?;
     let way = || in_the_way::of_own(path);
-    if missing == Missing::Made {
-        let made = std::fs::create_dir_all(parent);
+    if let Missing::Made(lease) = missing {
+        let made = Tree::make_with_parents(lease, parent);
         made.map_err(|error| cannot_enter("make directory", parent, &error, way))?;
     }
     let tree = match Tree::open(parent) {
-        Err(error) if missing == Missing::Left && error.kind() == io::ErrorKind::NotFound => None,
+        Err(error)
+            if matches!(missing, Missing::Left) && error.kind() == io::ErrorKind::NotFound =>
+        {
+            None
+        }
         opened => {
             Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
         }
@@ -524,6 +528,7 @@ mod tests {
     use crate::store::placer::tests::transfer;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Arc;
+    use zmove_disk::boot_clock;
     use zmove_types::Metadata;
     use zmove_wire::TopName;
 
@@ -654,6 +659,17 @@ mod tests {
         assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
         assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
         assert_eq!(state(vec![]), TargetState::Populated);
+    }
+
+    #[test]
+    fn no_directory_above_a_target_is_made_once_the_sender_has_gone() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("above/new");
+        let open = open(target.to_str().unwrap(), directory());
+        let lease = Lease::timed(boot_clock(), |_ping| {}, None);
+        lease.end();
+        Target::resolve(&open, &WriteAccess::Anywhere, &lease).unwrap_err();
+        assert!(!home.path().join("above").exists());
     }
 
     fn mode(path: &Path) -> u32 {

@@ -400,9 +400,15 @@ pub(crate) fn finish_file(
         };
         return end_large(transfer, file.id, &file.head.path, fault);
     }
-    let sealed = transfer
-        .target
-        .set_metadata(staged.file(), &metadata, At(&path, None));
+    let cannot = failed_to(Operation::SetMetadata);
+    let permit = transfer.target.tree.lease().permit();
+    let sealed = permit.map_err(|error| cannot(error.into()));
+    let sealed = sealed.and_then(|permit| {
+        let at = At(&path, None);
+        transfer
+            .target
+            .set_metadata(permit, staged.file(), &metadata, at)
+    });
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
     let sealed = sealed.and_then(|()| check_close(&staged));
     let sealed = sealed.and_then(|()| {

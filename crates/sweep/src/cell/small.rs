@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use zmove_disk::{
-    ContentsWriter, DataFile, DirectoryModes, Lease, Replace, StagingDirectory, Tree,
+    ContentsWriter, DataFile, DirectoryModes, Lease, Permit, Replace, StagingDirectory, Tree,
 };
 use zmove_types::{Metadata, Name};
 
@@ -195,9 +195,12 @@ impl Writers<'_> {
         let file = staging.create(name, MODE)?;
         contents.write(&file, data)?;
         let metadata = Metadata::new(MODE, self.bench.mtime);
-        let _not_kept = staging
-            .new_files()
-            .set_metadata(&file, &metadata, &self.bench.proven)?;
+        let _not_kept = staging.new_files().set_metadata(
+            Permit::for_hidden(),
+            &file,
+            &metadata,
+            &self.bench.proven,
+        )?;
         Ok(())
     }
 }

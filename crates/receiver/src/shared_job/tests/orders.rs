@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use zmove_disk::{FileIdentity, boot_clock};
 use zmove_wire::Overwrite;
 use zmove_wire::limits::BATCH_ENTRIES_MAX;
 
@@ -76,6 +77,34 @@ fn no_work_ends_after_directories_that_cannot_be_recorded() {
     }
     end().unwrap_err();
     end().unwrap_err();
+}
+
+#[test]
+fn a_part_gets_no_attributes_once_the_sender_has_gone() {
+    let home = tempfile::tempdir().unwrap();
+    let mut transfer = transfer(home.path());
+    let head = head("large", &contents(1, 1));
+    transfer
+        .files
+        .declare(FileId(1), head.clone(), |_| None, |_| None)
+        .unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+    for group in 0..2 {
+        transfer
+            .parts
+            .written(FileId(1), group, Cv([1; 32]))
+            .unwrap();
+    }
+    let before = FileIdentity::of(part.file()).unwrap();
+    let lease = Lease::timed(boot_clock(), |_ping| {}, None);
+    lease.end();
+    transfer.target.tree = transfer.target.tree.under(lease);
+    let session = transfer.target.shared_job.as_ref().unwrap();
+    let failed = session.commit(&transfer, &head, None).unwrap_err();
+    assert_eq!(failed.0, Operation::SetMetadata);
+    assert_eq!(Errno::from_io_error(&failed.1), Some(Errno::CONNABORTED));
+    assert_eq!(FileIdentity::of(part.file()).unwrap(), before);
 }
 
 #[test]

@@ -23,15 +23,16 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
+use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
-
+use zmove_disk::{Lease, renew_times};
 use zmove_types::Lock;
 
 /// One open directory of each file system.
 #[derive(Debug)]
 pub(crate) struct FileSystems {
     known: Lock<HashMap<Dev, FileSystem>>,
+    lease: Lease,
     /// How long a flush may take before it is late.
     patience: Duration,
     /// The flush that was late and may still be under way.
@@ -47,6 +48,8 @@ type Work = (Vec<FileSystem>, Flushing);
 struct FileSystem {
     directory: Arc<OwnedFd>,
     flush: Flush,
+    /// What lets a flush change the times of the directory.
+    lease: Lease,
     /// Whether the file system was mounted for writing when it was seen first.
     first_seen: Writable,
 }
@@ -127,10 +130,12 @@ pub(crate) enum Unflushed {
 /// than it may take for all others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-impl Default for FileSystems {
-    fn default() -> Self {
+impl FileSystems {
+    /// None yet, for a transfer that changes its target under this lease.
+    pub(crate) fn under(lease: Lease) -> Self {
         Self {
             known: Lock::default(),
+            lease,
             patience: PATIENCE,
             late: Lock::default(),
             flusher: OnceLock::new(),
@@ -158,6 +163,7 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     let FileSystem {
         directory,
         first_seen,
+        lease,
         ..
     } = file_system;
     rustix::fs::syncfs(directory)?;
@@ -166,14 +172,14 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     if stayed_read_only {
         Ok(())
     } else {
-        take_change(directory)
+        take_change(lease, directory)
     }
 }
 
 /// Makes a change, to learn whether the file system still takes any. One that has given up its journal reports success
 /// of `syncfs`, and of `fsync` of what has not changed since; it reports the names that are lost with the journal to
 /// nobody, or only to the program that happened to flush when the journal failed.
-fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
+fn take_change(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
     // The fallback where there are no files without a name, or none may be made in this directory.
@@ -181,7 +187,7 @@ fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
         if has_given_up(error) {
             Err(error)
         } else {
-            change_times(directory)
+            change_times(lease, directory)
         }
     });
     // A directory of somebody else's takes no change from us, which shows nothing about its file system.
@@ -195,21 +201,8 @@ fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Sets a directory's times to what they are and flushes it: a change that leaves no trace.
-fn change_times(directory: &OwnedFd) -> Result<(), Errno> {
-    let stat = rustix::fs::fstat(directory)?;
-    let time = |tv_sec, nanoseconds: u64| Timespec {
-        tv_sec,
-        tv_nsec: nanoseconds.try_into().unwrap_or(0),
-    };
-    let last_access = time(stat.st_atime, stat.st_atime_nsec);
-    let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
-    rustix::fs::futimens(
-        directory,
-        &Timestamps {
-            last_access,
-            last_modification,
-        },
-    )?;
+fn change_times(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
+    renew_times(lease.permit()?, directory)?;
     rustix::fs::fsync(directory)
 }
 
@@ -256,6 +249,7 @@ impl FileSystems {
         let file_system = FileSystem {
             directory: Arc::new(directory.try_clone_to_owned()?),
             flush,
+            lease: self.lease.clone(),
             first_seen: Writable::now(directory)?,
         };
         // The first thread's descriptor is kept, since it has seen more errors.
@@ -347,7 +341,7 @@ impl FileSystems {
         Self {
             patience: Duration::ZERO,
             late: Lock::new(Some(Flushing::default())),
-            ..Self::default()
+            ..Self::under(Lease::constant())
         }
     }
 
@@ -362,7 +356,7 @@ impl FileSystems {
         Self {
             patience,
             flusher: OnceLock::from(Some(flusher)),
-            ..Self::default()
+            ..Self::under(Lease::constant())
         }
     }
 }
@@ -372,6 +366,8 @@ mod tests {
     use std::fs::File;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
+
+    use zmove_disk::{FileIdentity, boot_clock};
 
     use super::*;
 
@@ -402,7 +398,7 @@ mod tests {
             );
             return eprintln!("skipped: mounting needs root and unshare");
         };
-        let file_systems = FileSystems::default();
+        let file_systems = FileSystems::under(Lease::constant());
         let directory = File::open(format!("/proc/{}/root/mnt/d", child.id())).unwrap();
         file_systems.note(&directory).unwrap();
         assert_eq!(file_systems.flush_to_the_end(), Ok(()));
@@ -412,6 +408,20 @@ mod tests {
         assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
         drop(child.stdin.take());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_times_of_a_directory_are_not_changed_once_the_sender_has_gone() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = OwnedFd::from(File::open(home.path()).unwrap());
+        let changed = || FileIdentity::of(&directory).unwrap().ctime;
+        let before = changed();
+        let lease = Lease::timed(boot_clock(), |_ping| {}, None);
+        lease.end();
+        assert_eq!(change_times(&lease, &directory), Err(Errno::CONNABORTED));
+        assert_eq!(changed(), before);
+        change_times(&Lease::constant(), &directory).unwrap();
+        assert!(changed() > before);
     }
 
     #[test]

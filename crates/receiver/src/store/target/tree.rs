@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Lease, Linked, Miss, Named, NewFiles, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
-    data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names, is_refused_to_others,
-    number_at, open_beneath, place_link, retouch,
+    Lease, Linked, Miss, Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree,
+    Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names,
+    is_refused_to_others, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
@@ -97,6 +97,7 @@ impl TargetTree {
         Self {
             rules,
             times: KeptTimes::under(tree.lease().clone()),
+            file_systems: FileSystems::under(tree.lease().clone()),
             tree,
             rename,
             state,
@@ -107,7 +108,6 @@ impl TargetTree {
             compared: ComparedFiles::new(quota),
             claims: Claims::new(quota),
             counters: AtomicCounters::default(),
-            file_systems: FileSystems::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
             staging_place: shared_job
@@ -164,11 +164,12 @@ impl TargetTree {
     /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
     pub(crate) fn set_metadata(
         &self,
+        permit: Permit<'_>,
         file: &File,
         metadata: &Metadata,
         at: At<'_>,
     ) -> Result<(), Failure> {
-        self.set_whole(file, metadata, at)
+        self.set_whole(permit, file, metadata, at)
             .map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
@@ -177,19 +178,22 @@ impl TargetTree {
     /// Gives a file that has just been made in a directory its metadata.
     pub(crate) fn set_new_metadata(
         &self,
+        permit: Permit<'_>,
         (file, new_files, directory): (&File, &NewFiles, &OwnedFd),
         metadata: &Metadata,
         at: At<'_>,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
         let is_elsewhere = self.staging_place.epoch().is_some();
-        let was_given =
-            is_elsewhere && new_files.give_to(file, directory.as_fd()).map_err(cannot)?;
+        let was_given = is_elsewhere
+            && new_files
+                .give_to(&permit, file, directory.as_fd())
+                .map_err(cannot)?;
         if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
-            return self.set_metadata(file, metadata, at);
+            return self.set_metadata(permit, file, metadata, at);
         }
         let misses = new_files
-            .set_metadata(file, metadata, &self.proven)
+            .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
         self.keeper
             .note(&self.rules, &Wanted::default(), &misses, at);
@@ -220,6 +224,7 @@ impl TargetTree {
     /// Sets all metadata of a file or directory; what it does not get is counted and returned.
     fn set_whole(
         &self,
+        permit: Permit<'_>,
         entry: impl AsFd,
         metadata: &Metadata,
         at: At<'_>,
@@ -227,7 +232,6 @@ impl TargetTree {
         let wanted = self
             .keeper
             .wanted(&self.rules, metadata, Some(metadata.mtime));
-        let permit = self.tree.lease().permit()?;
         let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(misses)
@@ -243,7 +247,11 @@ impl TargetTree {
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
         let there = FileIdentity::of(file).map_err(cannot)?;
-        let misses = self.set_whole(file, metadata, at).map_err(cannot)?;
+        let permit = self.tree.lease().permit();
+        let misses = permit
+            .map_err(io::Error::from)
+            .and_then(|permit| self.set_whole(permit, file, metadata, at))
+            .map_err(cannot)?;
         if is_refused_to_others(there.ids, &misses) {
             return Err(cannot(Errno::PERM.into()));
         }
@@ -260,7 +268,7 @@ impl TargetTree {
     ) -> io::Result<()> {
         let there = FileIdentity::of(directory)?;
         let metadata = self.rules.of_directory(metadata, &there);
-        let misses = self.set_whole(directory, &metadata, at)?;
+        let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
         if is_refused_to_others(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
         }
