@@ -304,6 +304,12 @@ impl Quota {
             .side_by_side(task, &NEVER, || self.book_helper(), work)
     }
 
+    /// Runs `work`, which removes what a session has left, with as many threads as have written: see
+    /// [`side_by_side`](Self::side_by_side). The session has ended.
+    pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
+        self.side_by_side((Task::Write, "zmove-discard"), &NEVER, work);
+    }
+
     /// A turn for a thread that gives names.
     pub(crate) fn naming_turn(&self) -> Turn<'_> {
         self.0.naming_threads.turn(Task::Write, &NEVER)
@@ -336,7 +342,7 @@ impl Quota {
     }
 }
 
-/// A flag that is never set: what has been flushed gets its name also when the session has ended.
+/// A flag that is never set: some work is done also when the session has ended.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl Book {

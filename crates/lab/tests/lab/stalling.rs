@@ -1,7 +1,7 @@
-//! Storage that never answers a flush, beneath the zmove that lies beside the lab's program.
+//! Storage that never answers a flush, or answers late, beneath the zmove that lies beside the lab's program.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -146,6 +146,80 @@ fn a_daemon_whose_storage_hangs_makes_way_for_another() {
         first.0.try_wait().unwrap().is_some()
     });
     drop((second, storage));
+}
+
+/// What it has not published, it removes with as many threads as have written that.
+#[test]
+fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
+    let Some(zmove) = zmove_and_mounts() else {
+        return;
+    };
+    let home = tempfile::tempdir().unwrap();
+    let stand = Stand { home, zmove };
+    let at = |name: &str| stand.home.path().join(name);
+    std::fs::create_dir(at("over")).unwrap();
+    for directory in 0..64 {
+        let directory = at("source").join(directory.to_string());
+        std::fs::create_dir_all(&directory).unwrap();
+        for file in 0..40 {
+            std::fs::write(directory.join(file.to_string()), "x").unwrap();
+        }
+    }
+    let mut storage = Command::new(LAB)
+        .args(["late", "--delay", "10", "--over", "over"])
+        .current_dir(&stand.home)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = wait_for(&lines(storage.stderr.take().unwrap()), " answers late");
+    let storage = Running(storage);
+    let mount = told.strip_prefix("zmove-lab: ").unwrap();
+    let mount = mount.split(" answers late").next().unwrap();
+    let client = stand.run("client", &["key", "show"]);
+    let allow = ["allow", client.trim(), "--name", "tester", "--write"];
+    stand.run("server", &[&allow[..], &["--root", mount]].concat());
+    let (daemon, address, _log) = stand.serve("127.0.0.1:0");
+    stand.run("client", &["trust", "--accept-new", &address]);
+    let target = format!("{address}:{mount}/in");
+    let mut push = stand.zmove("client", &["push", "source", &target]);
+    let mut push = Running(push.stderr(Stdio::null()).spawn().unwrap());
+    wait_until("hardly anything is stored", || {
+        unpublished(&at("over")) >= 900
+    });
+    push.0.kill().unwrap();
+    push.0.wait().unwrap();
+    wait_until("one thread clears up", || {
+        threads_named(&daemon.0, "zmove-discard") >= 4
+    });
+    wait_until("hidden names stay", || unpublished(&at("over")) == 0);
+    drop((daemon, storage));
+}
+
+/// The files that have hidden names, or are in a directory that has one.
+fn unpublished(directory: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return 0;
+    };
+    let count = |entry: std::fs::DirEntry| {
+        let is_hidden = entry.file_name().to_string_lossy().starts_with(".zmove-");
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() && is_hidden => {
+                std::fs::read_dir(entry.path()).map_or(0, Iterator::count)
+            }
+            Ok(kind) if kind.is_dir() => unpublished(&entry.path()),
+            _ => usize::from(is_hidden),
+        }
+    };
+    entries.flatten().map(count).sum()
+}
+
+fn threads_named(process: &Child, name: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    let names = tasks
+        .flatten()
+        .map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+    names.filter(|found| found.trim_end() == name).count()
 }
 
 /// Waits for something that nobody reports.

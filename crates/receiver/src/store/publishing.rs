@@ -16,7 +16,8 @@ pub(crate) mod publisher;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
@@ -86,14 +87,50 @@ pub(crate) fn publish_all(transfer: &Transfer) {
 pub(crate) fn discard_all(transfer: &Transfer) {
     let _one_at_a_time = transfer.publisher.turn();
     let generation = transfer.publisher.take();
-    let mut directories = OpenDirectories::new(transfer);
-    for file in generation.files {
-        remove_hidden(&transfer.target, &mut directories, &file);
-    }
     for WholeFile { id, staged, .. } in generation.large {
         leave_large(transfer, id, &staged);
     }
-    // Staging directories go with what is in them when they are dropped.
+    discard_each(transfer, by_directory(generation.files), |files, turn| {
+        let mut directories = OpenDirectories::new(transfer);
+        for file in files {
+            turn.is_over();
+            remove_hidden(&transfer.target, &mut directories, &file);
+        }
+    });
+    // One staging directory may be in another, so the deepest go first.
+    let mut by_depth: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (path, filling) in generation.staging {
+        by_depth
+            .entry(Reverse(path.depth()))
+            .or_default()
+            .push((path, filling));
+    }
+    for staging in by_depth.into_values() {
+        discard_each(transfer, staging, |(path, filling), turn| {
+            turn.is_over();
+            // A staging directory goes with what is in it when the last that holds it lets it go.
+            transfer.publisher.named(&path);
+            drop(filling);
+        });
+    }
+}
+
+/// Has several threads discard what waits, if storage is so late that several have written to it.
+fn discard_each<T: Send>(
+    transfer: &Transfer,
+    waiting: Vec<T>,
+    discard: impl Fn(T, &Turn<'_>) + Sync,
+) {
+    let waiting = Lock::new(waiting.into_iter());
+    let next = || waiting.lock().next();
+    transfer.quota.discard_side_by_side(|turn| {
+        for discarded in std::iter::from_fn(next) {
+            if waiting.lock().len() > 0 {
+                turn.get_help();
+            }
+            discard(discarded, turn);
+        }
+    });
 }
 
 /// Publishes what waits, since it may replace what takes the room. Another thread may be publishing just that.
@@ -200,7 +237,7 @@ impl Generation {
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
         // names.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
-        staging.sort_by_key(|(path, _)| std::cmp::Reverse(path.depth()));
+        staging.sort_by_key(|(path, _)| Reverse(path.depth()));
         let mut lost = Lost::default();
         for (path, filling) in staging {
             turn.is_over();

@@ -6,14 +6,14 @@
 //!                  │         │ fails
 //!                  │         ▼
 //!                  │    read back past the page cache ──differs──► removed, and reported as failed
-//!                  └──── what is left when the session breaks is flushed and named as well
+//!                  └──── what is left when the session breaks is removed, but for large files
 //! ```
 //!
 //! Everything written since the last publishing is one *generation*: files under hidden names in directories that were
 //! there, staging directories that become new ones in one rename, and whole large files. The publisher takes the
 //! generation, flushes the file systems, and gives all of it its names. It does so after a time, sooner when nothing
 //! more comes, when much waits, where there is no room (replaced files then go, and the write is tried once more), when
-//! the sender asks for removals, and at the end, also of a session that broke.
+//! the sender asks for removals, and at the end.
 //!
 //! The order has two reasons. ext4 with its defaults journals a file's size when write-back is submitted and not when
 //! the data is on the disk, so a power cut would leave the right name, size and time over zeros. And the kernel reports
