@@ -20,14 +20,20 @@ torture rounds="50" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
 
+# receivers that are stopped, whose senders are killed, and that wake up after another push
+wake rounds="50" seed="1":
+    cargo build --release --locked --package zmove --package zmove-lab
+    target/release/zmove-lab wake --rounds {{rounds}} --seed {{seed}} --keep-going
+
 # power cuts and failed flushes on four file systems, as root
 powercut rounds="10" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab powercut --rounds {{rounds}} --seed {{seed}} --keep-going
 
-# the long rounds of what CI runs briefly: torture, power cuts and the fuzzer; as root, for hours
+# the long rounds of what CI runs briefly: torture, receivers that wake up, power cuts and the fuzzer; as root, for hours
 soak seed="1":
     just torture 1000 {{seed}}
+    just wake 2000 {{seed}}
     just powercut 200 {{seed}}
     just fuzz 3600
     cargo test --workspace --locked --test e2e -- --ignored --exact links::full_size::all_of_it_goes_on

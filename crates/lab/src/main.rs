@@ -1,7 +1,7 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak`, `siege`, `jobs queue` and `jobs
-//! watch`, which need no hosts.
+//! Runs as root on Linux, but for `figures`, `torture`, `wake`, `kills`, `half`, `soak`, `siege`, `jobs queue` and
+//! `jobs watch`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod compare;
@@ -20,6 +20,7 @@ mod scale;
 mod soak;
 mod torture;
 mod units;
+mod wake;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -50,6 +51,7 @@ use crate::soak::SoakArgs;
 use crate::soak::siege::{self, SiegeArgs};
 use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
+use crate::wake::WakeArgs;
 
 /// Measures zmove and its peers between two emulated hosts.
 #[derive(Debug, Parser)]
@@ -83,6 +85,8 @@ enum Task {
     Bare(BareArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
     Torture(TortureArgs),
+    /// Stops receivers at random instants, and asks whether they store old contents when they wake up.
+    Wake(WakeArgs),
     /// Cuts the power of a disk under transfers, and asks whether the same command finishes them after the reboot.
     Powercut(PowercutArgs),
     /// Kills transfers at random moments, and says what the same command then moves beyond what was missing.
@@ -155,6 +159,7 @@ fn main() -> ExitCode {
         Task::Late(arguments) => late::late(&arguments),
         Task::Bare(arguments) => late::bare::bare(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
+        Task::Wake(arguments) => wake::wake(&arguments),
         Task::Powercut(arguments) => powercut::powercut(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),
         Task::Half(arguments) => kills::half(&arguments),

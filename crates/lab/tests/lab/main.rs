@@ -17,6 +17,7 @@ mod scale;
 mod stale;
 mod stalling;
 mod torture;
+mod wake;
 
 /// The lab's program.
 const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");

@@ -1,0 +1,233 @@
+//! `wake`: receivers that are stopped at random instants, whose senders are killed, and that wake up after another push
+//! has ended. None may store old contents over the new ones.
+//!
+//! A round counts if the receiver held at least 900 unpublished files when it was stopped and the stop lasted at least
+//! a second. A call that was permitted before the stop may still be made when the receiver wakes up: one for each
+//! thread that publishes.
+//! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
+
+mod round;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, ValueEnum};
+
+use self::round::{LATE_CALLS_MAX, Outcome, Round};
+use crate::peers::zmove_binary;
+use crate::torture::draw_seed;
+
+/// How often, and where.
+#[derive(Args, Debug)]
+pub(crate) struct WakeArgs {
+    /// Rounds to run.
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// The first round's seed; each has one more than the one before. Default: another each time.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The only connection method of all rounds. Default: each in turn.
+    #[arg(long, value_enum)]
+    method: Option<Method>,
+    /// Files of each push.
+    #[arg(long, default_value_t = 4000)]
+    files: usize,
+    /// How many rounds run at the same time: they wait most of their time.
+    #[arg(long, default_value_t = 1)]
+    at_once: usize,
+    /// Go on after a round that failed.
+    #[arg(long)]
+    keep_going: bool,
+    /// Directory for the trees. Default: that for temporary files.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The zmove binary. Default: as for `compare`.
+    #[arg(long)]
+    zmove: Option<PathBuf>,
+}
+
+/// The connections between a sender and its receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Method {
+    /// A receiver that a stand-in for ssh starts, over its pipes.
+    Ssh,
+    /// A daemon over TCP.
+    Tcp,
+    /// A daemon over TCP, with lanes in clear.
+    Clear,
+    /// A daemon over QUIC.
+    Quic,
+}
+
+const METHODS: [Method; 4] = [Method::Ssh, Method::Tcp, Method::Clear, Method::Quic];
+
+impl Method {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ssh => "ssh",
+            Self::Tcp => "tcp",
+            Self::Clear => "clear",
+            Self::Quic => "quic",
+        }
+    }
+
+    const fn client_options(self) -> &'static [&'static str] {
+        match self {
+            Self::Ssh => &["--ssh"],
+            Self::Tcp => &[],
+            Self::Clear => &["--cipher", "none"],
+            Self::Quic => &["--transport", "quic"],
+        }
+    }
+
+    const fn serve_options(self) -> &'static [&'static str] {
+        match self {
+            Self::Ssh | Self::Tcp => &[],
+            Self::Clear => &["--allow-clear"],
+            Self::Quic => &["--transport", "quic"],
+        }
+    }
+}
+
+/// The results of all rounds.
+#[derive(Debug, Default)]
+struct Tally {
+    rounds: u64,
+    /// Rounds that count, by their methods.
+    counted: BTreeMap<Method, u64>,
+    old_names: usize,
+    failed: u64,
+}
+
+impl Tally {
+    fn add(&mut self, method: Method, outcome: &Outcome) {
+        self.rounds += 1;
+        *self.counted.entry(method).or_default() += u64::from(outcome.counts());
+        self.old_names += outcome.old_names;
+        self.failed += u64::from(outcome.failure.is_some());
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted: u64 = self.counted.values().sum();
+        let by_method = self
+            .counted
+            .iter()
+            .map(|(method, count)| format!("{} {count}", method.word()));
+        let by_method: Vec<_> = by_method.collect();
+        write!(
+            f,
+            "{} rounds, {counted} counted ({}), {} names with old contents (a round may have {LATE_CALLS_MAX}), {} failed",
+            self.rounds,
+            by_method.join(", "),
+            self.old_names,
+            self.failed
+        )
+    }
+}
+
+/// The duration of the latest whole push by each method: a receiver is stopped within such a time.
+#[derive(Debug, Default)]
+struct Durations(Mutex<BTreeMap<Method, Duration>>);
+
+impl Durations {
+    fn of(&self, method: Method) -> Duration {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&method).copied().unwrap_or(FIRST_GUESS)
+    }
+
+    fn note(&self, method: Method, duration: Duration) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(method, duration);
+    }
+}
+
+const FIRST_GUESS: Duration = Duration::from_millis(700);
+
+/// Runs the rounds, reports which failed, and sums up.
+pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
+    let zmove = zmove_binary(arguments.zmove.as_deref())?;
+    let parent = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let place = parent.join(format!("zmove-wake-{}", std::process::id()));
+    let first = arguments.seed.unwrap_or_else(draw_seed);
+    let start = Instant::now();
+    let seeds = Mutex::new(first..first.saturating_add(arguments.rounds));
+    let all = Mutex::new(Tally::default());
+    let durations = Durations::default();
+    let next_seed = || {
+        let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = arguments.keep_going || all.failed == 0;
+        let mut seeds = seeds.lock().unwrap_or_else(PoisonError::into_inner);
+        seeds.next().filter(|_| goes_on)
+    };
+    let work = || -> Result<()> {
+        while let Some(seed) = next_seed() {
+            let drawn = METHODS[usize::try_from(seed % METHODS.len() as u64)?];
+            let round = Round {
+                zmove: &zmove,
+                directory: place.join(seed.to_string()),
+                method: arguments.method.unwrap_or(drawn),
+                files: arguments.files,
+                seed,
+            };
+            let outcome = round.run(&durations);
+            report(&round, &outcome)?;
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            all.add(round.method, &outcome);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..arguments.at_once.max(1))
+            .map(|_| scope.spawn(work))
+            .collect();
+        let panicked = |_| anyhow!("a worker panicked");
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(panicked)?)
+    })?;
+    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if all.failed == 0 {
+        remove(&place)?;
+    }
+    println!(
+        "wake from seed {first}: {all}; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if all.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Reports a round that failed, and removes all that another leaves.
+fn report(round: &Round<'_>, outcome: &Outcome) -> Result<()> {
+    let Some(failure) = &outcome.failure else {
+        return remove(&round.directory);
+    };
+    println!(
+        "round failed: --rounds 1 --seed {} --method {}: {failure} [{}; kept in {}]",
+        round.seed,
+        round.method.word(),
+        outcome.shown(),
+        round.directory.display()
+    );
+    Ok(())
+}
+
+fn remove(directory: &Path) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    fs::remove_dir_all(directory)
+        .with_context(|| format!("failed to remove {}", directory.display()))
+}

@@ -1,0 +1,72 @@
+//! Receivers that are stopped and wake up, in small: a few rounds with fixed seeds, against the zmove that lies beside
+//! the lab's program.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::{LAB, skip};
+
+/// Enough that each method has a round that counts: half of the rounds wait until the receiver holds enough.
+const ROUNDS: u64 = 12;
+
+fn wake(place: &Path, zmove: &Path, options: &[&str]) -> Output {
+    let mut command = Command::new(LAB);
+    command
+        .args(["wake", "--seed", "1"])
+        .args(options)
+        .arg("--dir")
+        .arg(place)
+        .arg("--zmove")
+        .arg(zmove);
+    command.output().unwrap()
+}
+
+#[test]
+fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    if !zmove.is_file() {
+        return skip(&format!(
+            "{} is missing; `cargo test --workspace` makes it",
+            zmove.display()
+        ));
+    }
+    let place = tempfile::tempdir().unwrap();
+    let rounds = ROUNDS.to_string();
+    let options = ["--rounds", &rounds, "--at-once", "4", "--keep-going"];
+    let output = wake(place.path(), &zmove, &options);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        said.starts_with(&format!("wake from seed 1: {ROUNDS} rounds, ")),
+        "{said}"
+    );
+    assert!(!said.contains(" 0 counted"), "{said}");
+    assert_eq!(place.path().read_dir().unwrap().count(), 0);
+}
+
+/// A program whose pushes store nothing and succeed is found out.
+#[test]
+fn a_push_that_does_not_store_what_it_should_is_found_out() {
+    let place = tempfile::tempdir().unwrap();
+    let liar = place.path().join("liar");
+    let script = "#!/bin/sh\n\
+        case $1 in\n\
+        key) echo SHA256:x ;;\n\
+        serve) trap 'exit 0' TERM; echo listening on it; while :; do sleep 0.01; done ;;\n\
+        esac\n";
+    std::fs::write(&liar, script).unwrap();
+    std::fs::set_permissions(&liar, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = wake(place.path(), &liar, &["--rounds", "1"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.starts_with("round failed: --rounds 1 --seed 1 --method tcp: "),
+        "{said}"
+    );
+    assert!(said.contains(", 1 failed; "), "{said}");
+}
