@@ -65,6 +65,8 @@ pub(super) const LATE_CALLS_MAX: usize = 8;
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// The end of a session over QUIC takes half a minute, and each look reads the target.
+const END_LOOK_AFTER: Duration = Duration::from_millis(100);
 const SECOND_HOME: &str = "second";
 const OLDEST: u8 = b'0';
 const FIRST: u8 = b'1';
@@ -240,7 +242,7 @@ impl Receivers {
             Some(daemon) => {
                 let deadline = Instant::now() + PATIENCE;
                 while unpublished(target) > 0 && Instant::now() < deadline {
-                    thread::sleep(LOOK_AGAIN_AFTER);
+                    thread::sleep(END_LOOK_AFTER);
                 }
                 daemon.running().signal(Signal::TERM);
                 daemon.running().wait(PATIENCE)?.is_some()
