@@ -30,6 +30,8 @@ pub struct TcpInfo {
     pub segments_retransmitted: Option<u32>,
     /// Bytes the peer has acknowledged.
     pub bytes_acked: Option<u64>,
+    /// Bytes received from the peer.
+    pub bytes_received: Option<u64>,
     /// Bytes put on the wire, those sent again included.
     pub bytes_sent: Option<u64>,
     /// Bytes sent again.
@@ -77,6 +79,7 @@ impl TcpInfo {
                 .map(|millis| Duration::from_millis(u64::from(millis))),
             segments_retransmitted: word(bytes, TOTAL_RETRANSMITS),
             bytes_acked: long(bytes, BYTES_ACKED),
+            bytes_received: long(bytes, BYTES_RECEIVED),
             bytes_sent: long(bytes, BYTES_SENT),
             bytes_retransmitted: long(bytes, BYTES_RETRANSMITTED),
             bytes_unsent: word(bytes, BYTES_UNSENT),
@@ -124,6 +127,7 @@ const ROUND_TRIP: usize = 68;
 const CONGESTION_WINDOW: usize = 80;
 const TOTAL_RETRANSMITS: usize = 100;
 const BYTES_ACKED: usize = 120;
+const BYTES_RECEIVED: usize = 128;
 const BYTES_UNSENT: usize = 144;
 const ROUND_TRIP_MIN: usize = 148;
 const DELIVERY_RATE: usize = 160;
@@ -173,6 +177,10 @@ mod tests {
         assert!(
             info.bytes_acked
                 .is_none_or(|bytes| (1000..=1001).contains(&bytes)),
+            "{info:?}"
+        );
+        assert!(
+            info.bytes_received.is_none_or(|bytes| bytes == 1),
             "{info:?}"
         );
         assert!(

@@ -109,6 +109,14 @@ impl ChannelHandle {
         }
     }
 
+    /// Ends the connection for both sides, where TCP carries it.
+    pub fn break_off(&self) {
+        match &self.0 {
+            HandleOf::Tcp(probe) => probe.break_off(),
+            HandleOf::Quic(_) => {}
+        }
+    }
+
     /// Lets the peer send as much before it is read as control may; before a peer is admitted, a daemon lets it send
     /// little.
     pub fn open_control_window(&self) {

@@ -312,7 +312,7 @@ pub enum AcceptError {
     #[error("accept a client: it does not trust this host's key")]
     HostKeyRefused,
 
-    /// The client has ended a connection that it turned out not to need.
+    /// The client has ended a connection that it turned out not to need, or has checked the path.
     #[error("accept a client: it has nothing to say")]
     Unused,
 

@@ -176,6 +176,11 @@ pub trait LaneSource: Send {
 
     /// A breaker of the lane, for other threads.
     fn breaker(&self) -> LaneBreaker;
+
+    /// A probe of the lane's connection, for any thread; by default it reports nothing.
+    fn path(&self) -> PathProbe {
+        PathProbe::default()
+    }
 }
 
 /// Breaks a lane: a thread that waits on it gets an error.

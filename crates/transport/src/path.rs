@@ -4,9 +4,9 @@
 
 use std::fmt;
 use std::io;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
@@ -70,13 +70,13 @@ impl PathProbe {
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
         let socket = self.kernel()?;
-        zmove_sockopt::path_mtu(socket, socket.peer_addr().ok()?).ok()
+        zmove_sockopt::path_mtu(&**socket, socket.peer_addr().ok()?).ok()
     }
 
     /// The kernel's name of the present congestion control; `None` where no kernel's TCP carries the lane.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
-        let name = SockRef::from(self.kernel()?).tcp_congestion().ok()?;
+        let name = SockRef::from(&**self.kernel()?).tcp_congestion().ok()?;
         let name: Vec<_> = name.into_iter().take_while(|byte| *byte != 0).collect();
         String::from_utf8(name).ok()
     }
@@ -87,11 +87,22 @@ impl PathProbe {
         self.kernel()?.try_clone().ok().map(OwnedFd::from)
     }
 
-    fn kernel(&self) -> Option<&TcpStream> {
+    fn kernel(&self) -> Option<&Arc<TcpStream>> {
         match self.0.as_ref()? {
             Source::Kernel(socket) => Some(socket),
             Source::Told(..) => None,
         }
+    }
+
+    /// The socket, without keeping it open; `None` where no kernel's TCP carries the lane.
+    pub(crate) fn downgrade(&self) -> Option<Weak<TcpStream>> {
+        self.kernel().map(Arc::downgrade)
+    }
+
+    /// Ends the connection for both sides, where a kernel's TCP carries it.
+    pub(crate) fn break_off(&self) {
+        // A connection that has ended already needs no breaking.
+        let _ended = self.kernel().map(|socket| socket.shutdown(Shutdown::Both));
     }
 
     /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's
@@ -100,7 +111,9 @@ impl PathProbe {
     /// # Errors
     /// The kernel does not have it, or does not let this user choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
-        let set = |socket| SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes());
+        let set = |socket: &Arc<TcpStream>| {
+            SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes())
+        };
         self.kernel().map_or(Ok(()), set)
     }
 }

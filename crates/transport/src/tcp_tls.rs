@@ -23,6 +23,7 @@ use crate::record::TrafficSecrets;
 use crate::trust::{Fingerprint, peer_fingerprint};
 
 mod acceptor;
+mod black_hole;
 mod dialler;
 mod socket;
 mod unsent_limit;
@@ -30,6 +31,7 @@ mod whole_records;
 
 pub use acceptor::Acceptor;
 pub(crate) use acceptor::{canonical, listen, own_greeting};
+pub use black_hole::{BlackHole, SegmentLimit};
 pub use dialler::Dialler;
 pub(crate) use dialler::{
     Connected, Deadline, Host, OneAddress, SILENCE_MAX, greeting_fault, tls_fault,

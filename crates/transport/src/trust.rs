@@ -30,8 +30,8 @@ pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};
 pub use verify::{FirstKey, HostPolicy};
 pub(crate) use verify::{
-    HandshakeFault, HostKeyFault, client_config, peer_fingerprint, server_config,
-    version_query_config,
+    HandshakeFault, HostKeyFault, client_config, path_check_config, peer_fingerprint,
+    server_config, version_query_config,
 };
 
 /// The name in every certificate and every hello, the same for all: hosts are distinguished by key.

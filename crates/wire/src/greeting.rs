@@ -16,6 +16,11 @@ pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
 /// The name in TLS (ALPN) on which all versions agree, where they have no other in common. The server then sends its
 /// greeting and closes.
 pub const ANY_PROTOCOL_NAME: &[u8] = b"zmove";
+/// The name in TLS (ALPN) of a path check. The server then sends [`PATH_CHECK_BYTES`] and closes.
+pub const PATH_CHECK_NAME: &[u8] = b"zmove-path";
+/// Bytes that the server of a path check sends, and the least that its client sends in its hello: more than the largest
+/// packet of any Ethernet.
+pub const PATH_CHECK_BYTES: usize = 12 << 10;
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,8 +36,8 @@ pub use extensions::{Extensions, KnownExtension};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
 pub use greeting::{
-    ANY_PROTOCOL_NAME, Cipher, Greeting, GreetingError, PROTOCOL_NAME, PROTOCOL_VERSION, Role,
-    check_version,
+    ANY_PROTOCOL_NAME, Cipher, Greeting, GreetingError, PATH_CHECK_BYTES, PATH_CHECK_NAME,
+    PROTOCOL_NAME, PROTOCOL_VERSION, Role, check_version,
 };
 pub use message::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,

@@ -7,21 +7,23 @@
 //! path that QUIC is done sooner, QUIC has the head start, and what TCP begins after it is the same race.
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use zmove_sockopt::tcp_info;
+use zmove_types::Lock;
 use zmove_wire::TransportChoice;
 
 use super::Channel;
 use crate::endpoint::unspecified;
 use crate::error::DialError;
-use crate::path::Transport;
+use crate::path::{PathProbe, Transport};
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
-use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SILENCE_MAX, SocketConfig};
+use crate::tcp_tls::{BlackHole, Connected, Deadline, Dialler, Host, SILENCE_MAX, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
 
 /// How to reach a host.
@@ -48,6 +50,8 @@ pub struct ChannelDialler {
     quic_first: Option<Duration>,
     /// The transport that the first connection of a run has settled on.
     settled: Arc<OnceLock<Transport>>,
+    /// The lanes over TCP, which are not kept open.
+    lanes: Arc<Lock<Vec<Weak<TcpStream>>>>,
 }
 
 impl ChannelDialler {
@@ -89,6 +93,7 @@ impl ChannelDialler {
             quic,
             quic_first: reach.quic_first,
             settled: Arc::default(),
+            lanes: Arc::default(),
         })
     }
 
@@ -126,6 +131,59 @@ impl ChannelDialler {
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
         self.tcp.as_ref()?.round_trip()
+    }
+
+    /// The reason why segments have been limited since this dialler was made, if they were.
+    #[must_use]
+    pub fn black_hole(&self) -> Option<BlackHole> {
+        self.tcp.as_ref()?.black_hole().cloned()
+    }
+
+    /// Has [`await_black_hole`](Self::await_black_hole) look at a lane.
+    pub fn add_lane(&self, path: &PathProbe) {
+        self.lanes.lock().extend(path.downgrade());
+    }
+
+    /// Checks the path before the first connection. If full-size packets vanish, segments of all connections are
+    /// limited. A host that does not answer by TCP at once is not checked.
+    pub async fn check_path(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.check_path().await;
+        }
+    }
+
+    /// Resolves once full-size packets are found to vanish on the path. Segments of all later connections are then
+    /// limited. The path is checked when nothing moves on the lanes over TCP. QUIC finds its packet size by itself.
+    pub async fn await_black_hole(&self) -> BlackHole {
+        if let Some(tcp) = &self.tcp {
+            tcp.await_black_hole(|| self.bytes_moved()).await;
+        }
+        match self.black_hole() {
+            Some(found) => found,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Bytes that the lanes over TCP have sent and received.
+    fn bytes_moved(&self) -> u64 {
+        let lanes = self.lanes.lock();
+        let infos = lanes
+            .iter()
+            .filter_map(|lane| tcp_info(&*lane.upgrade()?).ok());
+        infos
+            .map(|info| info.bytes_acked.unwrap_or(0) + info.bytes_received.unwrap_or(0))
+            .sum()
+    }
+
+    /// Exchanges messages that are larger than any packet with the host over TCP, in segments of at most
+    /// `segment_bytes`. Returns whether both have arrived within this time.
+    pub async fn arrives(&self, segment_bytes: Option<u32>, within: Duration) -> bool {
+        match &self.tcp {
+            Some(tcp) => timeout(within, tcp.arrives(segment_bytes))
+                .await
+                .unwrap_or(false),
+            None => false,
+        }
     }
 
     /// Ends all QUIC connections in order: their last packets would not leave a process that ends, as TCP's do.

@@ -205,7 +205,7 @@ impl LaneSink for ClearLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(Arc::clone(self.socket()))
+        LaneSource::path(self)
     }
 
     fn hold_to(&mut self, rate: SharedRate) {
@@ -235,6 +235,10 @@ impl LaneSource for ClearLane {
 
     fn breaker(&self) -> LaneBreaker {
         self.limiter.breaker(tcp_breaker(self.socket()))
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(Arc::clone(self.socket()))
     }
 }
 

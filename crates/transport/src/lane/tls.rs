@@ -131,7 +131,7 @@ impl LaneSink for TlsLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(Arc::clone(&self.socket))
+        LaneSource::path(self)
     }
 }
 
@@ -146,6 +146,10 @@ impl LaneSource for TlsLane {
 
     fn breaker(&self) -> LaneBreaker {
         self.limiter.breaker(tcp_breaker(&self.socket))
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(Arc::clone(&self.socket))
     }
 }
 

@@ -16,9 +16,9 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use zmove_types::{Lock, TransferId};
-use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, Role};
+use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, PATH_CHECK_BYTES, PATH_CHECK_NAME, Role};
 
 use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -128,17 +128,27 @@ impl Acceptor {
             .into_stream(secrets.of_server(&self.tls))
             .await
             .map_err(handshake_error)?;
-        if stream.get_ref().1.alpn_protocol() == Some(ANY_PROTOCOL_NAME) {
-            stream
-                .write_all(&own_greeting())
-                .await
-                .map_err(AcceptError::Gone)?;
-            stream.shutdown().await.map_err(AcceptError::Gone)?;
+        let protocol = stream.get_ref().1.alpn_protocol();
+        if protocol == Some(ANY_PROTOCOL_NAME) {
+            send_and_close(&mut stream, &own_greeting()).await?;
             return Err(AcceptError::OtherVersion);
+        }
+        if protocol == Some(PATH_CHECK_NAME) {
+            send_and_close(&mut stream, &[0; PATH_CHECK_BYTES]).await?;
+            return Err(AcceptError::Unused);
         }
         Connection::new(stream.into(), secrets, address, answered.elapsed())
             .ok_or(AcceptError::NotZmove)
     }
+}
+
+/// Sends the only message on a connection.
+async fn send_and_close(
+    stream: &mut TlsStream<WholeRecords>,
+    message: &[u8],
+) -> Result<(), AcceptError> {
+    stream.write_all(message).await.map_err(AcceptError::Gone)?;
+    stream.shutdown().await.map_err(AcceptError::Gone)
 }
 
 /// A socket that listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.

@@ -4,6 +4,7 @@
 //! address, also where a name stands for several hosts, for lanes must find their control.
 
 use std::{
+    future::pending,
     io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock},
@@ -13,18 +14,21 @@ use std::{
 use rustls::{CertificateError, ClientConfig, Error as TlsError, OtherError};
 use rustls_pki_types::ServerName;
 use tokio::io::AsyncReadExt as _;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
-use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, GreetingError};
+use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, GreetingError, PATH_CHECK_BYTES};
 
+use super::black_hole::{
+    self, BlackHole, HANDSHAKE_LONG, SAFE_SEGMENT_BYTES, SegmentLimit, Verdict,
+};
 use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
     endpoint::Endpoint,
     error::{DialError, DialStage},
     record::TrafficSecrets,
     trust::{
-        HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
-        version_query_config,
+        HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config,
+        path_check_config, provider, version_query_config,
     },
 };
 
@@ -37,6 +41,9 @@ pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// How long a host whose key is unknown may take to name its version, over TCP and QUIC.
 const QUERY_MAX: Duration = Duration::from_secs(5);
+
+/// How long the connection of a path check may take: a lost packet is sent again after one second.
+const CHECK_CONNECT_MAX: Duration = Duration::from_secs(2);
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
@@ -92,6 +99,10 @@ pub struct Dialler {
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
     socket: SocketConfig,
+    /// Set once full-size packets are found to vanish on the path.
+    black_hole: Arc<OnceLock<BlackHole>>,
+    /// Held during a check of the path, so that connections which hang at the same time share one.
+    checking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Dialler {
@@ -134,6 +145,8 @@ impl Dialler {
             round_trip: Arc::default(),
             tls,
             socket,
+            black_hole: Arc::default(),
+            checking: Arc::default(),
         })
     }
 
@@ -167,7 +180,7 @@ impl Dialler {
         connected: Connected,
         deadline: Deadline,
     ) -> Result<Connection, DialError> {
-        let handshake = timeout_at(deadline.due, self.handshake(connected, &self.tls)).await;
+        let handshake = timeout_at(deadline.due, self.handshake_by_any_size(connected)).await;
         let made =
             handshake.map_err(|_| self.address.timed_out(DialStage::Handshaking, deadline))?;
         unless_other_version(made, deadline, async |_due| {
@@ -178,10 +191,79 @@ impl Dialler {
     }
 
     async fn connect(&self) -> Result<Connected, DialError> {
-        let start = |address| race::attempt(self.address.endpoint(), address, self.socket.clone());
-        let connected = self.address.connect(start).await?;
+        let connected = self.connect_as(&self.socket).await?;
         self.round_trip.get_or_init(|| connected.rtt);
         Ok(connected)
+    }
+
+    async fn connect_as(&self, socket: &SocketConfig) -> Result<Connected, DialError> {
+        let start = |address| race::attempt(self.address.endpoint(), address, socket.clone());
+        self.address.connect(start).await
+    }
+
+    /// Makes the handshake. If it hangs because full-size packets vanish, makes it again with small ones.
+    async fn handshake_by_any_size(&self, connected: Connected) -> Result<Connection, DialError> {
+        let vanishing = async {
+            sleep(HANDSHAKE_LONG).await;
+            if self.check_path().await != Verdict::BlackHole {
+                pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            made = self.handshake(connected, &self.tls) => return made,
+            () = vanishing => {}
+        }
+        self.handshake(self.connect().await?, &self.tls).await
+    }
+
+    /// The black hole that this dialler has found, if any.
+    pub(crate) fn black_hole(&self) -> Option<&BlackHole> {
+        self.black_hole.get()
+    }
+
+    /// Resolves once full-size packets are found to vanish on the path, and then limits the segments of all later
+    /// connections. The path is checked when the number of bytes that the lanes have `moved` stays the same.
+    pub(crate) async fn await_black_hole(&self, moved: impl Fn() -> u64) {
+        if self.socket.segment_limit.get().is_some() {
+            return pending().await;
+        }
+        black_hole::watch(moved, || self.check_path()).await;
+    }
+
+    /// Checks whether full-size packets vanish on the path. If they do, limits the segments of all later connections.
+    pub(crate) async fn check_path(&self) -> Verdict {
+        let _one_at_a_time = self.checking.lock().await;
+        let limit = &self.socket.segment_limit;
+        if limit.get().is_some() {
+            return Verdict::BlackHole;
+        }
+        let grace = black_hole::grace(self.round_trip().unwrap_or_default());
+        let small = self.arrives(Some(SAFE_SEGMENT_BYTES));
+        let verdict = black_hole::judge(self.arrives(None), small, grace).await;
+        if verdict == Verdict::BlackHole {
+            limit.set_safe();
+            let host = self.address.endpoint();
+            self.black_hole.get_or_init(|| BlackHole { host });
+        }
+        verdict
+    }
+
+    /// Exchanges messages that are larger than any packet with the host, on a connection with segments of at most
+    /// `segment_bytes`. Returns whether both have arrived.
+    pub(crate) async fn arrives(&self, segment_bytes: Option<u32>) -> bool {
+        let socket = SocketConfig {
+            segment_limit: segment_bytes.map(SegmentLimit::of).unwrap_or_default(),
+            ..self.socket.clone()
+        };
+        let exchange = async {
+            let connected = timeout(CHECK_CONNECT_MAX, self.connect_as(&socket)).await;
+            let connected = connected.ok()?.ok()?.socket;
+            let connector = TlsConnector::from(Arc::new(path_check_config(&self.tls)));
+            let mut stream = connector.connect(server_name(), connected).await.ok()?;
+            let mut answer = vec![0; PATH_CHECK_BYTES];
+            stream.read_exact(&mut answer).await.ok()
+        };
+        Box::pin(exchange).await.is_some()
     }
 
     async fn handshake(
@@ -196,8 +278,7 @@ impl Dialler {
         } = connected;
         let secrets = Arc::<TrafficSecrets>::default();
         let connector = TlsConnector::from(secrets.of_client(tls));
-        let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
-        let connecting = connector.connect(name, WholeRecords::new(socket));
+        let connecting = connector.connect(server_name(), WholeRecords::new(socket));
         let mut stream = connecting
             .await
             .map_err(|error| self.handshake_error(error))?;
@@ -221,6 +302,10 @@ impl Dialler {
             },
         }
     }
+}
+
+fn server_name() -> ServerName<'static> {
+    ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name")
 }
 
 /// The error for a failed handshake with a host.
@@ -323,7 +408,7 @@ mod tests {
             let deadline = Deadline::after(deadline);
             let made = unless_other_version(unknown(), deadline, async |due| {
                 assert_eq!(due.due, began + waited);
-                std::future::pending().await
+                pending().await
             })
             .await;
             assert!(matches!(made, Err(DialError::UnknownHost { .. })));

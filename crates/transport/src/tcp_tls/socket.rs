@@ -8,6 +8,7 @@ use std::{net::SocketAddr, time::Duration};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpSocket;
 
+use super::SegmentLimit;
 use crate::error::SocketError;
 
 /// The number of keepalive probes that may stay unanswered before the peer counts as gone.
@@ -22,6 +23,9 @@ pub struct SocketConfig {
     /// How long one address may take to accept a TCP connection before it is given up. Default: 10 s. Smaller gives
     /// dead addresses up sooner; larger survives more lost packets.
     pub connect_timeout: Duration,
+    /// Maximum size of a TCP segment of connections that are dialled, in both directions. Default: none, as the MTU of
+    /// both hosts has it. A dialler sets it once full-size packets vanish on the path; clones share it.
+    pub segment_limit: SegmentLimit,
     /// How long a connection may be idle before the peer is probed, and the time between probes. Default: 15 s; five
     /// unanswered probes end the connection.
     pub keepalive: Duration,
@@ -31,6 +35,7 @@ impl Default for SocketConfig {
     fn default() -> Self {
         Self {
             congestion: None,
+            segment_limit: SegmentLimit::default(),
             connect_timeout: Duration::from_secs(10),
             keepalive: Duration::from_secs(15),
         }
@@ -38,18 +43,23 @@ impl Default for SocketConfig {
 }
 
 impl SocketConfig {
-    /// A socket for `address` with all options set. Connections that a listener accepts inherit them.
+    /// A socket for `address` with all options set.
     pub(super) fn open(&self, address: SocketAddr) -> Result<TcpSocket, SocketError> {
         let socket = if address.is_ipv6() {
             TcpSocket::new_v6()
         } else {
             TcpSocket::new_v4()
         }?;
-        self.apply(&SockRef::from(&socket))?;
+        let options = SockRef::from(&socket);
+        self.apply(&options)?;
+        // The SYN tells the peer, which keeps the limit too.
+        if let Some(bytes) = self.segment_limit.get() {
+            options.set_tcp_mss(bytes)?;
+        }
         Ok(socket)
     }
 
-    /// Sets all options.
+    /// Sets the options that a listener needs too. Connections that it accepts inherit them.
     pub(super) fn apply(&self, options: &SockRef<'_>) -> Result<(), SocketError> {
         options.set_tcp_nodelay(true)?;
         options.set_tcp_keepalive(
@@ -87,6 +97,27 @@ mod tests {
         let socket = config.open(any_address()).unwrap();
         let used = SockRef::from(&socket).tcp_congestion().unwrap();
         assert!(used.starts_with(b"reno"), "{used:?}");
+    }
+
+    #[tokio::test]
+    async fn limited_segments_are_small_in_both_directions() {
+        let listener = tokio::net::TcpListener::bind(any_address()).await.unwrap();
+        let config = SocketConfig {
+            segment_limit: SegmentLimit::of(1_220),
+            ..SocketConfig::default()
+        };
+        let address = listener.local_addr().unwrap();
+        let near = config
+            .open(address)
+            .unwrap()
+            .connect(address)
+            .await
+            .unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        for socket in [near, far] {
+            let bytes = zmove_sockopt::tcp_info(&socket).unwrap().segment_bytes;
+            assert!(bytes.is_some_and(|bytes| bytes <= 1_220), "{bytes:?}");
+        }
     }
 
     #[tokio::test]

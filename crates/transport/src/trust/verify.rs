@@ -23,7 +23,7 @@ use rustls::{
     version::TLS13,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use zmove_wire::{ANY_PROTOCOL_NAME, PROTOCOL_NAME};
+use zmove_wire::{ANY_PROTOCOL_NAME, PATH_CHECK_BYTES, PATH_CHECK_NAME, PROTOCOL_NAME};
 
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity, provider};
@@ -92,6 +92,15 @@ fn protocol_names() -> Vec<Vec<u8>> {
     [PROTOCOL_NAME, ANY_PROTOCOL_NAME].map(Vec::from).into()
 }
 
+/// The names in the ALPN of a path check: its own, and others that fill the hello.
+fn path_check_names() -> Vec<Vec<u8>> {
+    const NAME_BYTES_MAX: usize = 255;
+    let filler = vec![b'-'; NAME_BYTES_MAX];
+    let mut names = vec![filler; PATH_CHECK_BYTES.div_ceil(NAME_BYTES_MAX)];
+    names.push(PATH_CHECK_NAME.to_vec());
+    names
+}
+
 /// The TLS settings of a client: no resumption, which would bypass the check of the key, and no early data.
 pub(crate) fn client_config(
     provider: CryptoProvider,
@@ -127,6 +136,13 @@ pub(crate) fn version_query_config(config: &ClientConfig) -> ClientConfig {
     config
 }
 
+/// The settings of a client that checks the path to a host: its hello is larger than any packet.
+pub(crate) fn path_check_config(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    config.alpn_protocols = path_check_names();
+    config
+}
+
 /// The TLS settings of a server: no tickets, which a client that never reads would leave in its socket, so that the
 /// close resets the connection and destroys data in flight.
 pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
@@ -138,6 +154,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
         .with_client_cert_verifier(Arc::new(AnyClientVerifier { algorithms }))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
     config.alpn_protocols = protocol_names();
+    config.alpn_protocols.push(PATH_CHECK_NAME.to_vec());
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config

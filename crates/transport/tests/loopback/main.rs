@@ -9,6 +9,7 @@ mod authority;
 mod frames;
 mod lane;
 mod party;
+mod path_check;
 mod quic;
 mod trust;
 mod trust_all;

@@ -1,0 +1,215 @@
+//! Black holes: paths on which full-size packets vanish while small ones arrive.
+//!
+//! Both hosts may send packets of 9,000 bytes although a link between them takes only 1,500. The router at that link
+//! reports this by ICMP ("fragmentation needed"). If a filter drops the report, TCP sends the same segment again until
+//! the connection times out.
+//!
+//! To find this out, the dialler makes one exchange twice at the same time: with full-size and with small segments.
+//! **Invariant:** a path counts as a black hole only if the small segments have arrived in both directions while the
+//! full-size ones have not. A path that is slow, lossy or down delays both exchanges alike.
+
+use std::future::pending;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use crate::endpoint::Endpoint;
+
+/// Maximum TCP segment that any path carries: IPv6 guarantees packets of 1,280 bytes, of which the headers take 60.
+pub(crate) const SAFE_SEGMENT_BYTES: u32 = 1_220;
+
+/// Full-size packets vanish on the path to a host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "exchange full-size packets with {host} over TCP: they are lost on the path while small ones arrive (a link there \
+     has a smaller MTU than both hosts, and the ICMP messages that report it are filtered; see 'zmove doctor {host}')"
+)]
+pub struct BlackHole {
+    /// The host that was dialled.
+    pub host: Endpoint,
+}
+
+/// Maximum segment size of all later connections, once it is limited. Clones share one value.
+#[derive(Clone, Debug, Default)]
+pub struct SegmentLimit(Arc<OnceLock<u32>>);
+
+impl SegmentLimit {
+    /// A limit of this number of bytes.
+    #[must_use]
+    pub fn of(bytes: u32) -> Self {
+        let limit = Self::default();
+        limit.0.get_or_init(|| bytes);
+        limit
+    }
+
+    /// The number of bytes; `None` without a limit.
+    #[must_use]
+    pub fn get(&self) -> Option<u32> {
+        self.0.get().copied()
+    }
+
+    /// Limits segments to the size that any path carries.
+    pub(crate) fn set_safe(&self) {
+        self.0.get_or_init(|| SAFE_SEGMENT_BYTES);
+    }
+}
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Full-size segments arrive in both directions.
+    Passes,
+    /// Only small segments arrive.
+    BlackHole,
+    /// The host answers neither exchange, or refuses one.
+    Unknown,
+}
+
+/// Compares an exchange with full-size segments and one with small segments. Each returns whether it was completed.
+/// After the small one, the full-size one may take `grace` longer.
+pub(crate) async fn judge(
+    full: impl Future<Output = bool>,
+    small: impl Future<Output = bool>,
+    grace: Duration,
+) -> Verdict {
+    let mut full = pin!(full);
+    let first = async {
+        tokio::select! {
+            biased;
+            is_complete = &mut full => Some(is_complete),
+            is_complete = small => (!is_complete).then_some(false),
+        }
+    };
+    let known = match timeout(EXCHANGE_MAX, first).await {
+        Ok(Some(is_complete)) => Some(is_complete),
+        Ok(None) => timeout(grace, full).await.ok(),
+        Err(_neither) => Some(false),
+    };
+    match known {
+        Some(true) => Verdict::Passes,
+        Some(false) => Verdict::Unknown,
+        None => Verdict::BlackHole,
+    }
+}
+
+/// How much longer the full-size exchange may take than the small one: enough for several retransmissions.
+pub(crate) fn grace(round_trip: Duration) -> Duration {
+    GRACE_MIN + round_trip * GRACE_ROUND_TRIPS
+}
+
+/// Resolves once the path is a black hole. A check is made when the number of bytes that were `moved` stays the same
+/// for a while, and no more once a check has passed.
+pub(crate) async fn watch<Checking: Future<Output = Verdict>>(
+    moved: impl Fn() -> u64,
+    check: impl Fn() -> Checking,
+) {
+    loop {
+        stand_still(&moved).await;
+        match check().await {
+            Verdict::BlackHole => return,
+            Verdict::Passes => pending().await,
+            Verdict::Unknown => sleep(CHECK_PAUSE).await,
+        }
+    }
+}
+
+/// Waits until the number of bytes that were moved stays the same for [`STILL_LOOKS`] looks.
+async fn stand_still(moved: impl Fn() -> u64) {
+    let mut before = moved();
+    let mut still = 0;
+    while still < STILL_LOOKS {
+        sleep(LOOK_EVERY).await;
+        let now = moved();
+        still = if now == before { still + 1 } else { 0 };
+        before = now;
+    }
+}
+
+/// The time after which a handshake that is not complete has the path checked.
+pub(crate) const HANDSHAKE_LONG: Duration = Duration::from_secs(3);
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const STILL_LOOKS: u32 = 3;
+/// Maximum time for one of the two exchanges to complete.
+const EXCHANGE_MAX: Duration = Duration::from_secs(10);
+/// Pause after a check that has shown nothing.
+const CHECK_PAUSE: Duration = Duration::from_secs(10);
+const GRACE_MIN: Duration = Duration::from_secs(3);
+const GRACE_ROUND_TRIPS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// An exchange that ends after so many seconds.
+    async fn after(seconds: u32, is_complete: bool) -> bool {
+        sleep(SECOND * seconds).await;
+        is_complete
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_small_segments_that_arrive_alone_show_a_black_hole() {
+        let grace = 3 * SECOND;
+        let cases = [
+            // A healthy path, however slow, and one that has lost a few segments of the full-size exchange.
+            (after(0, true), after(0, true), Verdict::Passes),
+            (after(9, true), after(9, true), Verdict::Passes),
+            (after(8, true), after(6, true), Verdict::Passes),
+            // The full-size exchange is not complete in time.
+            (after(60, true), after(1, true), Verdict::BlackHole),
+            (after(60, true), after(9, true), Verdict::BlackHole),
+            // A host that is down or refuses connections.
+            (after(60, true), after(60, true), Verdict::Unknown),
+            (after(1, false), after(2, true), Verdict::Unknown),
+            (after(60, true), after(1, false), Verdict::Unknown),
+            (after(2, false), after(1, true), Verdict::Unknown),
+        ];
+        for (number, (full, small, verdict)) in cases.into_iter().enumerate() {
+            assert_eq!(judge(full, small, grace).await, verdict, "case {number}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_path_is_checked_only_while_nothing_moves() {
+        let began = Instant::now();
+        let moved = || began.elapsed().as_secs().min(5);
+        watch(moved, || async { Verdict::BlackHole }).await;
+        assert_eq!(began.elapsed(), (5 + STILL_LOOKS) * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_path_that_has_passed_is_not_checked_again() {
+        let checks = Cell::new(0);
+        let check = || {
+            checks.set(checks.get() + 1);
+            std::future::ready(if checks.get() < 3 {
+                Verdict::Unknown
+            } else {
+                Verdict::Passes
+            })
+        };
+        let watched = timeout(3600 * SECOND, watch(|| 0, check)).await;
+        assert!(watched.is_err());
+        assert_eq!(checks.get(), 3);
+    }
+
+    #[test]
+    fn a_limit_is_shared_and_stays() {
+        let limit = SegmentLimit::default();
+        let other = limit.clone();
+        assert_eq!(other.get(), None);
+        limit.set_safe();
+        assert_eq!(other.get(), Some(SAFE_SEGMENT_BYTES));
+        let set = SegmentLimit::of(1_400);
+        set.set_safe();
+        assert_eq!(set.get(), Some(1_400));
+    }
+}
