@@ -29,6 +29,7 @@ mod api;
 mod authority;
 mod bad_sources;
 mod bad_targets;
+mod black_hole;
 mod breakage;
 mod busy;
 mod changing;

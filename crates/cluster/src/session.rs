@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use zmove_engine::{
-    Connector, DIAL_TIMEOUT, DialSettings, Listener, Push, Remote, Run, SessionFate,
+    Connector, DIAL_TIMEOUT, DialSettings, Listener, Notice, Push, Remote, Run, SessionFate,
 };
 use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
@@ -459,6 +459,10 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         }
     };
     events.was_up.store(run.was_up(), Ordering::Relaxed);
+    if let Some(cause) = reached.route.black_hole() {
+        let notice = Notice::BlackHole { cause };
+        events.events.listener.hear(&notice);
+    }
     reached.route.close().await;
     reached.route.end().await;
     // the last thing that is waited for: who is dropped while he waits leaves a session of which nobody knows the end

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
     BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice,
-    PushError, Remote, RemotePush, Retrying, Timeout,
+    PathCheck, PushError, Remote, RemotePush, Retrying, Timeout,
 };
 use zmove_receiver::{Quota, unless_stopped};
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
@@ -24,8 +24,8 @@ use zmove_transport::{
 };
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode,
-    Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
+    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Intent, Place, Refusal,
+    RefusalCode, Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer, Destinations};
@@ -369,6 +369,10 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
             Cipher::Tls
         },
         limit: order.fetch.rate_max.map(RateLimit::nearest),
+        path_check: match order.fetch.open.intent {
+            Intent::Inspect => PathCheck::First,
+            _ => PathCheck::WhenStill,
+        },
         ..DialSettings::default()
     }
 }
@@ -385,7 +389,9 @@ impl Listener for Notices<'_> {
             Notice::SessionBegins { .. } if self.begun.swap(true, Ordering::Relaxed) => {
                 self.relaying.begin_again()
             }
-            Notice::ConnectionLost { .. } | Notice::ReceiverBusy { .. } => {
+            Notice::ConnectionLost { .. }
+            | Notice::ReceiverBusy { .. }
+            | Notice::BlackHole { .. } => {
                 self.relaying.warn(format!("sender: {notice}"));
             }
             // what else there is concerns this host

@@ -4,6 +4,7 @@ mod choice;
 mod host_key;
 mod lanes;
 mod machine;
+mod path_watch;
 mod plan;
 
 use std::fmt;
@@ -13,19 +14,20 @@ use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, NoQuota, Summary};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts,
-    PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
+    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity,
+    KnownHosts, PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
 use self::host_key::HostKey;
 use self::lanes::dial_all;
 pub(crate) use self::lanes::{Dialled, LaneEnd};
+use self::path_watch::PathWatch;
 use self::plan::LanePlan;
-use crate::error::ConnectError;
+use crate::error::{ConnectError, PushError};
 use crate::location::{Login, Remote};
 use crate::notice::{Listener, Notice};
 use crate::path_memory::{Found, Known, PathMemory, Window};
-use crate::settings::{DIAL_TIMEOUT, DialSettings};
+use crate::settings::{DIAL_TIMEOUT, DialSettings, PathCheck};
 use crate::ssh::{self, Duty, SshReceiver, SshSession};
 
 use machine::{lanes_for, quic_lanes};
@@ -68,6 +70,7 @@ pub struct Route {
     pub transport: Transport,
     /// The endpoint of all connections.
     dialler: ChannelDialler,
+    watch: PathWatch,
     /// The ssh that has started the receiver, `None` with a daemon.
     ssh: Option<SshSession>,
     /// What was known of the path before.
@@ -143,9 +146,12 @@ impl Connector<'_> {
         let dialled = self.announced(Box::pin(async {
             let dialler =
                 ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            // No lanes would show a black hole.
+            dialler.check_path().await;
             Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
         }));
         let (channel, dialler) = dialled.await?;
+        self.tell_of_black_hole(&dialler);
         self.pin(&first_key)?;
         channel
             .set_unacknowledged_max(CONTROL_SILENCE_MAX)
@@ -309,8 +315,20 @@ impl Connector<'_> {
         recalled: Recalled,
         need: Option<&Need>,
     ) -> Result<Connected<L>, ConnectError> {
+        if self.settings.path_check == PathCheck::First {
+            dialler.check_path().await;
+        }
         let plan = LanePlan::new(self.settings, &recalled, need.cloned());
-        dial_all(dialler, self.settings, plan, recalled).await
+        let connected = dial_all(dialler, self.settings, plan, recalled).await?;
+        self.tell_of_black_hole(&connected.route.dialler);
+        Ok(connected)
+    }
+
+    /// Reports that segments have been limited before or during the handshake.
+    fn tell_of_black_hole(&self, dialler: &ChannelDialler) {
+        if let Some(cause) = &dialler.black_hole() {
+            self.listener.hear(&Notice::BlackHole { cause });
+        }
     }
 }
 
@@ -354,7 +372,22 @@ impl Route {
 
     /// Closes all connections, however the session has ended.
     pub async fn close(&self) {
+        self.watch.stop();
         self.dialler.close().await;
+    }
+
+    /// The black hole on the path that has ended the session, if one has. The next session has small segments.
+    #[must_use]
+    pub fn black_hole(&self) -> Option<&BlackHole> {
+        self.watch.found()
+    }
+
+    /// The cause of a session's end: a loss of connections may be due to a black hole.
+    pub(crate) fn cause(&self, error: PushError) -> PushError {
+        match self.black_hole() {
+            Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
+            _ => error,
+        }
     }
 
     /// Lets a receiver that ssh has started come to its end, after a session that has ended well.

@@ -15,7 +15,7 @@ use tokio::task::JoinError;
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{
-    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, LaneError,
+    AuthorityError, BlackHole, ControlError, DialError, IdentityError, KnownHostsError, LaneError,
     ParseFingerprintError,
 };
 use zmove_types::Escaped;
@@ -312,6 +312,9 @@ pub enum PushError {
     /// The session of a pull broke off.
     #[error(transparent)]
     Pull(#[from] PullError),
+    /// The connections were stuck in a black hole of the path. The next session has small segments.
+    #[error(transparent)]
+    BlackHole(BlackHole),
     /// The job of another session could not be made.
     #[error(transparent)]
     Job(BoxError),
@@ -557,6 +560,7 @@ impl PushError {
             Self::Session(error) => error.is_lost(),
             Self::Pull(error) => error.is_lost(),
             Self::Connect(error) => error.is_lost(),
+            Self::BlackHole(_) => true,
             _ => false,
         }
     }

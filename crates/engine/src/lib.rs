@@ -79,7 +79,7 @@ pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, RemotePush};
 pub use retrying::Retrying;
 pub use settings::{
-    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost,
+    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PathCheck, PortRange, SshSettings, UnknownHost,
 };
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use zmove_disk::CauseAt;
-use zmove_transport::Fingerprint;
+use zmove_transport::{BlackHole, Fingerprint};
 use zmove_types::{Escaped, TransferId};
 
 use crate::backoff::Timeout;
@@ -39,6 +39,11 @@ pub enum Notice<'a> {
         cause: &'a PushError,
         /// For how long the receiver is dialled again.
         timeout: Timeout,
+    },
+    /// Full-size packets vanish on the path, and only small ones are sent from now on.
+    BlackHole {
+        /// The reason.
+        cause: &'a BlackHole,
     },
     /// The receiver has no room now and is waited for; reported with each attempt.
     ReceiverBusy {
@@ -121,6 +126,9 @@ impl Display for Notice<'_> {
                     f,
                     "connection to {remote} lost: {cause}; reconnecting for up to {timeout}"
                 )
+            }
+            Self::BlackHole { cause } => {
+                write!(f, "cannot {cause}; continuing with small packets")
             }
             Self::ReceiverBusy { cause } => Causes(*cause).fmt(f),
             Self::KeyPinned { remote, key } => {

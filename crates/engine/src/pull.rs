@@ -154,7 +154,8 @@ impl RemotePull<'_> {
         });
         let received = self.receive(run, dialled, stop).await;
         route.close().await;
-        Ok(route.finish(received?, connector.listener).await)
+        let summary = received.map_err(|error| route.cause(error.into()))?;
+        Ok(route.finish(summary, connector.listener).await)
     }
 
     /// Asks the host to send, and receives.

@@ -109,7 +109,8 @@ impl RemotePush<'_> {
             Err(error) => Err(error),
         };
         reached.route.close().await;
-        Ok(reached.route.finish(pushed?, connector.listener).await)
+        let summary = pushed.map_err(|error| reached.route.cause(error))?;
+        Ok(reached.route.finish(summary, connector.listener).await)
     }
 
     async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {

@@ -2,9 +2,10 @@
 //! is followed by another.
 //!
 //! **Invariant:** only a host that has been up is dialled again, so a wrong name, key or target is reported at once;
-//! and only after a loss of connections, so that no error is hidden by retries. There are two exceptions: a host that
-//! is busy is waited for from the first, and one that closes connections before it has proved its key is dialled again
-//! a few times, since it may do so with some of many that come at once.
+//! and only after a loss of connections, so that no error is hidden by retries. There are three exceptions: a host that
+//! is busy is waited for from the first, one behind a black hole is dialled again with small segments, and one that
+//! closes connections before it has proved its key is dialled again a few times, since it may do so with some of many
+//! that come at once.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -101,7 +102,9 @@ impl Retrying<'_> {
             };
             if error.is_busy() && !sessions.was_up() {
                 listener.hear(&Notice::ReceiverBusy { cause: &error });
-            } else if (outage == Outage::Begins || has_answered) && sessions.was_up() {
+            } else if (outage == Outage::Begins || has_answered)
+                && may_return(&error, sessions.was_up())
+            {
                 listener.hear(&Notice::ConnectionLost {
                     remote,
                     cause: &error,
@@ -126,7 +129,9 @@ impl Retrying<'_> {
     fn is_final(&self, error: &PushError, was_up: bool) -> bool {
         // A user who does not want to wait in the queue does not want to come again either.
         let no_wait = self.busy_timeout.0.is_zero() && error.is_busy() && !was_up;
-        no_wait || self.timeout.0.is_zero() || !(error.is_busy() || was_up && error.is_lost())
+        no_wait
+            || self.timeout.0.is_zero()
+            || !(error.is_busy() || may_return(error, was_up) && error.is_lost())
     }
 
     fn given_up(&self, cause: PushError, was_up: bool, sessions: u32) -> PushError {
@@ -152,6 +157,12 @@ impl Retrying<'_> {
     }
 }
 
+/// Whether a host is dialled again after a loss. One in a black hole may never have been up, and the next session has
+/// small segments.
+fn may_return(error: &PushError, was_up: bool) -> bool {
+    was_up || matches!(error, PushError::BlackHole(_))
+}
+
 /// What a session has come to in which the host has not answered.
 const SILENT: SessionFate = SessionFate::InVain {
     answered: Duration::ZERO,
@@ -174,6 +185,7 @@ mod tests {
     use std::path::Path;
 
     use tokio::time::{advance, sleep};
+    use zmove_transport::{BlackHole, Endpoint};
 
     use super::*;
     use crate::error::PullError;
@@ -192,6 +204,8 @@ mod tests {
         answers: Option<Duration>,
         /// Whether this process is stopped for an hour while it dials for the second time.
         is_stopped: bool,
+        /// Whether the first session ends in a black hole, and the host never begins the transfer.
+        is_stuck: bool,
         fate: SessionFate,
     }
 
@@ -204,6 +218,13 @@ mod tests {
             _stop: Pin<&mut S>,
         ) -> Result<(), PushError> {
             self.dials += 1;
+            if self.is_stuck && self.dials == 1 {
+                let host = Endpoint {
+                    host: "dtn".into(),
+                    port: 1,
+                };
+                return Err(PushError::BlackHole(BlackHole { host }));
+            }
             if self.is_stopped && self.dials == 2 {
                 advance(3600 * SECOND).await;
             }
@@ -219,7 +240,7 @@ mod tests {
         }
 
         fn was_up(&self) -> bool {
-            true
+            !self.is_stuck
         }
 
         fn may_follow(&self) -> bool {
@@ -287,6 +308,17 @@ mod tests {
         };
         let (dials, _) = dials(lost, pending()).await;
         assert!(dials > 8, "{dials}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_behind_a_black_hole_is_dialled_again_although_it_was_never_up() {
+        let stuck = Lost {
+            is_stuck: true,
+            ..Lost::default()
+        };
+        let (dials, why) = dials(stuck, pending()).await;
+        assert_eq!(dials, 2);
+        assert!(matches!(why, PushError::Pull(PullError::Silent)), "{why}");
     }
 
     #[tokio::test(start_paused = true)]

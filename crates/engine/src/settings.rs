@@ -39,6 +39,8 @@ pub struct DialSettings {
     pub ssh: SshSettings,
     /// The kind of lanes that are dialled later. Default: more of the same.
     pub more: MoreLanes,
+    /// When the path is checked for a black hole. Default: when the lanes stand still.
+    pub path_check: PathCheck,
 }
 
 /// The settings by which ssh starts a receiver.
@@ -73,6 +75,16 @@ pub enum MoreLanes {
     Others,
     /// A new set each time, numbered from the first lane on: the rounds of a probe.
     Sets,
+}
+
+/// When a path is checked for a black hole, in which full-size packets vanish.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathCheck {
+    /// When the lanes stand still. A black hole ends the session, and the next one has small segments.
+    #[default]
+    WhenStill,
+    /// Before the session too, which takes a few round trips: no other session follows this one.
+    First,
 }
 
 /// The treatment of a host whose key is not known, and for which no authority vouches.

@@ -125,6 +125,9 @@ async fn converse(
     let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.route.close().await;
+    if let Some(cause) = reached.route.black_hole() {
+        return Err(cause.clone().into());
+    }
     let report = probed.map_err(|error| match error {
         SessionError::Control(zmove_transport::ControlError::Greeting(_)) => {
             Error::new(error).context(format!("{remote} cannot be probed"))

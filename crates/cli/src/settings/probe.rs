@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, Remote, Start};
+use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, PathCheck, Remote, Start};
 use zmove_types::Escaped;
 
 use super::dial;
@@ -33,6 +33,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
         // One lane brings the first byte; each round has lanes of its own.
         streams: Some(1),
         more: MoreLanes::Sets,
+        path_check: PathCheck::First,
         ..dial::settings(&args.dial, &remote, ask)?
     };
     Ok((remote, dial))

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources,
-    Timeout,
+    Confirm, DialSettings, Listener, Location, Overlap, PathCheck, PathMemory, PushJob, Remote,
+    Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, EmptySources, Guard, Instead, Owners, Removals, Zeros};
@@ -416,6 +416,11 @@ pub(super) fn dial_settings(
     let mut dial = DialSettings {
         streams: args.streams,
         limit: args.limit(),
+        path_check: if args.dry_run {
+            PathCheck::First
+        } else {
+            PathCheck::WhenStill
+        },
         ..dial
     };
     if args.cipher == CipherArg::None {

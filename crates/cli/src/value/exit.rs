@@ -139,7 +139,9 @@ impl Exit {
             PushError::Connect(error) => Self::of_connect(error),
             PushError::Session(error) => Self::of_session(error),
             PushError::Pull(error) => Self::of_pull(error),
-            PushError::GivenUp { .. } | PushError::InVain { .. } => Self::Broken,
+            PushError::GivenUp { .. } | PushError::InVain { .. } | PushError::BlackHole(_) => {
+                Self::Broken
+            }
             PushError::StillBusy { .. } => Self::Busy,
             _ => Self::File,
         }

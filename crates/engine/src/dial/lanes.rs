@@ -11,13 +11,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
     CONTROL_SILENCE_MAX, Channel, ChannelDialler, ChannelHandle, ControlReader, ControlWriter,
-    DialError, LaneError, LaneSink, LaneSource, PathEnds, SharedRate, Transport, control_pair,
+    DialError, LaneError, LaneSink, LaneSource, PathEnds, PathProbe, SharedRate, Transport,
+    control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Cipher, Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
+use super::path_watch::PathWatch;
 use super::plan::LanePlan;
 use super::{Connected, Recalled, Route};
 use crate::error::ConnectError;
@@ -59,9 +61,8 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let count = few.unwrap_or(usual);
     wanted_in.send_replace(Some(count));
     spawn(early..count);
-    channel
-        .set_unacknowledged_max(CONTROL_SILENCE_MAX)
-        .map_err(ConnectError::Control)?;
+    let unacknowledged = channel.set_unacknowledged_max(CONTROL_SILENCE_MAX);
+    unacknowledged.map_err(ConnectError::Control)?;
     // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
     // lanes.
     let is_fixed = plan.is_bounded() || few.is_some() || settings.limit.is_some();
@@ -92,6 +93,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     };
     let route = Route {
         transport,
+        watch: PathWatch::start(dialler.clone(), dialled.connection.clone()),
         dialler,
         ssh: None,
         recalled,
@@ -154,17 +156,28 @@ pub(crate) struct Dialled<L> {
 pub(crate) trait LaneEnd: Send + Sized + 'static {
     /// Makes one of `lanes` lanes, after the greeting.
     fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
+
+    /// A probe of the lane's connection.
+    fn path(&self) -> PathProbe;
 }
 
 impl LaneEnd for Box<dyn LaneSink> {
     fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError> {
         channel.into_sink(cipher, lanes)
     }
+
+    fn path(&self) -> PathProbe {
+        self.as_ref().path()
+    }
 }
 
 impl LaneEnd for Box<dyn LaneSource> {
     fn of(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
         channel.into_source(cipher, SharedRate::default())
+    }
+
+    fn path(&self) -> PathProbe {
+        self.as_ref().path()
     }
 }
 
@@ -210,9 +223,12 @@ fn spawn_lane<L: LaneEnd>(
             return;
         }
         let made = match dialled {
-            Ok(channel) => make_lane(channel, lane, count).await,
+            Ok(channel) => make_lane::<L>(channel, lane, count).await,
             Err(error) => Err(lane_error(error)),
         };
+        if let Ok(lane) = &made {
+            dialler.add_lane(&lane.path());
+        }
         let _push_over = lanes.send(made).await;
     });
 }
