@@ -11,6 +11,7 @@ use zmove_types::GROUP_BYTES;
 
 use crate::command::{Outcome, ZMOVE};
 use crate::daemon::Daemon;
+use crate::doctor::Findings;
 use crate::harness::{Site, has_program, is_root, skip};
 use crate::quiet_machine::{quiet_machine, share_machine};
 use crate::tree::{assert_same, paint};
@@ -269,4 +270,21 @@ fn without_retries_the_black_hole_ends_a_push_with_its_cause() {
     site.push(&["--timeout", "0"], site.contents(), "")
         .expect(12)
         .says(&CAUSE);
+}
+
+#[test]
+fn the_doctor_measures_which_packets_arrive() {
+    let Some(black_hole) = BlackHole::new() else {
+        return;
+    };
+    let site = black_hole.site();
+    let address = site.the_daemon().address.to_string();
+    let outcome = site.zmove(&["doctor", "--json", &address]).outcome();
+    let findings = Findings::of(&outcome.expect(0));
+    findings.assert_level("path MTU", "slow");
+    let text = findings.the("path MTU")["text"].as_str().unwrap();
+    assert!(
+        text.starts_with("1500, measured with data: packets of up to 9000 bytes"),
+        "{text}"
+    );
 }

@@ -14,11 +14,11 @@ use crate::tree::names;
 const LEVELS: [&str; 4] = ["ok", "note", "slow", "bad"];
 
 /// What `doctor --json` has found.
-struct Findings(Value);
+pub(crate) struct Findings(Value);
 
 impl Findings {
     #[track_caller]
-    fn of(outcome: &Outcome) -> Self {
+    pub(crate) fn of(outcome: &Outcome) -> Self {
         assert_eq!(outcome.stderr, "");
         assert_eq!(outcome.stdout.lines().count(), 1, "{}", outcome.stdout);
         Self(serde_json::from_str(&outcome.stdout).unwrap())
@@ -30,7 +30,7 @@ impl Findings {
     }
 
     #[track_caller]
-    fn the(&self, check: &str) -> &Value {
+    pub(crate) fn the(&self, check: &str) -> &Value {
         let mut found = self.all().filter(|finding| finding["check"] == check);
         let finding = found
             .next()
@@ -40,7 +40,7 @@ impl Findings {
     }
 
     #[track_caller]
-    fn assert_level(&self, check: &str, level: &str) {
+    pub(crate) fn assert_level(&self, check: &str, level: &str) {
         assert_eq!(self.the(check)["level"], level, "{}", self.the(check));
     }
 

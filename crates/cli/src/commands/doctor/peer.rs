@@ -58,7 +58,10 @@ pub(super) struct Reached {
     /// The time until both ends had proved their keys.
     pub(super) taken: Duration,
     pub(super) host_key: HostKey,
+    /// The path MTU as the kernel knows it: that of the first link, until a router reports a smaller one.
     pub(super) mtu: Option<u32>,
+    /// The largest packets of which data has arrived in both directions, up to `mtu`; `None` if that is unknown.
+    pub(super) mtu_measured: Option<u32>,
     pub(super) congestion: Option<String>,
 }
 
@@ -187,13 +190,14 @@ impl Visit<'_> {
     /// Dials by TCP, and asks over that connection at once.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
-        let Some((channel, _)) = connected else {
+        let Some((channel, dialler)) = connected else {
             return Ok((way, None));
         };
         let probe = channel.probe();
         way.learn(&probe);
         let admission = Admission::ask(channel).await;
         way.learn(&probe);
+        way.measure(&dialler).await;
         Ok((way, Some(admission)))
     }
 
@@ -229,6 +233,7 @@ impl Visit<'_> {
                     taken: begun.elapsed(),
                     host_key: thought(channel.peer()),
                     mtu: None,
+                    mtu_measured: None,
                     congestion: None,
                 };
                 (Reachability::Reached(reached), Some((channel, dialler)))
@@ -282,7 +287,39 @@ impl Reachability {
         reached.mtu = probe.mtu().or(reached.mtu);
         reached.congestion = probe.congestion().or(reached.congestion.take());
     }
+
+    /// Measures with data which packets arrive: the largest ones, or else the largest of the usual sizes.
+    async fn measure(&mut self, dialler: &ChannelDialler) {
+        let Self::Reached(reached) = self else { return };
+        let within = ARRIVAL_MAX + reached.round_trip * 8;
+        if dialler.arrives(None, within).await {
+            reached.mtu_measured = reached.mtu;
+            return;
+        }
+        let headers = HEADERS_BYTES[usize::from(reached.address.is_ipv6())];
+        let arrives = |size: u32| dialler.arrives(Some(size - headers), within);
+        if !arrives(MTU_MIN).await {
+            return;
+        }
+        let largest = reached.mtu.unwrap_or(MTU_MIN);
+        for size in MTUS.into_iter().filter(|size| *size < largest) {
+            if arrives(size).await {
+                reached.mtu_measured = Some(size);
+                return;
+            }
+        }
+        reached.mtu_measured = Some(MTU_MIN);
+    }
 }
+
+/// The MTUs of usual links and tunnels, the largest first.
+const MTUS: [u32; 8] = [8_000, 4_470, 2_000, 1_500, 1_492, 1_450, 1_420, 1_400];
+/// The MTU that every path has (IPv6).
+const MTU_MIN: u32 = 1_280;
+/// The headers of IPv4 and IPv6, each with that of TCP.
+const HEADERS_BYTES: [u32; 2] = [40, 60];
+/// How long a message may take that is larger than a packet, with several retransmissions.
+const ARRIVAL_MAX: Duration = Duration::from_secs(3);
 
 /// How long each step may take: a lost packet is sent again after 1, 3 and 7 s.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);

@@ -107,15 +107,7 @@ fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
     if reached.round_trip >= LONG {
         findings.push(Finding::ok("first windows", FIRST_WINDOWS));
     }
-    if let Some(mtu) = reached.mtu {
-        findings.push(match link_mtu {
-            Some(link) if mtu < link.min(IP_BYTES_MAX) => Finding::note(
-                "path MTU",
-                format!("{mtu}, of the {link} that the link here would take"),
-            ),
-            _ => Finding::ok("path MTU", mtu.to_string()),
-        });
-    }
+    findings.extend(judge_mtu(reached, link_mtu));
     findings.extend(
         reached
             .congestion
@@ -123,6 +115,30 @@ fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
             .map(|name| Finding::ok("congestion", name)),
     );
     findings
+}
+
+fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
+    let mtu = reached.mtu?;
+    Some(match (reached.mtu_measured, link_mtu) {
+        (Some(measured), _) if measured < mtu => Finding::new(
+            Level::Slow,
+            "path MTU",
+            format!(
+                "{measured}, measured with data: packets of up to {mtu} bytes, which both hosts send, are lost, and no \
+                 ICMP message reports that. A push needs some seconds to find out. Let ICMP 'fragmentation needed' \
+                 through, or give the links of both hosts an MTU of {measured}"
+            ),
+        ),
+        (None, _) => Finding::note(
+            "path MTU",
+            format!("{mtu} by the links; not measured, since test data has not arrived"),
+        ),
+        (_, Some(link)) if mtu < link.min(IP_BYTES_MAX) => Finding::note(
+            "path MTU",
+            format!("{mtu}, of the {link} that the link here would take"),
+        ),
+        _ => Finding::ok("path MTU", format!("{mtu}, measured with data")),
+    })
 }
 
 /// From here on the doublings of TCP's first windows are a part of most pushes.
@@ -207,6 +223,7 @@ mod tests {
             taken: Duration::from_millis(181),
             host_key,
             mtu: Some(9000),
+            mtu_measured: Some(9000),
             congestion: Some("bbr".into()),
         })
     }
@@ -382,6 +399,25 @@ mod tests {
     }
 
     #[test]
+    fn packets_that_vanish_are_told_with_the_size_that_arrives() {
+        let measured = |measured| {
+            let mut peer = healthy();
+            let Some(Reachability::Reached(reached)) = &mut peer.tcp else {
+                unreachable!("it is healthy")
+            };
+            reached.mtu_measured = measured;
+            let findings = findings(&peer, Some(9000));
+            let mut of_mtu = findings.into_iter().filter(|it| it.check == "path MTU");
+            of_mtu.next().map(|finding| (finding.level, finding.text))
+        };
+        let (level, text) = measured(Some(1500)).unwrap();
+        assert_eq!(level, Level::Slow);
+        assert!(text.starts_with("1500, measured with data: packets of up to 9000 bytes"));
+        assert_eq!(measured(None).unwrap().0, Level::Note);
+        assert_eq!(measured(Some(9000)).unwrap().0, Level::Ok);
+    }
+
+    #[test]
     fn a_path_that_takes_less_than_the_link_is_told() {
         let level = |link| {
             let findings = findings(&healthy(), Some(link));
@@ -397,6 +433,7 @@ mod tests {
             unreachable!("it is healthy")
         };
         reached.mtu = Some(IP_BYTES_MAX);
+        reached.mtu_measured = Some(IP_BYTES_MAX);
         assert!(
             findings(&loopback, Some(65_536))
                 .iter()

@@ -87,8 +87,8 @@ fn judge_mtu_probing(root: &Root, mtu: Option<u32>) -> Finding {
         None => Finding::unknown_sysctl("MTU probing", MTU_PROBING),
         Some(0) if jumbo => Finding::note(
             "MTU probing",
-            "off: with large packets a lane stands still where something on the path drops them and no word of it \
-             comes back",
+            "off: if something on the path drops large packets and reports nothing, a transfer over TCP needs some \
+             seconds to find out, and then sends small packets",
         )
         .mended_by(Mend::sysctl(MTU_PROBING, "1")),
         Some(0) => Finding::ok("MTU probing", "off, and not needed for packets of this link"),
