@@ -44,7 +44,10 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "wire",
         ],
     ),
-    ("cluster", &["engine", "scan", "sender", "types", "wire"]),
+    (
+        "cluster",
+        &["disk", "engine", "scan", "sender", "types", "wire"],
+    ),
     (
         "engine",
         &[

@@ -1,6 +1,7 @@
 //! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
 
 mod absent;
+mod dead_head;
 mod left;
 mod sources;
 

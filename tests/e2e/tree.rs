@@ -306,3 +306,15 @@ impl fmt::Debug for Content {
         }
     }
 }
+
+/// The bytes that files take below a directory, hidden ones as well.
+pub(crate) fn stored_bytes(directory: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return 0;
+    };
+    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => stored_bytes(&entry.path()),
+        metadata => metadata.map_or(0, |metadata| metadata.blocks() * 512),
+    };
+    entries.flatten().map(of_entry).sum()
+}

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
+use zmove_disk::Lease;
 use zmove_engine::SenderConfig;
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
@@ -39,6 +40,8 @@ pub struct SharedJob {
     pub source_marks: Marks,
     /// What follows where this node sees other directories than another. Default: this node leads.
     pub view: View,
+    /// The lease that the node holds from the head. Default: one that never ends, since this node leads.
+    pub head: Lease,
 }
 
 /// Whose view of the sources is right.
@@ -95,6 +98,7 @@ impl SharedJob {
             grant,
             source_marks,
             view,
+            head: Lease::constant(),
         }
     }
 

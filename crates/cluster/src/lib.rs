@@ -15,6 +15,7 @@ mod cut;
 mod error;
 mod finish;
 mod head;
+mod head_lease;
 pub mod jetstream;
 mod job;
 #[cfg(test)]
@@ -32,6 +33,7 @@ mod work_queue;
 pub use abandoned::{Abandoned, end_abandoned};
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
 pub use head::{Head, JobEnd, JobError, Others};
+pub use head_lease::HeadLease;
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;

@@ -428,13 +428,15 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         listener: &*events.events.listener,
     };
     let mut connecting = Box::pin(connector.connect(None));
-    let reached = match timeout(ANSWERS_WITHIN, &mut connecting).await {
+    let mut reached = match timeout(ANSWERS_WITHIN, &mut connecting).await {
         Ok(reached) => reached,
         Err(_elapsed) => {
             events.warn_of_no_answer();
             connecting.await
         }
     }?;
+    let head = job.head.clone();
+    reached.link.control.0.answer_if(move || head.holds());
     let mut up = Up::new(events);
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());

@@ -155,6 +155,14 @@ impl Lease {
         Ok(Permit { _issued: issued })
     }
 
+    /// Whether a permit would be issued now. This does not wait for an echo.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_none_or(|timed| timed.try_issue().is_ok())
+    }
+
     /// Notes that this process runs, and sends a ping, whose value it returns. To be called each second.
     pub fn ask(&self) -> u64 {
         self.0.as_ref().map_or(0, |timed| timed.ask())

@@ -37,6 +37,7 @@ pub struct ControlReader {
 struct Unheard {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
     pinging: Pinging,
+    answers: Answers,
 }
 
 /// A way to the writer that keeps it from nothing.
@@ -52,6 +53,9 @@ struct Pinging {
     asked: watch::Receiver<Option<u64>>,
     pongs: watch::Sender<Option<u64>>,
 }
+
+/// Whether a ping is to be answered now.
+pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Pings the peer of a control connection, from any task and without waiting.
 #[derive(Clone, Debug)]
@@ -193,6 +197,7 @@ pub fn control_pair(
         unheard: Some(Unheard {
             stream: BufReader::new(Box::new(reader)),
             pinging: Pinging { asked, pongs },
+            answers: Arc::new(|| true),
         }),
         listening: None,
         greeting: None,
@@ -236,11 +241,24 @@ impl ControlReader {
         Ok(greeting)
     }
 
+    /// Leaves pings without an answer for which `answers` says no. To be called before the greeting is read. Whoever
+    /// speaks for somebody else answers only while that one is alive.
+    pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
+        if let Some(unheard) = &mut self.unheard {
+            unheard.answers = Arc::new(answers);
+        }
+    }
+
     /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
     pub fn listen(&mut self) -> &mut Self {
-        if let Some(Unheard { stream, pinging }) = self.unheard.take() {
+        if let Some(Unheard {
+            stream,
+            pinging,
+            answers,
+        }) = self.unheard.take()
+        {
             let WriterHandle { sending, begun } = self.writer.clone();
-            self.listening = Some(Listening::begin(stream, sending, begun, pinging));
+            self.listening = Some(Listening::begin(stream, sending, begun, pinging, answers));
         }
         self
     }

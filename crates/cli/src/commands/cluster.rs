@@ -17,11 +17,11 @@ use anyhow::{Context, Result};
 use rustix::fs::{FileType, Mode};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
-use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, Notices, Server,
     TELL_EVERY, check_address,
 };
+use zmove_cluster::{HeadLease, HeldGrant};
 use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
@@ -203,6 +203,8 @@ struct Member<'a> {
     key: [u8; 32],
     /// What the heads of jobs have granted to it.
     grants: HashMap<SharedJobId, HeldGrant>,
+    /// The leases from the heads of jobs for which this node offers itself, or in which it takes part.
+    heads: HashMap<SharedJobId, HeadLease>,
     /// Jobs whose sources are being looked at here.
     looked_at: HashSet<SharedJobId>,
     beginning: JoinSet<(SharedJobId, Result<(Part, Work)>)>,
@@ -236,6 +238,7 @@ impl<'a> Member<'a> {
             node,
             key,
             grants: HashMap::new(),
+            heads: HashMap::new(),
             looked_at: HashSet::new(),
             beginning: JoinSet::new(),
             parts: HashMap::new(),
@@ -357,12 +360,16 @@ impl<'a> Member<'a> {
             moved,
             items,
             granted_until,
+            ping: self.heads.get(&job).map_or(0, HeadLease::ping),
         }
     }
 
     /// Takes part in a job, if this node may.
     async fn take(&mut self, job: JobNotice, notices: &Notices) -> Result<()> {
         let id = job.id();
+        if let (Some(head), Some(ping)) = (self.heads.get(&id), job.answer_to(&self.node)) {
+            head.answered(ping);
+        }
         if let Some(at_work) = self.parts.get_mut(&id) {
             at_work.heard = Instant::now();
             return Ok(());
@@ -370,11 +377,15 @@ impl<'a> Member<'a> {
         if self.is_backed_off(id) || self.ended.contains_key(&id) || self.looked_at.contains(&id) {
             return Ok(());
         }
+        let head = self.heads.entry(id).or_default().lease();
         match (job.nodes.get(&self.node), self.grants.get(&id)) {
             (Some(number), Some(grant)) if job.begun => {
-                let (cluster, node) = (self.cluster.clone(), (*number, grant.clone()));
-                self.beginning
-                    .spawn(async move { (id, Part::begin(cluster, job, node).await) });
+                let number = *number;
+                let grant = grant.clone();
+                let cluster = self.cluster.clone();
+                self.beginning.spawn(async move {
+                    (id, Part::begin(cluster, job, number, grant, head).await)
+                });
                 self.looked_at.insert(id);
                 Ok(())
             }
@@ -431,6 +442,10 @@ impl<'a> Member<'a> {
         self.ended.retain(|_, ended| now < *ended + KEPT_FOR);
         // what a part has is renewed here; and the clock of who has granted it may be another
         let (parts, looked_at) = (&self.parts, &self.looked_at);
+        let grants = &self.grants;
+        self.heads.retain(|id, _| {
+            parts.contains_key(id) || looked_at.contains(id) || grants.contains_key(id)
+        });
         self.grants.retain(|id, grant| {
             let is_good = |ends: u64| today < ends.saturating_add(KEPT_FOR.as_secs());
             parts.contains_key(id) || looked_at.contains(id) || grant.ends().is_some_and(is_good)
@@ -542,6 +557,7 @@ impl<'a> Member<'a> {
                 terminal::say(format!("job {id} has ended"));
                 self.ended.insert(id, Instant::now());
                 self.grants.remove(&id);
+                self.heads.remove(&id);
                 Ok(())
             }
             Err(error) => self.back_off(id, &error, notices).await,
@@ -594,6 +610,7 @@ mod tests {
             node: "n".to_owned(),
             key: [0; 32],
             grants: HashMap::from([(over, HeldGrant::default())]),
+            heads: HashMap::new(),
             looked_at: HashSet::from([back_off]),
             beginning: JoinSet::new(),
             parts: HashMap::new(),

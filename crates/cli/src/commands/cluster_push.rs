@@ -57,6 +57,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             .map(OsStringExt::into_vec)
             .collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
+        answered: BTreeMap::new(),
         begun: false,
         reader: node_sources::reader(),
         instead: node_sources::instead_notice(job.config.instead),
@@ -390,6 +391,7 @@ impl Leading<'_> {
                         Numbered::TooMany => participants.warn_of_too_many(),
                         Numbered::Now | Numbered::Before => participants.hear(&node.node, &part),
                     }
+                    self.notice.answer(&node.node, part.ping);
                     numbered == Numbered::Now
                 }
                 Some(_of_another_job) => false,

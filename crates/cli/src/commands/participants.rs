@@ -565,6 +565,7 @@ mod tests {
             moved,
             items: 1,
             granted_until: None,
+            ping: 0,
         }
     }
 

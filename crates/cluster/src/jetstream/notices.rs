@@ -97,6 +97,8 @@ pub struct JobNotice {
     pub mounts: Vec<SourceNotice>,
     /// The nodes that take part, each with its number, by which it chooses its first receiver. The head has 0.
     pub nodes: BTreeMap<String, u32>,
+    /// The newest ping of each other node, by its number: that the head has heard it keeps the node's lease.
+    pub answered: BTreeMap<u32, u64>,
     /// Whether the job has begun at the target: before that no node but the head's may open it.
     pub begun: bool,
     /// What the head may read.
@@ -155,6 +157,19 @@ impl JobNotice {
             return Numbered::TooMany;
         }
         Numbered::Now
+    }
+
+    /// Answers the newest ping of a node that has a number.
+    pub fn answer(&mut self, node: &str, ping: u64) {
+        if let Some(number) = self.nodes.get(node) {
+            self.answered.insert(*number, ping);
+        }
+    }
+
+    /// The newest ping of a node that the head has answered.
+    #[must_use]
+    pub fn answer_to(&self, node: &str) -> Option<u64> {
+        self.answered.get(self.nodes.get(node)?).copied()
     }
 
     /// Whether the notice is short enough for any broker, also where more is mounted later.
@@ -225,6 +240,8 @@ pub struct NodePart {
     pub items: u64,
     /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
     pub granted_until: Option<u64>,
+    /// The ping to which the head answers ([`JobNotice::answered`]).
+    pub ping: u64,
 }
 
 /// How far a node is with its part in a job.

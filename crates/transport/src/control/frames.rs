@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{ControlHeader, encode_ping, encode_pong};
 
-use super::{ControlError, Patience, Pinging, Sending};
+use super::{Answers, ControlError, Patience, Pinging, Sending};
 
 /// A message that is no longer is read before anyone asks for it: room for nearly all openings.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -31,6 +31,7 @@ impl Listening {
         sending: Weak<Mutex<Sending>>,
         begun: watch::Receiver<bool>,
         Pinging { asked, pongs }: Pinging,
+        answers: Answers,
     ) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
@@ -42,6 +43,7 @@ impl Listening {
             wanted: wanted.clone(),
             pings,
             pongs,
+            answers,
         };
         tokio::spawn(async move {
             tokio::select! {
@@ -115,6 +117,7 @@ struct Reading<R> {
     wanted: watch::Sender<usize>,
     pings: watch::Sender<Option<u64>>,
     pongs: watch::Sender<Option<u64>>,
+    answers: Answers,
 }
 
 impl<R: AsyncRead + Unpin> Reading<R> {
@@ -137,7 +140,10 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         loop {
             match next_frame(&mut self.stream).await? {
                 None => return Ok(None),
-                Some(ControlFrame::Ping(value)) => drop(self.pings.send_replace(Some(value))),
+                Some(ControlFrame::Ping(value)) if (self.answers)() => {
+                    self.pings.send_replace(Some(value));
+                }
+                Some(ControlFrame::Ping(_)) => {}
                 Some(ControlFrame::Pong(value)) => drop(self.pongs.send_replace(Some(value))),
                 Some(ControlFrame::Message(bytes)) => {
                     self.wait_until_wanted(bytes).await?;

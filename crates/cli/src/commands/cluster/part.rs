@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeState, Role, Settings};
 use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
+use zmove_disk::Lease;
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 use zmove_wire::TransferProgress;
@@ -46,16 +47,19 @@ struct Seen {
 }
 
 impl Part {
-    /// Begins as the node of this number, with the head's grant.
+    /// Begins as the node of this number, with the head's grant and lease.
     pub(super) async fn begin(
         cluster: Cluster,
         notice: JobNotice,
-        (number, grant): (u32, HeldGrant),
+        number: u32,
+        grant: HeldGrant,
+        head: Lease,
     ) -> Result<(Self, Work)> {
         let what = what(&notice)?;
         let of_node = cluster.clone();
         let looked = spawn_blocking(move || look(&of_node, &notice, grant)).await;
         let (job, receivers, timeout) = looked.context("look at the sources")??;
+        let job = SharedJob { head, ..job };
         let key = cluster.key()?.of_job(job.id);
         let patience = cluster_push::broker_patience(timeout);
         let queue = Settings {

@@ -165,6 +165,7 @@ mod tests {
             moved,
             items: 1,
             granted_until: None,
+            ping: 0,
         };
         let part = part.map(part_of);
         (
