@@ -1,5 +1,6 @@
 //! A receiver that is busy: pushes wait for their turn, say so, and end well.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -136,9 +137,12 @@ fn connections(process: &Child) -> usize {
                 .to_owned(),
         )
     };
-    held.filter_map(inode)
+    // several descriptors may belong to one connection
+    let held: BTreeSet<_> = held
+        .filter_map(inode)
         .filter(|inode| inodes.contains(&inode.as_str()))
-        .count()
+        .collect();
+    held.len()
 }
 
 /// What waits has one connection: its lanes are closed, and none is dialled before its turn.
