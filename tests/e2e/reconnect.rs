@@ -382,7 +382,7 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
 #[test]
 fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
     let site = Site::daemon();
-    for number in 0..80 {
+    for number in 0..130 {
         paint(
             site.source().join(format!("small/{number}")),
             500_000 + number,
