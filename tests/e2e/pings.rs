@@ -148,6 +148,7 @@ fn openings() -> Vec<(&'static str, Open)> {
         job: SharedJobId([9; 16]),
         epoch: 1,
         beginning: Beginning::Allowed,
+        leads: true,
         node: NodeName::new("n").unwrap(),
     };
     let inspect = |run| Open {
@@ -170,6 +171,8 @@ fn openings() -> Vec<(&'static str, Open)> {
             Open {
                 durability: Durability::End,
                 shared_job: Some(Box::new(job)),
+                // it stays, and other sessions would wait for it
+                target: b"job".to_vec(),
                 ..open(4)
             },
         ),

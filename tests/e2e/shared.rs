@@ -136,6 +136,7 @@ impl Cluster {
             job: JOB,
             epoch,
             beginning: Beginning::Allowed,
+            leads: true,
             node: NodeName::new("mover").unwrap(),
         };
         let open = Open {

@@ -24,6 +24,8 @@ use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
+/// What is told of a push that finds the directory of another.
+const WAITS: &str = "waiting: another push of several receivers has '.zmove-job-";
 /// The directory of the epoch that stands for the end of a job.
 const END: &str = ".zmove-epoch-18446744073709551615";
 
@@ -255,14 +257,6 @@ impl Spread {
         set_old(&source);
     }
 
-    /// Kills a push that has begun, which so cannot end its job.
-    fn kill_a_push(&self) {
-        let mut child = self.push(&[], "source").start();
-        self.daemons[1].wait_for_log("begun by sender");
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
     /// Kills a push of one file that has begun, and would take seconds.
     fn kill_a_slow_push(&self, path: &str) {
         paint(self.source().join("f"), 9 << 20);
@@ -273,14 +267,6 @@ impl Spread {
         self.wait_for_job();
         child.kill().unwrap();
         child.wait().unwrap();
-    }
-
-    /// Removes the target, in which receivers of a push that was killed may still be at work for a moment.
-    fn remove_target(&self) {
-        let target = self.target_directory();
-        crate::jobs::wait_for("the end of the target", || {
-            std::fs::remove_dir_all(&target).is_ok()
-        });
     }
 
     /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
@@ -302,40 +288,6 @@ impl Spread {
             crate::jobs::wait_for("the end of the job", || job.join(END).exists());
             self.daemons[0].signal(Signal::KILL);
         });
-    }
-
-    /// How many jobs are noted that have not ended.
-    fn noted(&self) -> usize {
-        let notes = std::fs::read_dir(self.home().join("shared-jobs")).unwrap();
-        notes
-            .filter(|note| {
-                !note
-                    .as_ref()
-                    .unwrap()
-                    .path()
-                    .to_string_lossy()
-                    .ends_with(".new")
-            })
-            .count()
-    }
-
-    /// Removes what says that a job has ended which has lost sessions: there is one.
-    fn remove_marks(&self) {
-        let mut marks = std::fs::read_dir(self.target_directory())
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        let mark = marks
-            .find(|path| path.to_string_lossy().contains(".zmove-job-"))
-            .expect("a mark");
-        let within: Vec<_> = std::fs::read_dir(&mark)
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
-        within
-            .iter()
-            .for_each(|epoch| std::fs::remove_dir(epoch).expect("it is empty"));
-        std::fs::remove_dir(mark).expect("nothing of the job is left");
-        set_old(self.target_directory());
     }
 
     /// The directory of a job, once one has begun.
@@ -414,7 +366,6 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.daemons[1].signal(Signal::KILL);
     let summary = crate::command::finish(child).expect(0).summary();
     assert!(summary["files"].as_u64() > Some(5300), "{summary}");
-    spread.remove_marks();
     spread.assert_done();
     spread.daemons.remove(1);
 }
@@ -501,36 +452,10 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
     let child = spread.push(&[], "source").start();
     spread.kill_at_the_end();
     crate::command::finish(child).expect(0);
-    spread.remove_marks();
+    assert_eq!(job_in(&spread.target_directory()), None);
     set_old(spread.source());
+    set_old(spread.target_directory());
     assert_same(&spread.source(), &spread.target_directory());
-}
-
-/// Another may have left it unclosed, and the receiver that is left knows nothing of it.
-#[test]
-fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_lost_the_storage() {
-    let Some(spread) = Spread::with_mount_point() else {
-        return;
-    };
-    spread.mount();
-    paint(spread.source().join("f"), 3 << 20);
-    let child = spread
-        .push(&["--limit", "1MB", "--timeout", "4s"], "source")
-        .start();
-    // the head's session, and one of each mover: both receivers have the job's directory open
-    let job = spread.wait_for_job();
-    let is_journal = |name: &String| name.starts_with("journal-");
-    crate::jobs::wait_for("three sessions", || {
-        crate::tree::names(&job)
-            .iter()
-            .filter(|name| is_journal(name))
-            .count()
-            == 3
-    });
-    spread.unmount();
-    spread.kill_at_the_end();
-    crate::command::finish(child).expect(12);
-    assert_eq!(spread.noted(), 1, "the next push ends it");
 }
 
 #[test]
@@ -549,19 +474,19 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
         .lines(3)
         .says(&["; no receiver is left: trying again for up to 2 s"]);
     outcome.says(&["no receiver goes on: "]);
-    let job = spread.wait_for_job();
     spread.daemons.clear();
     spread.start("shared");
     spread.start("shared");
-    spread.push(&[], "source").outcome().done();
-    // the receivers have other ports by now, so this push takes them for others, and has not ended the first one
-    std::fs::remove_dir_all(job).unwrap();
-    set_old(spread.target_directory());
+    spread
+        .push(&[], "source")
+        .outcome()
+        .expect(0)
+        .says(&[WAITS]);
     spread.assert_done();
 }
 
 #[test]
-fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
+fn a_push_that_no_receiver_lets_begin_leaves_nothing() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 7);
     let lists = [0, 1].map(|number| {
@@ -573,7 +498,6 @@ fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
         .iter()
         .for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
     spread.push(&[], "source").outcome().expect(5);
-    assert_eq!(spread.noted(), 0);
     lists
         .iter()
         .for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
@@ -599,7 +523,6 @@ fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_
         .start();
     relays[0].wait_for_connections(1);
     crate::breakage::interrupt(child).expect(20);
-    assert_eq!(spread.noted(), 0);
 }
 
 /// The storage is not mounted, say, in which that directory is. No session has begun there that may still do
@@ -660,7 +583,6 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
         "{elsewhere} does not see the push that is under way at {there}"
     )]);
     assert!(!spread.site.path("elsewhere/t").exists());
-    assert_eq!(spread.noted(), 1, "the next push ends it");
     // also where no mover comes there before all is done
     let small = ["--timeout", "5s", "--include", "empty/", "--exclude", "*"];
     spread.push(&small, "source").outcome().expect(3);
@@ -675,8 +597,6 @@ fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
         .push_to(spread.target_that_loses_the_beginning(), &[], "source")
         .outcome()
         .expect(0);
-    assert_eq!(spread.noted(), 0);
-    spread.remove_marks();
     spread.assert_done();
 }
 
@@ -693,7 +613,6 @@ fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
     outcome
         .expect(3)
         .says(&["does not see the push that is under way"]);
-    assert_eq!(spread.noted(), 2, "the next push ends both");
 }
 
 /// A client of NFS may take its word for a minute that a directory is not there.

@@ -16,12 +16,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
-use zmove_types::{Beginning, Event, Observer};
+use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
@@ -30,7 +31,7 @@ use crate::job::SharedJob;
 use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
-use crate::session::{ENDS_WITHIN, SessionEvents, in_session};
+use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
@@ -98,10 +99,7 @@ pub enum JobError {
     Queue(#[source] WorkError),
     /// The user has ended it.
     #[error("interrupted")]
-    Interrupted {
-        /// Whether something of it may have begun at a receiver.
-        may_have_begun: bool,
-    },
+    Interrupted,
 }
 
 impl<W: WorkQueue> Head<W> {
@@ -159,20 +157,64 @@ impl<W: WorkQueue> Head<W> {
             };
             course.witnesses.spawn(witness.sees_job());
         }
+        let listener = Arc::clone(&events.listener);
         let ended = tokio::select! {
-            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => Some(ended),
-            () = stop => None,
+            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => ended,
+            () = stop => Err(JobError::Interrupted),
         };
-        let ended = ended.unwrap_or_else(|| {
-            Err(JobError::Interrupted {
-                may_have_begun: self.may_have_begun(&course),
-            })
-        });
         if ended.is_err() {
+            let may_have_begun = self.may_have_begun(&course);
+            drop(course);
+            let closing = async {
+                if may_have_begun {
+                    self.close_at_a_receiver(listener).await;
+                }
+            };
             // where the queue does not hear it, movers find that the job is over at the receivers
-            let _best_effort = timeout(CLOSE_MAX, self.node.queue.close()).await;
+            let closing = async { tokio::join!(self.node.queue.close(), closing) };
+            let _best_effort = timeout(CLOSE_MAX, closing).await;
         }
         ended
+    }
+
+    /// Ends the job at the first receiver that does so. What is left of one that is not ended keeps the next push
+    /// waiting until it is known to be dead.
+    async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
+        let job = self.node.job.last_epoch();
+        let events = JobEvents::new(
+            Arc::new(NoObserver),
+            listener,
+            Arc::default(),
+            Arc::default(),
+        );
+        let receivers = self.node.receivers.iter().enumerate();
+        let mut closing: FuturesUnordered<_> = receivers
+            .map(async |(number, receiver)| {
+                let session = events.within(number, receiver);
+                in_session(
+                    receiver,
+                    &job,
+                    Beginning::UnderWay,
+                    &session,
+                    async |feeder| {
+                        Orders {
+                            feeder,
+                            answers_within: CLOSE_MAX,
+                        }
+                        .give(SharedJobOrder::Close)
+                        .await?;
+                        session.await_end();
+                        Ok(())
+                    },
+                )
+                .await
+            })
+            .collect();
+        while let Some(closed) = closing.next().await {
+            if closed.is_ok() {
+                return;
+            }
+        }
     }
 
     /// Whether something of the job may have begun at a receiver: an opening that was lost may have been carried out.
@@ -233,8 +275,9 @@ impl<W: WorkQueue> Head<W> {
             };
             course.has_opened |= events.fate() != SessionFate::NotBegun;
             // the receiver may have closed the job by the order before, and the answer was lost
-            let was_closed =
-                |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
+            let was_closed = |error: &SessionEnd| {
+                course.stage == Stage::Ordered && (is_closed(error) || error.is_absent())
+            };
             if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
                 return Ok(JobEnd {
                     count: std::mem::take(&mut course.count),
@@ -294,16 +337,10 @@ impl<W: WorkQueue> Head<W> {
                 Stage::Finished | Stage::Ordered => {
                     course.stage = Stage::Ordered;
                     orders.give(SharedJobOrder::Close).await?;
+                    events.await_end();
                     Stage::Closed
                 }
-                Stage::Closed => {
-                    // the mark of the end is for openings of sessions that may still be on their way
-                    if !course.is_fenced {
-                        orders.give(SharedJobOrder::Forget).await?;
-                    }
-                    events.await_end();
-                    return Ok(());
-                }
+                Stage::Closed => return Ok(()),
             }
         }
     }
@@ -486,7 +523,7 @@ enum Stage {
     Finished,
     /// A receiver has been told to close the job, which has perhaps been done.
     Ordered,
-    /// The job is closed, whatever becomes of the mark of its end.
+    /// The job is closed.
     Closed,
 }
 
@@ -576,7 +613,7 @@ impl Walks {
 }
 
 /// Whether a session that was to close a job has failed because the job is closed.
-pub(crate) fn is_closed(error: &SessionEnd) -> bool {
+fn is_closed(error: &SessionEnd) -> bool {
     match error {
         SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Ended,
         // nobody begins a newer epoch of a job but its head, and who closes what that has left
@@ -606,7 +643,6 @@ mod tests {
     use tokio::time::Instant;
     use zmove_engine::NoListener;
     use zmove_sender::SessionOver;
-    use zmove_types::NoObserver;
     use zmove_wire::{FaultCode, Operation, Refusal};
 
     use super::*;

@@ -48,7 +48,7 @@ mod take;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::Subject;
@@ -86,7 +86,15 @@ pub struct JetStream {
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
-    is_removed: AtomicBool,
+}
+
+/// A queue at the broker that is of another job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherQueue {
+    /// The job.
+    pub job: SharedJobId,
+    /// The name of its stream.
+    stream: String,
 }
 
 /// Which queue, and how it is kept.
@@ -213,13 +221,42 @@ impl JetStream {
         Ok(queue)
     }
 
-    /// Ends an epoch of a job that nobody leads any more: movers that still wait for its work learn that it is over,
-    /// and the broker, which keeps room for each queue, keeps none for this one.
+    /// The queues at the broker that belong to other jobs of a cluster with this key than that of these settings.
     ///
     /// # Errors
     /// The broker cannot be reached, or does not let this node in.
-    pub async fn end_abandoned(access: &Access, settings: Settings) -> Result<(), WorkError> {
-        Self::connect(access, settings).await?.close().await
+    pub async fn other_queues(
+        access: &Access,
+        settings: Settings,
+        cluster: &JobKey,
+    ) -> Result<Vec<OtherQueue>, WorkError> {
+        let queue = Self::connect(access, settings).await?;
+        let mut patience = queue.patience("list the queues of other jobs");
+        loop {
+            match queue.broker.others(cluster).await {
+                Ok(others) => return Ok(others),
+                Err(error) => patience.endure(error).await?,
+            }
+        }
+    }
+
+    /// Removes these queues from the broker.
+    ///
+    /// # Errors
+    /// The broker cannot be reached, or does not let this node do so.
+    pub async fn remove_queues(
+        access: &Access,
+        settings: Settings,
+        queues: &[OtherQueue],
+    ) -> Result<(), WorkError> {
+        let queue = Self::connect(access, settings).await?;
+        let mut patience = queue.patience("remove the queue of another job");
+        for OtherQueue { stream, .. } in queues {
+            while let Err(error) = queue.broker.remove_stream(stream).await {
+                patience.endure(error).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn connect(access: &Access, settings: Settings) -> Result<Self, WorkError> {
@@ -229,7 +266,6 @@ impl JetStream {
         let (dropped, to_be_told) = unbounded_channel();
         tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
         let (taker, leases) = (Mutex::default(), watch::Sender::new(()));
-        let is_removed = AtomicBool::new(false);
         Ok(Self {
             broker,
             settings,
@@ -238,7 +274,6 @@ impl JetStream {
             leases,
             unreadable,
             closed,
-            is_removed,
         })
     }
 
@@ -268,12 +303,6 @@ impl JetStream {
     #[must_use]
     pub fn state(&self) -> watch::Receiver<BrokerState> {
         self.broker.connection.state()
-    }
-
-    /// Whether this process has removed the queue from the broker.
-    #[must_use]
-    pub fn is_removed(&self) -> bool {
-        self.is_removed.load(Ordering::Relaxed)
     }
 
     /// The number of messages that have come here and that no node of this job has sealed, or not for this queue.
@@ -405,7 +434,6 @@ impl WorkQueue for JetStream {
                     // where queues had taken all the room there was none for the record before one had gone
                     self.broker.end(self.settings.epoch).await?;
                 }
-                self.is_removed.store(true, Ordering::Relaxed);
                 self.broker.tell().await;
                 Ok(())
             };

@@ -128,10 +128,15 @@ impl SharedJob {
         let tops = self
             .tops()
             .map(|tops| tops.into_iter().map(TopName).collect());
+        let of_node = Self {
+            view: View::Follows,
+            ..self.clone()
+        }
+        .opening(Beginning::UnderWay);
         let grant = |tops| {
             let open = Open {
                 shape: TargetShape::Directory { tops },
-                ..self.opening(Beginning::UnderWay)
+                ..of_node.clone()
             };
             let (receivers, Range { start, end }) = (receivers.clone(), valid.clone());
             JobGrant {
@@ -174,6 +179,7 @@ impl SharedJob {
             job,
             epoch,
             beginning,
+            leads: self.view == View::Leads,
             node,
         }));
         Open {

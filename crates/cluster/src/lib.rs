@@ -10,7 +10,6 @@
 //! **Invariant:** the queue is a cache. It may lose, repeat and reorder work: the job has ended when the receivers'
 //! journals say that all work has, and what the queue has lost is found again by walking the sources once more.
 
-mod abandoned;
 mod cut;
 mod error;
 mod finish;
@@ -30,7 +29,6 @@ mod told;
 mod work;
 mod work_queue;
 
-pub use abandoned::{Abandoned, end_abandoned};
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
 pub use head::{Head, JobEnd, JobError, Others};
 pub use head_lease::HeadLease;

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use zmove_engine::{
     Connector, DIAL_TIMEOUT, DialSettings, Listener, Notice, Push, Remote, Run, SessionFate,
 };
-use zmove_sender::{Feeder, SessionError};
+use zmove_sender::{Feeder, Link, SessionError, Summary};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, FileTotal, Refusal, SharedJobOrder};
 
@@ -124,6 +124,7 @@ impl JobEvents {
             has_come_further: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
+            has_told_why: AtomicBool::new(false),
             is_awaited: AtomicBool::new(false),
             unsettled: Lock::default(),
         })
@@ -145,6 +146,8 @@ pub(crate) struct SessionEvents {
     has_stored: AtomicBool,
     /// Whether the user knows that work stands still here.
     has_warned: AtomicBool,
+    /// Whether the receiver, or this side, has told what is in the way.
+    has_told_why: AtomicBool,
     /// Whether somebody waits for the end of the session who has all that was wanted of it.
     is_awaited: AtomicBool,
     /// What it has found that is not settled yet.
@@ -200,7 +203,7 @@ impl SessionEvents {
     /// Warns, once for each receiver and for ever, that it has not opened the target.
     async fn warn_of_no_opening(&self) -> Infallible {
         sleep(OPENS_WITHIN).await;
-        if self.answered.get().is_none() {
+        if self.answered.get().is_none() && !self.has_told_why.load(Ordering::Relaxed) {
             let seconds = OPENS_WITHIN.as_secs();
             self.warn_of_wait(&format!(
                 "it has not opened the target for {seconds} s (does its storage hang?)"
@@ -348,10 +351,10 @@ impl Observer for SessionEvents {
                 }
                 return self.events.observer.on(&Event::Warned { message });
             }
-            Event::Resent { .. }
-            | Event::NotKept { .. }
-            | Event::Warned { .. }
-            | Event::Limited { .. } => {}
+            Event::Resent { .. } | Event::NotKept { .. } | Event::Limited { .. } => {}
+            Event::Warned { .. } | Event::HeldUp { .. } => {
+                self.has_told_why.store(true, Ordering::Relaxed);
+            }
             Event::Answered => {
                 self.answered.get_or_init(tokio::time::Instant::now);
                 self.events.seen_by.lock().insert(self.number);
@@ -439,15 +442,13 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     reached.link.control.0.answer_if(move || head.holds());
     let mut up = Up::new(events);
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
-    let mut run = Run::begin(None, Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
         // the sender is dropped when there is nothing more to do, which ends the session as well
         let _told_or_dropped = broken_off.await;
     };
-    let observer = Arc::clone(events);
+    let mut session = going_on(push, reached.link, Arc::clone(events), stop);
     let ended = {
-        let mut session = Box::pin(push.run(&mut run, reached.link, observer, stop));
         tokio::select! {
             ended = &mut session => match ended {
                 Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),
@@ -460,7 +461,6 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
             },
         }
     };
-    events.was_up.store(run.was_up(), Ordering::Relaxed);
     if let Some(cause) = reached.route.black_hole() {
         let notice = Notice::BlackHole { cause };
         events.events.listener.hear(&notice);
@@ -543,6 +543,32 @@ impl Drop for Up<'_> {
             session.events.served.lose_session();
         }
     }
+}
+
+/// Runs a session in a task of its own, which goes on to its end if this future is dropped: threads of the session are
+/// stopped there, and the receiver is told.
+fn going_on(
+    push: Push,
+    link: Link,
+    events: Arc<SessionEvents>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = Result<Summary, SessionError>> + Unpin {
+    let session = tokio::spawn(async move {
+        let mut run = Run::begin(None, Instant::now());
+        let observer = Arc::clone(&events);
+        let ended = push.run(&mut run, link, observer, stop).await;
+        events.was_up.store(run.was_up(), Ordering::Relaxed);
+        ended
+    });
+    Box::pin(async move {
+        session
+            .await
+            .unwrap_or_else(|failed| match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // the runtime ends
+                Err(_cancelled) => Err(SessionError::Interrupted),
+            })
+    })
 }
 
 /// Breaks off a session whose work has stopped. Returns why: the reason that the session itself says, if it says one.

@@ -120,6 +120,7 @@ mod tests {
             job: SharedJobId([job; 16]),
             epoch,
             beginning: Beginning::UnderWay,
+            leads: false,
             node,
         };
         Open {

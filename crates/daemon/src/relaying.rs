@@ -310,9 +310,9 @@ impl Observer for Relaying {
             Event::Resent { what } => self.tell(Told::Resent(what.clone())),
             Event::Failed { message } => self.tell(Told::Failed(message.clone())),
             Event::NotKept { message } => self.tell(Told::NotKept(message.clone())),
-            Event::Warned { message } | Event::Waiting { message } => {
-                self.tell(Told::Warned(message.clone()))
-            }
+            Event::Warned { message }
+            | Event::Waiting { message }
+            | Event::HeldUp { by: message } => self.tell(Told::Warned(message.clone())),
             Event::Limited { by } => self.tell(Told::Limited((*by).to_owned())),
             Event::Sampled(sample) => self.tell(Told::Sampled(*sample)),
             Event::Listed { changes } => {

@@ -25,6 +25,7 @@
 //! thousands.
 
 use std::fmt::{self, Display, Formatter};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -34,9 +35,10 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, Dir, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
-use zmove_types::Name;
+use zmove_types::{Name, SharedJobId};
 
 use crate::proc::boot_id;
+use crate::shared_job_names::job_of;
 
 /// The beginning of the names of running transfers; an entry with such a name stays.
 const HIDDEN_PREFIX: &str = ".zmove-";
@@ -235,22 +237,37 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// The entries that ended processes have left in `directory`, as far as it can be listed, and the hidden ones that
-/// `also` tells of.
-pub(crate) fn left_in(directory: BorrowedFd<'_>, also: impl Fn(&[u8]) -> bool) -> Vec<Name> {
-    let Ok(entries) = Dir::read_from(directory) else {
-        return Vec::new();
-    };
+/// What hides in a directory and is not this process's.
+#[derive(Debug, Default)]
+pub(crate) struct Hidden {
+    /// What ended processes have left.
+    pub(crate) left: Vec<Name>,
+    /// The shared jobs whose directories are there.
+    pub(crate) jobs: Vec<SharedJobId>,
+}
+
+/// What hides in `directory`.
+///
+/// # Errors
+/// The system's error: it cannot be listed.
+pub(crate) fn hidden_in(directory: BorrowedFd<'_>) -> io::Result<Hidden> {
+    let mut hidden = Hidden::default();
     let here = Parent::of(directory).to_string();
-    let left = entries.flatten().filter_map(|entry| {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if is_hidden(name) && also(name) {
-            return Name::from_bytes(name).ok();
+        if !is_hidden(name) {
+            continue;
         }
-        let (name, maker) = maker_of(directory, &here, name)?;
-        maker.has_ended(|| age_of(directory, &name)).then_some(name)
-    });
-    left.collect()
+        if let Some(job) = job_of(name) {
+            hidden.jobs.push(job);
+        } else if let Some((name, maker)) = maker_of(directory, &here, name)
+            && maker.has_ended(|| age_of(directory, &name))
+        {
+            hidden.left.push(name);
+        }
+    }
+    Ok(hidden)
 }
 
 fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
@@ -492,7 +509,7 @@ pub(crate) mod tests {
             "x",
         )
         .unwrap();
-        remove_abandoned(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd()).unwrap();
         assert!(!dead.exists() && home.path().join(live.as_os_str()).exists());
         assert_eq!(count(&home), 2);
     }
@@ -506,7 +523,7 @@ pub(crate) mod tests {
         std::fs::write(at(&names[0]), "x").unwrap();
         std::fs::create_dir(at(&names[1])).unwrap();
         std::os::unix::fs::symlink("nowhere", at(&names[2])).unwrap();
-        remove_abandoned(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd()).unwrap();
         assert_eq!(count(&home), 0);
     }
 
@@ -515,7 +532,7 @@ pub(crate) mod tests {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
         let copy = of_a_dead_process(other.fd(), HOUR);
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
-        remove_abandoned(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd()).unwrap();
         assert_eq!(count(&home), 1);
     }
 
@@ -701,7 +718,7 @@ pub(crate) mod tests {
         let name = format!("{HIDDEN_PREFIX}{parent}-{clone}-{moment:x}-0");
         std::fs::create_dir(home.path().join(&name)).unwrap();
         std::fs::write(home.path().join(&name).join("file"), "x").unwrap();
-        remove_abandoned(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd()).unwrap();
         assert!(
             home.path().join(&name).join("file").exists(),
             "it was made after this machine has booted"

@@ -57,6 +57,8 @@ struct Timed {
     asked: AtomicU64,
     /// When the newest ping that has been echoed was sent.
     proved: AtomicU64,
+    /// How long the last echo has taken.
+    echo_took: AtomicU64,
     /// Pings that were sent before this prove nothing.
     since: AtomicU64,
     /// When some thread last ran.
@@ -138,6 +140,7 @@ impl Lease {
             connection: RwLock::new(connection),
             asked: AtomicU64::new(0),
             proved: AtomicU64::new(0),
+            echo_took: AtomicU64::new(0),
             since: AtomicU64::new(now),
             ran: AtomicU64::new(now),
             ended: AtomicBool::new(false),
@@ -161,6 +164,18 @@ impl Lease {
         self.0
             .as_ref()
             .is_none_or(|timed| timed.try_issue().is_ok())
+    }
+
+    /// Whether the sender has echoed a ping that was sent no longer ago than this and the time that the last echo took;
+    /// in no case longer ago than a permit allows.
+    #[must_use]
+    pub fn is_proved_within(&self, age: Duration) -> bool {
+        let Some(timed) = &self.0 else { return true };
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let echo = timed.echo_took.load(Ordering::Acquire);
+        let age = age.saturating_add(echo).min(LEASE_NANOS);
+        let oldest = (timed.clock)().saturating_sub(age);
+        !timed.is_over() && timed.proved.load(Ordering::Acquire) >= oldest
     }
 
     /// Notes that this process runs, and sends a ping, whose value it returns. To be called each second.
@@ -256,6 +271,8 @@ impl Timed {
     fn echoed(&self, value: u64) {
         // A peer may send anything. What was never sent proves nothing.
         if value <= self.asked.load(Ordering::Acquire) {
+            let took = (self.clock)().saturating_sub(value);
+            self.echo_took.store(took, Ordering::Release);
             self.proved.fetch_max(value, Ordering::AcqRel);
         }
         self.wake();

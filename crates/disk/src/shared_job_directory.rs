@@ -29,20 +29,17 @@
 //! error. One that was fenced off may make an empty one late, and nothing else.
 //!
 //! All directories of a job belong to the receiver's user and are closed to all others (0700). The end of a job is an
-//! epoch after the last one, so it fences off all. Where a session was lost its directory stays, empty, and that of the
-//! job with it: a session that comes late, which may begin the job, finds that it has ended. Both go when they are so
-//! old that nobody comes any more ([`remove_abandoned`](crate::remove_abandoned)). Otherwise the head has them removed
-//! at once ([`SharedJobDirectory::forget`]).
+//! epoch after the last one, so it fences off all; then the directory goes. If the head of a job has died, the next
+//! session that finds the directory removes it ([`heartbeats`]).
 
 mod epoch_session;
+mod heartbeats;
 
-use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, Dir, Mode};
 use rustix::io::Errno;
@@ -56,10 +53,11 @@ use crate::hidden::own_process;
 use crate::inheritance::give_nothing;
 use crate::lease::Lease;
 use crate::remove::{RemovalBudget, remove_entries_within};
-use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
+use crate::shared_job_names::JOB_PREFIX;
 use crate::tree::{DIRECTORY, Tree};
 
 pub use self::epoch_session::{EpochSession, FENCED, GroupOfNew, PART_GONE, PartFound};
+pub use self::heartbeats::{DEAD_AFTER, Heartbeat, Sign, WatchedJob, jobs_in};
 
 /// The directory of a job.
 #[derive(Debug)]
@@ -115,8 +113,6 @@ const END: u64 = u64::MAX;
 pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
 /// How soon one looks again for it.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
-/// How long the mark of a job's end stays at least: longer than a host hangs and then goes on.
-const ENDED_AGE_MIN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 fn own_name(own: &str) -> String {
     format!("{OWN_PREFIX}{}-{own}", own_process())
@@ -285,20 +281,50 @@ impl SharedJobDirectory {
         epochs_in(&self.directory)
     }
 
-    /// Ends the job with this epoch, which is to be its newest, and removes what is left of it. To be done again by
-    /// whoever has no answer.
+    /// Ends the job with this epoch, which is to be its newest, and removes its directory from the target. To be done
+    /// again by whoever has no answer.
     ///
     /// # Errors
     /// See [`EpochError`].
-    pub fn close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
-        self.try_to_close(number, patience)
-            .map_err(|failed| self.why(failed, number))
+    pub fn close(
+        &self,
+        lease: &Lease,
+        root: &OwnedFd,
+        job: SharedJobId,
+        number: u64,
+        patience: Duration,
+    ) -> Result<(), EpochError> {
+        let closed = || {
+            let mut epochs = self.epochs()?;
+            epochs.retain(|epoch| *epoch != END);
+            goes_on(number, &epochs)?;
+            self.end(patience)
+        };
+        closed().map_err(|failed| self.why(failed, number))?;
+        // what is left goes with the next session that comes here
+        let _best_effort = self.remove(lease, root, job, patience);
+        Ok(())
     }
 
-    fn try_to_close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
-        let mut epochs = self.epochs()?;
-        epochs.retain(|epoch| *epoch != END);
-        goes_on(number, &epochs)?;
+    /// Ends a job that nobody leads any more, and removes its directory from the target, which may take until
+    /// `patience` is over.
+    ///
+    /// # Errors
+    /// See [`EpochError`].
+    pub fn end_dead(
+        lease: &Lease,
+        root: &Arc<OwnedFd>,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> Result<(), EpochError> {
+        let directory = Self {
+            directory: Arc::new(open(root, &name_of(job))?),
+        };
+        directory.end(patience)?;
+        directory.remove(lease, root, job, patience)
+    }
+
+    fn end(&self, patience: Duration) -> Result<(), EpochError> {
         // nobody begins, or goes on, from here
         make(&self.directory, &epoch_name(END))?;
         // it is to be there after a crash if anything of the job is missing
@@ -306,20 +332,35 @@ impl SharedJobDirectory {
         self.clear(patience)
     }
 
-    /// Removes the mark of a job's end from its target, which keeps its time and its mode: where no session can come
-    /// late.
-    ///
-    /// # Errors
-    /// The system's error; `ENOTEMPTY` where the job has not ended, or something of it has come since.
-    pub fn forget(&self, lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+    /// Removes the directory of a job that has ended from its target, which keeps its time and its mode. Sessions that
+    /// come late may put something into it until they find that it has ended.
+    fn remove(
+        &self,
+        lease: &Lease,
+        root: &OwnedFd,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> Result<(), EpochError> {
+        let began = Instant::now();
+        loop {
+            match self.try_to_remove(lease, root, job) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::DirectoryNotEmpty
+                        && began.elapsed() < patience =>
+                {
+                    self.end(patience)?;
+                }
+                removed => return Ok(removed?),
+            }
+        }
+    }
+
+    fn try_to_remove(&self, lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         let before = FileIdentity::of(root)?;
         let gone = |removed| match removed {
             Err(Errno::NOENT) => Ok(()),
             other => other,
         };
-        if self.epochs()?.into_iter().any(|epoch| epoch != END) {
-            return Err(Errno::NOTEMPTY.into());
-        }
         let remove = |directory: &OwnedFd, name: Name| {
             gone(rustix::fs::unlinkat(
                 directory,
@@ -377,53 +418,6 @@ fn goes_on(number: u64, epochs: &[u64]) -> Result<(), EpochError> {
     }
 }
 
-/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more, or of one that a
-/// session has begun and nobody knows of, as where that came late: its epoch holds nothing.
-pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
-    ended_before(parent, name, ENDED_AGE_MIN)
-}
-
-fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool {
-    let look = || -> io::Result<bool> {
-        let directory =
-            rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
-        let mark = match rustix::fs::statat(
-            &directory,
-            epoch_name(END).as_os_str(),
-            AtFlags::SYMLINK_NOFOLLOW,
-        ) {
-            Err(Errno::NOENT) if holds_nothing(&directory)? => rustix::fs::fstat(&directory)?,
-            mark => mark?,
-        };
-        let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(mark.st_ctime).unwrap_or(0));
-        Ok(changed.elapsed().is_ok_and(|age| age >= age_min))
-    };
-    is_shared_job_name(name) && look().unwrap_or(false)
-}
-
-/// Whether there is nothing in a directory but empty directories.
-fn holds_nothing(directory: &OwnedFd) -> io::Result<bool> {
-    for name in names_in(directory)? {
-        let is_empty = match rustix::fs::openat(directory, &*name, DIRECTORY, Mode::empty()) {
-            Ok(below) => names_in(&below)?.is_empty(),
-            Err(Errno::NOTDIR | Errno::LOOP) => false,
-            Err(error) => return Err(error.into()),
-        };
-        if !is_empty {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn names_in(directory: &OwnedFd) -> io::Result<Vec<CString>> {
-    let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
-    let is_entry = |name: &CString| ![c".", c".."].contains(&&**name);
-    names
-        .filter(|name| name.as_ref().map_or(true, is_entry))
-        .collect()
-}
-
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
 fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
     let began = Instant::now();
@@ -456,6 +450,7 @@ mod tests {
     use crate::file_io::data_file::Direct;
     use crate::new_files::NewFiles;
     use crate::publish::Replace;
+    use crate::shared_job_names::is_shared_job_name;
     use crate::staging_place::StagingPlace;
     use std::fs::File;
     use std::os::fd::AsRawFd;
@@ -475,6 +470,14 @@ mod tests {
 
     fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
         SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
+    }
+
+    fn close(
+        directory: &SharedJobDirectory,
+        root: &OwnedFd,
+        number: u64,
+    ) -> Result<(), EpochError> {
+        directory.close(&Lease::constant(), root, JOB, number, NOT_LONG)
     }
 
     fn name(text: &str) -> Name {
@@ -559,7 +562,7 @@ mod tests {
             "{refused:?}"
         );
         assert!(matches!(
-            directory.close(1, NOT_LONG),
+            close(&directory, &root, 1),
             Err(EpochError::Fenced { newest: 2 })
         ));
         let unknown = SharedJobDirectory::open(&root, SharedJobId([8; 16]), Beginning::UnderWay);
@@ -569,45 +572,48 @@ mod tests {
         );
     }
 
-    /// A session that may begin the job comes when it has ended, perhaps from a queue of connections.
     #[test]
-    fn a_job_that_has_ended_is_not_begun_again() {
+    fn the_end_of_a_job_removes_its_directory_and_fences_off_its_sessions() {
         let (home, root) = place();
         let directory = job(&root);
         let session = directory.begin(2, "a", NOT_LONG).unwrap();
         let path = home.path().join(format!("{JOB_PREFIX}{JOB}"));
         std::fs::write(path.join("journal-2-1"), "x").unwrap();
-        directory.close(2, NOT_LONG).unwrap();
-        assert!(session.is_fenced());
-        let is_old = |age_min| {
-            let found = std::fs::read_dir(home.path())
-                .unwrap()
-                .next()
-                .unwrap()
-                .unwrap();
-            ended_before(root.as_fd(), found.file_name().as_encoded_bytes(), age_min)
+        let time = Timestamp {
+            seconds: 1_000_000_000,
+            nanos: 5,
         };
-        assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)));
-        let left = || {
-            std::fs::read_dir(&path)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(left(), [epoch_name(END).as_os_str()]);
+        set_file_mtime(crate::Permit::for_hidden(), &root, time).unwrap();
+        close(&directory, &root, 2).unwrap();
+        assert!(session.is_fenced() && !path.exists());
+        assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
+        assert!(matches!(
+            close(&directory, &root, 2),
+            Err(EpochError::Ended)
+        ));
+        let late = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
+        assert!(matches!(late, Err(EpochError::NotUnderWay)), "{late:?}");
+    }
+
+    /// Whoever has ended it was killed before it had removed all.
+    #[test]
+    fn a_job_that_has_begun_to_end_is_not_begun_again() {
+        let (home, root) = place();
+        let directory = job(&root);
+        drop(directory.begin(2, "a", NOT_LONG).unwrap());
+        let path = home.path().join(format!("{JOB_PREFIX}{JOB}"));
+        std::fs::create_dir(path.join(epoch_name(END).as_os_str())).unwrap();
+        std::fs::create_dir_all(path.join(".zmove-epoch-2/.zmove-a")).unwrap();
+        std::fs::write(path.join("journal-2-1"), "x").unwrap();
         for epoch in [1, 2, 3] {
             let late = job(&root).begin(epoch, "late", NOT_LONG);
             assert!(matches!(late, Err(EpochError::Ended)), "{late:?}");
         }
-        directory.close(2, NOT_LONG).unwrap();
-        // whoever has ended it was killed before it had removed all
-        std::fs::create_dir_all(path.join(".zmove-epoch-2/.zmove-a")).unwrap();
-        std::fs::write(path.join("journal-2-1"), "x").unwrap();
-        assert!(matches!(
-            job(&root).begin(3, "late", NOT_LONG),
-            Err(EpochError::Ended)
-        ));
-        assert_eq!(left(), [epoch_name(END).as_os_str()]);
+        let left = std::fs::read_dir(&path).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [epoch_name(END).as_os_str()]);
+        SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB, NOT_LONG).unwrap();
+        assert!(!path.exists());
     }
 
     /// The client of a network file system asks again where the answer was lost.
@@ -645,32 +651,6 @@ mod tests {
             assert_eq!(told.kind(), io::ErrorKind::NotFound);
             assert!(!home.path().join("f").exists() && !epoch.is_fenced());
         }
-    }
-
-    #[test]
-    fn a_job_that_has_ended_is_forgotten_and_its_target_keeps_its_time() {
-        let (home, root) = place();
-        let directory = job(&root);
-        let session = directory.begin(2, "a", NOT_LONG).unwrap();
-        assert_eq!(
-            Errno::from_io_error(
-                &directory
-                    .forget(&Lease::constant(), &root, JOB)
-                    .unwrap_err()
-            ),
-            Some(Errno::NOTEMPTY)
-        );
-        directory.close(2, NOT_LONG).unwrap();
-        drop(session);
-        let time = Timestamp {
-            seconds: 1_000_000_000,
-            nanos: 5,
-        };
-        set_file_mtime(crate::Permit::for_hidden(), &root, time).unwrap();
-        directory.forget(&Lease::constant(), &root, JOB).unwrap();
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
-        assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
-        directory.forget(&Lease::constant(), &root, JOB).unwrap();
     }
 
     /// Whoever looks before its own directory is there sees nothing of another that does the same.
@@ -771,29 +751,14 @@ mod tests {
         for other in [".zmove-job-", ".zmove-job-7", &longer, &longer[1..44]] {
             assert!(!is_shared_job_name(other.as_bytes()), "{other}");
         }
-        let is_old = |age_min| ended_before(root.as_fd(), job_name.as_bytes(), age_min);
-        assert!(!is_old(Duration::ZERO));
-        crate::abandoned::remove_abandoned(
+        let jobs = crate::abandoned::remove_abandoned(
             &Tree::at(Arc::clone(&root)),
             &RelPath::root(),
             root.as_fd(),
         );
-        let path = home.path().join(job_name.as_os_str());
-        assert!(path.exists());
-        // a session made it that was to begin the job, and was lost
-        std::fs::remove_dir_all(&path).unwrap();
-        for left in ["", ".zmove-epoch-1"] {
-            std::fs::create_dir_all(path.join(left)).unwrap();
-            assert!(
-                is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)),
-                "{left}"
-            );
-        }
-        for file in [".zmove-epoch-1/f", "journal-1-1"] {
-            std::fs::write(path.join(file), "x").unwrap();
-            assert!(!is_old(Duration::ZERO), "{file}");
-            std::fs::remove_file(path.join(file)).unwrap();
-        }
+        assert_eq!(jobs.unwrap(), [JOB]);
+        assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
+        assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
     /// Nothing can be renamed into it.
@@ -929,8 +894,7 @@ mod tests {
             "another session has begun"
         );
         drop(session);
-        job(&root).close(3, NOT_LONG).unwrap();
-        assert!(!SharedJobDirectory::take_back(&root, JOB, 3, "a"));
-        assert!(has_job(), "the mark of its end");
+        close(&job(&root), &root, 3).unwrap();
+        assert!(!has_job());
     }
 }

@@ -424,7 +424,7 @@ pub(crate) mod tests {
         parts[5] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
         let tree = Tree::at(fd);
-        remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
+        remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd()).unwrap();
         let left: Vec<_> = std::fs::read_dir(home.path().join("d"))
             .unwrap()
             .map(|it| it.unwrap().file_name())

@@ -11,6 +11,7 @@ pub mod fuzzing;
 mod grant;
 mod meters;
 mod mirror;
+mod other_jobs;
 mod preview;
 mod probe;
 mod quota;

@@ -17,22 +17,23 @@ pub(crate) mod verify;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_disk::Lease;
 use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{Lock, TransferId};
-use zmove_wire::{
-    Extensions, Greeting, Intent, Open, Opened, Refusal, Role, TargetState, ToSender, TopName,
-};
+use zmove_wire::{Greeting, Intent, Open, Refusal, Role, ToSender};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
+use crate::other_jobs::OtherJobs;
 use crate::quota::messages::messages;
 use crate::quota::{Booking, Quota};
 use crate::selection::book_rules;
-use crate::session::connections::{Connections, SessionReport, cpu_time, unless_stopped};
+use crate::session::connections::{Connections, SessionReport, cpu_time, next, unless_stopped};
 use crate::session::keeping::KeptLease;
 pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
@@ -122,6 +123,7 @@ async fn run(
         inbox: messages(reader, Arc::clone(&booked_on), opening.sent_max()),
         lanes,
         failed_lanes,
+        held_up: None,
     };
     let beginning = Beginning {
         transfer,
@@ -263,40 +265,37 @@ async fn receive(
     let owner = &config.rights.owner;
     let working = config.target_sessions.begin(owner, &open.target).await;
     tokio::pin!(stop);
-    let resolving = resolve(open, transfer, config.clone(), kept.lease.clone());
-    let Resolved {
+    let lease = kept.lease.clone();
+    let opening = open_target(
+        &mut connections,
         open,
-        target,
-        parts,
-        file_system,
-        free_bytes,
-    } = match resolved_or_stopped(resolving, stop.as_mut(), &kept.lease).await {
+        transfer,
+        config.clone(),
+        lease,
+        stop.as_mut(),
+    );
+    let resolved = match Box::pin(opening).await {
         Ok(resolved) => resolved,
         Err(error) => return Err(connections.refuse(error).await),
     };
     let quota = config.quota.clone();
     drop(held);
-    let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    // Files of which groups are held are only found if they are offered.
-    let state = if parts.has_earlier() {
-        TargetState::Populated
-    } else {
-        target.state
-    };
-    let opened = Opened {
-        state,
-        lanes_max: config.lanes_max,
-        single_name,
-        free_bytes,
-        extensions: Extensions::NONE,
-    };
+    let opened = resolved.opened(config.lanes_max);
     let said = unless_stopped(stop.as_mut(), connections.open(opened)).await;
     if let Err(error) = said.unwrap_or_else(Err) {
         return Err(connections.refuse(error).await);
     }
+    let Resolved {
+        open,
+        target,
+        parts,
+        other_jobs,
+        file_system,
+        ..
+    } = resolved;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
-    let transfer = Arc::new(transfer);
+    let transfer = Arc::new(transfer.beside(other_jobs));
     let _unlocked = UnlockJournals(Arc::downgrade(&transfer));
     let threads = match SessionThreads::start(&transfer, &config) {
         Ok(threads) => threads,
@@ -326,20 +325,60 @@ async fn receive(
     ended
 }
 
+/// Opens the target, and tells the sender what that waits for.
+async fn open_target(
+    connections: &mut Connections,
+    open: Open,
+    transfer: TransferId,
+    config: ReceiverConfig,
+    lease: Lease,
+    stop: Pin<&mut impl Future<Output = SessionError>>,
+) -> Result<Resolved, SessionError> {
+    let (told, held_up) = mpsc::unbounded_channel();
+    connections.held_up = Some(held_up);
+    let own = open.shared_job.as_ref().map(|part| part.job);
+    let other_jobs = OtherJobs::new(own, &lease, Some(told));
+    let is_over = other_jobs.end_of_waiting();
+    let resolving = resolve(open, transfer, config, lease.clone(), other_jobs);
+    let resolving = resolved_or_stopped(resolving, stop, &lease, &is_over);
+    telling(connections, resolving, &is_over).await
+}
+
 /// What a target was resolved to. A stop does not cut that short: what was begun at the target is given up here, before
 /// the next session comes. Whoever waits there for an echo of the sender goes on.
 async fn resolved_or_stopped(
     resolving: impl Future<Output = Result<Resolved, Refusal>>,
     stop: Pin<&mut impl Future<Output = SessionError>>,
     lease: &Lease,
+    is_over: &AtomicBool,
 ) -> Result<Resolved, SessionError> {
     tokio::pin!(resolving);
     tokio::select! {
         resolved = &mut resolving => resolved.map_err(SessionError::Refused),
         error = stop => {
             lease.end();
+            is_over.store(true, Ordering::Relaxed);
             let _given_up = resolving.await;
             Err(error)
+        }
+    }
+}
+
+/// Tells the sender what its opening waits for, until that is decided, or the sender has gone.
+async fn telling(
+    connections: &mut Connections,
+    resolving: impl Future<Output = Result<Resolved, SessionError>>,
+    is_over: &AtomicBool,
+) -> Result<Resolved, SessionError> {
+    tokio::pin!(resolving);
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            _ = looks.tick() => is_over.store(connections.inbox.is_closed(), Ordering::Relaxed),
+            resolved = &mut resolving => return resolved,
+            Some(text) = next(&mut connections.held_up) => {
+                connections.send(&ToSender::HeldUp { text }).await?;
+            }
         }
     }
 }
@@ -356,6 +395,8 @@ impl Drop for UnlockJournals {
     }
 }
 
+/// How often it is looked whether the sender of a session that waits has gone.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;
 

@@ -76,10 +76,6 @@ impl SharedJobSession {
                 .count()
                 .map(|count| SharedJobResult::Counted(Box::new(count))),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
-            SharedJobOrder::Forget => self.close(transfer).map(|()| {
-                self.forget(transfer);
-                SharedJobResult::Done
-            }),
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
             SharedJobOrder::ListDirectories => self
                 .list_directories()
@@ -163,24 +159,20 @@ impl SharedJobSession {
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
         // the mark of the end needs some room, and this may be all that there is
         transfer.parts.give_back_room();
+        if let Some(heart) = &self.heart {
+            heart.stop();
+        }
         let cannot = failed_to(Operation::Delete);
+        let tree = &transfer.target.tree;
+        let root = tree.open_directory(&RelPath::root()).map_err(&cannot)?;
         self.directory
-            .close(self.epoch.number(), PATIENCE)
+            .close(tree.lease(), &root, self.job, self.epoch.number(), PATIENCE)
             .map_err(|error| match error {
                 // `Ended`: another session has closed the job
                 EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
                 EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
                 _ => cannot(rustix::io::Errno::IO.into()),
             })
-    }
-
-    /// Removes the mark that the job has ended.
-    fn forget(&self, transfer: &Transfer) {
-        let root = transfer.target.tree.open_directory(&RelPath::root());
-        let _stays_for_a_while_then = root.and_then(|root| {
-            self.directory
-                .forget(transfer.target.tree.lease(), &root, self.job)
-        });
     }
 }
 

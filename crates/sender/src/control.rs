@@ -34,13 +34,22 @@ pub(crate) async fn greeted(
     Ok(inbox(reader, quota))
 }
 
+/// What a receiver says before it opens a transfer.
+pub(crate) enum BeforeOpening {
+    /// The transfer waits for its turn.
+    Waits(Waiting),
+    /// The rate of the key.
+    RateMax(RateLimit),
+    /// What else the receiver waits for.
+    HeldUp(String),
+}
+
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
-/// waits for `patience`, and `waits` hears that; `told_rate` hears the rate of the key, if it has one.
+/// waits for `patience`. `hear` hears what the receiver says meanwhile.
 pub(crate) async fn permission(
     greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
     patience: Duration,
-    waits: impl Fn(Waiting),
-    told_rate: impl Fn(RateLimit),
+    hear: impl Fn(BeforeOpening),
 ) -> Result<(Inbox<Heard>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
@@ -55,7 +64,7 @@ pub(crate) async fn permission(
             ToSender::Opened(opened) => return Ok((inbox, opened)),
             ToSender::Waiting(waiting) if !patience.is_zero() => {
                 let reason = waiting.text.clone();
-                waits(waiting);
+                hear(BeforeOpening::Waits(waiting));
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::StillInLine {
                     reason,
@@ -63,13 +72,22 @@ pub(crate) async fn permission(
                 }))?
             }
             ToSender::RateMax { bytes_per_second } => {
-                told_rate(RateLimit::nearest(bytes_per_second));
-                let next = timeout(PERMISSION_TIMEOUT, receive(&mut inbox)).await;
-                next.unwrap_or(Err(SessionError::Silent))?
+                hear(BeforeOpening::RateMax(RateLimit::nearest(bytes_per_second)));
+                next_answer(&mut inbox).await?
+            }
+            ToSender::HeldUp { text } => {
+                hear(BeforeOpening::HeldUp(text));
+                // it may take long, and a receiver that is lost meanwhile is noticed otherwise
+                receive(&mut inbox).await?
             }
             answer => return Err(not_opened(answer)),
         }
     }
+}
+
+async fn next_answer(inbox: &mut Inbox<Heard>) -> Result<ToSender, SessionError> {
+    let next = timeout(PERMISSION_TIMEOUT, receive(inbox)).await;
+    next.unwrap_or(Err(SessionError::Silent))
 }
 
 /// The error for a first answer by which the transfer is not opened now.
@@ -92,6 +110,13 @@ pub(crate) fn tell_waiting(observer: &dyn Observer, waiting: &Waiting) {
     observer.on(&Event::Waiting {
         message: waiting.to_string(),
     });
+}
+
+/// Reports to the user that the transfer waits for its turn, if that is what the receiver says.
+pub(crate) fn tell_if_waiting(observer: &dyn Observer, said: BeforeOpening) {
+    if let BeforeOpening::Waits(waiting) = said {
+        tell_waiting(observer, &waiting);
+    }
 }
 
 /// The next message; the end of the connection is an error here.

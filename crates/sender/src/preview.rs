@@ -66,9 +66,9 @@ pub(crate) async fn run(
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, speaker.dialled_by(), quota);
-        let waits = |waiting| control::tell_waiting(&*session.account.observer, &waiting);
-        let permission = control::permission(greeted, run.patience, waits, |_none_to_keep| ());
-        let (mut inbox, opened) = permission.await?;
+        // There is no rate to keep, and what changes nothing is not held up.
+        let hear = |said| control::tell_if_waiting(&*session.account.observer, said);
+        let (mut inbox, opened) = control::permission(greeted, run.patience, hear).await?;
         run.note_inspection();
         session.account.inspects(opened, push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;

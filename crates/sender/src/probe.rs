@@ -102,8 +102,7 @@ async fn run(
         Ok(inbox(reader, Arc::new(NoQuota)))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, opened) =
-        permission(greeted, Duration::ZERO, |_never| (), |_none_to_keep| ()).await?;
+    let (inbox, opened) = permission(greeted, Duration::ZERO, |_said| ()).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,

@@ -41,7 +41,7 @@ use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{Heard, PeerQuota};
-use crate::control::{self, DialledBy, GOODBYE_TIMEOUT, Speaker};
+use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -388,11 +388,14 @@ impl Running<'_> {
     ) -> Result<(Inbox<Heard>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
-        let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
         let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
-        // Sending fails only when the session is over.
-        let told_wait = move |waiting| drop(waits_in.send(waiting));
-        let permission = control::permission(greeted, self.run.patience, told_wait, told_rate);
+        let hear = move |said| match said {
+            // Sending fails only when the session is over.
+            BeforeOpening::Waits(waiting) => drop(waits_in.send(waiting)),
+            BeforeOpening::RateMax(limit) => session.rate.lower(limit, Limit::AllowedRate),
+            BeforeOpening::HeldUp(by) => session.account.observer.on(&Event::HeldUp { by }),
+        };
+        let permission = control::permission(greeted, self.run.patience, hear);
         tokio::pin!(permission);
         let mut in_line = false;
         loop {

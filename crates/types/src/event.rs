@@ -77,6 +77,11 @@ pub enum Event {
         /// The reason, in one line.
         message: String,
     },
+    /// The receiver waits for something else than its turn. Each of several sessions may say so.
+    HeldUp {
+        /// What it waits for, in one line.
+        by: String,
+    },
     /// The current limit of the rate, as far as the sender knows it.
     Limited {
         /// The stage's name.

@@ -204,6 +204,16 @@ pub enum ToSender {
     /// A lane that the receiver has dialled has not come up, or was lost before it brought anything: the sender may not
     /// know of it, and waits for it no longer.
     LaneFailed,
+    /// The receiver waits for something before it goes on, which the user is to know; before [`Opened`](Self::Opened)
+    /// or later.
+    HeldUp {
+        /// What it waits for, in words, one line.
+        #[serde(
+            serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+        )]
+        text: String,
+    },
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -654,6 +664,15 @@ mod tests {
         let expected = [5, 0, 0, 0, 14, 0xAC, 2, 1, b'x'];
         assert_eq!(encode_message(&waiting), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(waiting));
+    }
+
+    #[test]
+    fn what_a_receiver_waits_for_is_pinned() {
+        let held_up = ToSender::HeldUp {
+            text: "x".to_owned(),
+        };
+        assert_eq!(encode_message(&held_up), [3, 0, 0, 0, 26, 1, b'x']);
+        assert_eq!(decode_message(&[26, 1, b'x']), Ok(held_up));
     }
 
     #[test]

@@ -438,7 +438,6 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
         leading.join().unwrap()
     });
     assert_eq!((end.walks, end.count.counts.failed), (1, 0));
-    spread.remove_marks();
     spread.assert_done();
     spread.daemons.clear();
 }
@@ -463,7 +462,6 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     );
     relay.wait_for_stall();
     assert_eq!(end.count.counts.failed, 0);
-    spread.remove_marks();
     spread.assert_done();
 }
 

@@ -1,6 +1,7 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
 mod granting;
+mod left_queues;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -23,9 +24,10 @@ use zmove_types::{Event, Observer, SharedJobId};
 use zmove_wire::TransferProgress;
 
 use self::granting::{Answer, Granting};
+use self::left_queues::LeftQueues;
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, Led, Unended, fresh, lead_again, tell_end, threads};
+use crate::commands::shared_job::{self, By, Led, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
@@ -66,7 +68,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let mut before = shared_job::end_before(&job.open, &receivers, settings, &display)?;
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
         let job = shared_job::anew(&job)?;
@@ -85,7 +86,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             patience: settings.args.timeout.0,
             begins_at,
         };
-        let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
+        let leading = leading.lead(job, receivers.clone());
         settings::block_on(threads(), Box::pin(leading))
     });
     let by = By {
@@ -145,12 +146,7 @@ type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
-    async fn lead(
-        mut self,
-        job: SharedJob,
-        receivers: Vec<Receiver>,
-        before: Vec<Unended>,
-    ) -> Result<Led> {
+    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
@@ -171,7 +167,7 @@ impl Leading<'_> {
             }
         };
         tokio::select! {
-            led = self.lead_by_broker(job, receivers, before, stop) => led,
+            led = self.lead_by_broker(job, receivers, stop) => led,
             never = keeping => match never {},
         }
     }
@@ -180,11 +176,10 @@ impl Leading<'_> {
         &mut self,
         job: SharedJob,
         receivers: Vec<Receiver>,
-        before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
-        let (notices, queue, unended) = tokio::select! {
-            opened = self.open(&job, &receivers, before) => opened?,
+        let (notices, queue, mut left) = tokio::select! {
+            opened = self.open(&job) => opened?,
             () = &mut stop => return Ok(not_begun(job.id)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
@@ -203,6 +198,7 @@ impl Leading<'_> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looking = JoinSet::<Mounted>::new();
+        let mut removing = JoinSet::new();
         let ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
@@ -222,14 +218,22 @@ impl Leading<'_> {
                     self.notice.begun = true;
                     self.tell_nodes(&notices).await?;
                 }
-                heard = notices.hear() => self.answer(heard?, &notices, &participants).await?,
-                message = broker.changed() => self.observer.on(&Event::Warned { message }),
+                heard = notices.hear() => {
+                    let heard = heard?;
+                    if let Ok(Notice::Job(notice)) = &heard.notice {
+                        left.hear(notice);
+                    }
+                    self.answer(heard, &notices, &participants).await?;
+                }
+                () = left.are_left() => drop(removing.spawn(left.take().remove())),
+                Some(removed) = removing.join_next() => self.tell_if_left(removed?),
+                message = broker.changed() => {
+                    left.hears_anew();
+                    self.observer.on(&Event::Warned { message });
+                }
             }
         };
         participants.tell_now(Some(0), Vec::new());
-        if shared_job::leaves_nothing(&ended) {
-            unended.ended(head.node.queue.is_removed().then_some(&self.cluster.name))?;
-        }
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
         let served = participants.served(head.node.served.items() > 0);
@@ -239,6 +243,15 @@ impl Leading<'_> {
             served,
             has_lost_sessions,
         })
+    }
+
+    /// Warns of queues that could not be removed. They stay for another push.
+    fn tell_if_left(&self, removed: Result<(), WorkError>) {
+        if let Err(error) = removed {
+            self.observer.on(&Event::Warned {
+                message: format!("a queue of a killed push stays at the broker: {error}"),
+            });
+        }
     }
 
     /// The head of the job, which has done nothing yet.
@@ -287,52 +300,27 @@ impl Leading<'_> {
         Ok(())
     }
 
-    /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
-    /// nothing is noted where there is no broker.
-    async fn open(
-        &self,
-        job: &SharedJob,
-        receivers: &[Receiver],
-        before: Vec<Unended>,
-    ) -> Result<(Notices, JetStream, Unended)> {
+    /// Connects to the broker and makes the queue of the job. If there is no room for it, queues of killed pushes are
+    /// removed first.
+    async fn open(&self, job: &SharedJob) -> Result<(Notices, JetStream, LeftQueues)> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let head_of = |job, epoch| Settings {
+        let settings = Settings {
             patience: broker_patience(self.patience),
-            ..Settings::new(Role::Head, job, epoch, key.of_job(job))
+            ..Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id))
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
-        let cluster = &self.cluster.name;
-        let end_queue = async |left: &Unended| {
-            let ended = JetStream::end_abandoned(&access, head_of(left.job(), left.epoch())).await;
-            let what = || {
-                let note = left.file().display();
-                format!("the queue of a push that was killed cannot be ended (noted in '{note}')")
-            };
-            ended.map_err(no_broker).with_context(what)
-        };
-        for before in before {
-            if before.is_in(cluster) {
-                end_queue(&before).await?;
-            }
-            before.ended(Some(cluster))?;
-        }
-        let unended = shared_job::note_queue(job, receivers, cluster)?;
-        let make = || JetStream::open(&access, head_of(job.id, job.epoch));
+        let mut left = LeftQueues::find(&access, settings.clone(), &key).await;
+        let make = || JetStream::open(&access, settings.clone());
         let mut made = make().await;
         if matches!(made, Err(WorkError::Queue { .. })) {
-            // queues of other targets may have taken all the room at the broker
-            for left in shared_job::left_in(cluster)? {
-                end_queue(&left).await?;
-                if left.is_queue_alone() {
-                    left.ended(Some(cluster))?;
-                }
-            }
+            self.observer.on(&Event::Warned {
+                message: NO_ROOM.to_owned(),
+            });
+            left.remove_in_time(&notices).await?;
             made = make().await;
         }
-        let queue = made.map_err(no_broker)?;
-        // last: the next push begins the job, of which there is no more than the queue before, to end it
-        Ok((notices, queue, unended.begins()?))
+        Ok((notices, made.map_err(no_broker)?, left))
     }
 
     /// The broker of this node, which other pushes may have started.
@@ -451,15 +439,14 @@ impl BrokerWatch {
 fn not_begun(id: SharedJobId) -> Led {
     Led {
         id,
-        ended: Err(JobError::Interrupted {
-            may_have_begun: false,
-        }),
+        ended: Err(JobError::Interrupted),
         served: 0,
         has_lost_sessions: false,
     }
 }
 
 const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
+const NO_ROOM: &str = "the broker has no room for another queue: zmove looks for queues of killed pushes, and removes them";
 const NO_BROKER: &str = "start a broker for the cluster";
 const NO_SERVER: &str = "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
     Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Retrying, Run, SenderConfig,
@@ -22,7 +21,6 @@ use crate::ceiling::{self, Moved, Shares};
 use crate::commands::cluster_push;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
-use crate::commands::shared_job;
 use crate::commands::spread;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
@@ -59,7 +57,6 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = Display::new(args, trace);
     let sources = settings.look_at_sources(&display)?;
     let manifest = manifest(args, (host, proofs(args)))?;
-    end_jobs_of_several(settings, &sources, &display)?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
@@ -183,32 +180,6 @@ pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Disp
         changes: missing.into_iter().map(change).collect(),
     });
     Ok(())
-}
-
-/// Ends at a daemon the jobs that pushes of several have left at the target: what their receivers still had would be
-/// written into that of this push. A receiver that ssh starts has no name in common with those.
-fn end_jobs_of_several(
-    settings: &PushSettings,
-    sources: &Sources,
-    display: &Display,
-) -> Result<()> {
-    let Location::Remote(remote) = &settings.location else {
-        return Ok(());
-    };
-    if remote.login.is_some() || settings.args.dry_run || settings.args.verify {
-        return Ok(());
-    }
-    let (home, remote, open) = (
-        settings::home(Role::Client)?,
-        remote.clone(),
-        sources.job(remote.path.clone()).open,
-    );
-    let receiver = Receiver {
-        home,
-        settings: settings.dial_to(&remote)?,
-        remote,
-    };
-    shared_job::end_and_forget(&open, &[receiver], settings, display)
 }
 
 /// Runs the sending role, and reconnects when connections are lost.

@@ -1,36 +1,23 @@
 //! What pushes have in common in which several sessions share one job, by several receivers or nodes: the job that the
-//! settings ask for, those of before that have to be ended first, and what is told at the end.
-
-mod unended;
+//! settings ask for, and what is told at the end.
 
 use std::num::NonZeroUsize;
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use futures_util::stream::{self, StreamExt};
-use zmove_cluster::{
-    Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, Told, end_abandoned,
-};
+use zmove_cluster::{JobEnd, JobError, SessionEnd, SharedJob};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
-use zmove_sender::{SenderConfig, SessionError};
+use zmove_sender::SenderConfig;
 use zmove_transport::SharedRate;
-use zmove_types::{
-    Beginning, ByteCount, ByteRate, Counters, Event, Kinds, NoObserver, Observer, SharedJobId,
-};
-use zmove_wire::{
-    Durability, InTheWay, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName,
-};
+use zmove_types::{ByteCount, ByteRate, Counters, Kinds, SharedJobId};
+use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
 
-pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
-use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::commands::transfer::{exit_of, own_name, resumable};
 use crate::display::format::counted;
-use crate::display::progress::Display;
 use crate::display::summary::{self, Ending, Sessions};
 use crate::display::terminal;
-use crate::settings::{self, PushSettings, Role};
+use crate::settings::{self, PushSettings};
 use crate::value::exit::{Exit, failure};
 
 /// What has become of a job that was led.
@@ -111,236 +98,6 @@ pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
     })
 }
 
-/// Ends at the receivers the jobs that pushes of several have left at the target that is to be opened so; returns what
-/// was noted of them, of some of which there may be a queue at a broker.
-///
-/// # Errors
-/// The user stops it, or no receiver ends one of them.
-pub(crate) fn end_before(
-    open: &Open,
-    receivers: &[Receiver],
-    settings: &PushSettings,
-    display: &Display,
-) -> Result<Vec<Unended>> {
-    let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
-    if before.is_empty() {
-        return Ok(before);
-    }
-    let observer = Arc::new(Once {
-        observer: display.observer(),
-        told: Told::default(),
-    });
-    let ending = EndOfKilled {
-        open,
-        receivers,
-        patience: settings.args.busy_timeout().0,
-        observer,
-    };
-    settings::block_on(threads(), async {
-        let telling = async {
-            tokio::time::sleep(TOLD_AFTER).await;
-            terminal::warn("first the job of a push that was killed is looked for, and ended");
-            std::future::pending().await
-        };
-        tokio::select! {
-            ended = Box::pin(ending.end_all(before)) => ended,
-            never = telling => match never {},
-            () = interrupted() => Err(as_failure(JobError::Interrupted { may_have_begun: true })),
-        }
-    })
-}
-
-/// Ends the same jobs for a push that knows no broker, and forgets what was noted of them, but for their queues.
-///
-/// # Errors
-/// As [`end_before`], or a file cannot be removed.
-pub(crate) fn end_and_forget(
-    open: &Open,
-    receivers: &[Receiver],
-    settings: &PushSettings,
-    display: &Display,
-) -> Result<()> {
-    end_before(open, receivers, settings, display)?
-        .into_iter()
-        .try_for_each(|unended| unended.ended(None))
-}
-
-/// The end of jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had
-/// from the source into what this push writes.
-struct EndOfKilled<'a> {
-    open: &'a Open,
-    receivers: &'a [Receiver],
-    /// How long receivers that have no room are waited for.
-    patience: Duration,
-    observer: Arc<dyn Observer>,
-}
-
-impl EndOfKilled<'_> {
-    /// Ends these jobs; returns those of which nothing is left. A receiver that does not let this user in now may do so
-    /// later.
-    async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
-        let ends = before
-            .into_iter()
-            .map(async |unended| (self.end(&unended).await, unended));
-        let (mut left, mut failure) = (Vec::new(), None);
-        let mut ends = pin!(stream::iter(ends).buffer_unordered(AT_ONCE));
-        while let Some((ended, unended)) = ends.next().await {
-            match ended {
-                Ok(Abandoned::Ended) => left.push(unended),
-                Ok(Abandoned::Absent) => left.push(unended.absent()),
-                Ok(Abandoned::Unknown) => {}
-                Err(error) => failure = Some(error),
-            }
-        }
-        let Some(error) = failure else {
-            return Ok(left);
-        };
-        left.into_iter()
-            .try_for_each(|unended| unended.ended(None))?;
-        Err(error)
-    }
-
-    /// Ends a job, or finds that none of its receivers has it.
-    async fn end(&self, unended: &Unended) -> Result<Abandoned> {
-        if unended.is_queue_alone() {
-            return Ok(Abandoned::Ended);
-        }
-        let Self {
-            open, receivers, ..
-        } = *self;
-        let is_at_target = unended.is_at(receivers);
-        let has_all_receivers = unended.has_no_others(receivers);
-        // one file may go to the very place of a directory that is there no more
-        let is_directory = matches!(open.shape, TargetShape::Directory { .. });
-        let shape = if is_at_target {
-            open.shape.clone()
-        } else {
-            TargetShape::Directory { tops: Vec::new() }
-        };
-        let durability = Durability::End;
-        let old_open = Open {
-            shape,
-            durability,
-            ..Open::new(unended.path().to_vec(), open.run)
-        };
-        let names = (unended.job(), unended.epoch(), own_node());
-        let config = match receivers {
-            [_one] => SenderConfig::default(),
-            _ => SenderConfig {
-                silence_max: RECEIVER_SILENCE_MAX,
-                ..SenderConfig::default()
-            },
-        };
-        // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
-        let end = |beginning, observer| self.end_when_not_busy(unended, &old, beginning, observer);
-        // this push makes the directory in any case, and gives it its mode
-        let may_begin = is_at_target && is_directory && has_all_receivers;
-        let ended = match end(Beginning::UnderWay, &self.observer).await? {
-            // the opening that was to begin it may still be on its way
-            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed, &self.observer).await?,
-            // its mode may close the target, which a job opens up that begins
-            Err(error) if may_begin && is_not_opened(&error) => {
-                let silent: Arc<dyn Observer> = Arc::new(NoObserver);
-                end(Beginning::Allowed, &silent)
-                    .await?
-                    .map_err(|_the_same| error)
-            }
-            ended => ended,
-        };
-        match ended {
-            Ok(Abandoned::Absent) if !has_all_receivers || is_at_target => Ok(Abandoned::Unknown),
-            Ok(ended) => Ok(ended),
-            Err(error) => self.take_failure(unended, error),
-        }
-    }
-
-    /// Ends the job `old`, and asks again for as long as its receivers are busy and the user waits.
-    async fn end_when_not_busy(
-        &self,
-        unended: &Unended,
-        old: &SharedJob,
-        beginning: Beginning,
-        observer: &Arc<dyn Observer>,
-    ) -> Result<Result<Abandoned, Box<SessionEnd>>> {
-        let began = Instant::now();
-        loop {
-            if beginning == Beginning::Allowed {
-                unended.renew()?;
-            }
-            let observer = Arc::clone(observer);
-            let listener = Arc::new(SessionWarnings);
-            match end_abandoned(old, beginning, self.receivers, observer, listener).await {
-                Err(error) if error.is_busy() && began.elapsed() < self.patience => {
-                    tokio::time::sleep(ASKED_AGAIN_AFTER).await;
-                }
-                ended => return Ok(ended),
-            }
-        }
-    }
-
-    /// Fails this push with the error that has kept the job from being ended, unless that leaves this push alone.
-    fn take_failure(&self, unended: &Unended, error: Box<SessionEnd>) -> Result<Abandoned> {
-        let path = String::from_utf8_lossy(unended.path());
-        let note = unended.file().display();
-        let what = format!("what a push that was killed has left at '{path}' cannot be ended");
-        let remedy = format!("where nothing of it goes on any more, remove '{note}'");
-        // one that is away or busy may do so later
-        let what = if error.is_away() || error.is_busy() {
-            what
-        } else {
-            format!("{what} ({remedy})")
-        };
-        // this push does not depend on what may be done elsewhere
-        let is_elsewhere = !unended.is_at(self.receivers);
-        if is_elsewhere && (is_not_opened(&error) || !unended.meets(self.receivers)) {
-            terminal::warn(format_args!("{error}; {what}"));
-            return Ok(Abandoned::Unknown);
-        }
-        let failed = JobError::PerhapsBegun {
-            error,
-            absent_at: None,
-        };
-        Err(as_failure(failed).context(what))
-    }
-}
-
-/// Tells each warning once.
-struct Once {
-    observer: Arc<dyn Observer>,
-    told: Told,
-}
-
-impl Observer for Once {
-    fn on(&self, event: &Event) {
-        let is_new = match event {
-            Event::Warned { message } => self.told.insert(message),
-            _ => true,
-        };
-        if is_new {
-            self.observer.on(event);
-        }
-    }
-}
-
-/// Whether a receiver does not open the target, for this user or at all.
-fn is_not_opened(error: &SessionEnd) -> bool {
-    use RefusalCode::{Denied, Target};
-    matches!(error, SessionEnd::Session(SessionError::Refused(refusal)) if matches!(refusal.code, Denied | Target))
-}
-
-/// Whether a push that has come to this leaves nothing that the next one would have to end.
-pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
-    matches!(
-        ended,
-        Ok(_)
-            | Err(JobError::NotBegun(_)
-                | JobError::Interrupted {
-                    may_have_begun: false
-                })
-    )
-}
-
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
 /// which may have begun it, another job takes its place, which begins at a receiver that does not have the first.
 pub(crate) fn lead_again(
@@ -360,36 +117,6 @@ pub(crate) fn lead_again(
         begins_at = at;
     }
     lead(begins_at)
-}
-
-/// Notes that a job begins.
-pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
-    Unended::note(
-        &settings::home(Role::Client)?,
-        (job.id, job.epoch),
-        receivers,
-    )
-}
-
-/// The jobs of a cluster that no push leads any more, whatever their targets are.
-pub(crate) fn left_in(cluster: &str) -> Result<Vec<Unended>> {
-    let mut left = Unended::all(&settings::home(Role::Client)?)?;
-    left.retain(|unended| unended.is_in(cluster));
-    Ok(left)
-}
-
-/// Notes that the queue of a job is about to be made in this cluster.
-pub(crate) fn note_queue(
-    job: &SharedJob,
-    receivers: &[Receiver],
-    cluster: &str,
-) -> Result<Unended> {
-    Unended::note_queue(
-        &settings::home(Role::Client)?,
-        (job.id, job.epoch),
-        receivers,
-        cluster,
-    )
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
@@ -479,7 +206,7 @@ fn as_text(summary: &Summary, By { noun, took_part }: &By, served: usize) -> Str
 
 fn as_failure(error: JobError) -> anyhow::Error {
     match error {
-        JobError::Interrupted { .. } => failure(Exit::Interrupted, error.to_string()),
+        JobError::Interrupted => failure(Exit::Interrupted, error.to_string()),
         // as where all that there is no room for are files
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::NotShared(_) => failure(Exit::Target, error.to_string()),
@@ -514,12 +241,6 @@ impl Listener for SessionWarnings {
 /// What is told of a count in which more files are equal than were at the beginning.
 const MOVED_BEFORE: &str =
     "(some of them may have been moved by this push, before a session was lost)\n";
-/// How many jobs are ended at once: each takes a place at each receiver meanwhile.
-const AT_ONCE: usize = 4;
-/// How often receivers that have no room are asked again to end a job.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How long a push may end what another one has left before the user hears of it.
-const TOLD_AFTER: Duration = Duration::from_secs(3);
 /// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
 /// its work meanwhile, and nothing is lost by that.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);

@@ -29,7 +29,6 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings)?;
     let job = shared_job::job(settings, &sources, fresh()?)?;
-    shared_job::end_and_forget(&job.open, &receivers, settings, &display)?;
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
         lead(
@@ -55,7 +54,6 @@ fn lead(
     settings: &PushSettings,
     display: &Display,
 ) -> Result<Led> {
-    let unended = shared_job::note(&job, &receivers)?;
     let names: Vec<_> = receivers
         .iter()
         .map(|receiver| receiver.remote.to_string())
@@ -94,9 +92,6 @@ fn lead(
     });
     participants.tell_now(Some(0), moved());
     let ended = ended?;
-    if shared_job::leaves_nothing(&ended) {
-        unended.ended(None)?;
-    }
     let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
     Ok(Led {
         id,

@@ -2,6 +2,7 @@
 //!
 //! Workers only bump atomics; one ticker thread draws, so that the display never slows the transfer.
 
+use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -116,6 +117,8 @@ struct State {
     transfer: Option<String>,
     /// The nodes, where several take part.
     nodes: Option<Nodes>,
+    /// What the user has been told that receivers wait for.
+    told_held_up: HashSet<String>,
 }
 
 impl State {
@@ -172,6 +175,7 @@ impl Display {
                 waits: None,
                 transfer: None,
                 nodes: None,
+                told_held_up: HashSet::new(),
             }),
         });
         Self {
@@ -419,6 +423,13 @@ impl Watcher {
         self.tell("connection_lost", message);
     }
 
+    /// Says once what a receiver waits for, though each of several sessions may say so.
+    fn tell_held_up(&self, by: &str) {
+        if self.state().told_held_up.insert(by.to_owned()) {
+            self.tell("waiting", &format!("waiting: {by}"));
+        }
+    }
+
     fn wait(&self, cause: &str) {
         let told = {
             let mut state = self.state();
@@ -526,6 +537,7 @@ impl Observer for Watcher {
                 json!({ "event": "not_kept", "message": message }),
             ),
             Event::Warned { message } => self.tell("warning", message),
+            Event::HeldUp { by } => self.tell_held_up(by),
             Event::Waiting { message } => self.wait(message),
             Event::Resent { what } if self.form == Form::Json => {
                 self.print(json!({ "event": "resent", "what": what }));
@@ -596,6 +608,7 @@ mod tests {
                 waits: None,
                 transfer: None,
                 nodes: None,
+                told_held_up: HashSet::new(),
             }),
             failures: None,
         }

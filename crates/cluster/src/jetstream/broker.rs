@@ -19,11 +19,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use zmove_types::Hex;
+use zmove_types::{Hex, SharedJobId, from_hex};
 
-use super::Settings;
 use super::connection::{ANSWER_MAX, BrokerError, BrokerState, Connection};
-use super::seal::{MessageId, Seal};
+use super::seal::{JobKey, MessageId, Seal};
+use super::{OtherQueue, Settings};
 use crate::work::WorkItem;
 use crate::work_queue::Waiting;
 
@@ -74,6 +74,23 @@ struct ConsumerInfo {
 struct ConsumerNames {
     /// `null` where there are none.
     consumers: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Streams {
+    streams: Option<Vec<Stream>>,
+}
+
+#[derive(Deserialize)]
+struct Stream {
+    config: StreamConfig,
+}
+
+#[derive(Deserialize)]
+struct StreamConfig {
+    name: String,
+    #[serde(default)]
+    description: String,
 }
 
 #[derive(Deserialize)]
@@ -136,6 +153,7 @@ impl Broker {
         let again = made_at.as_ref().map_or("", |_| AGAIN);
         let stream = json!({
             "name": self.stream(),
+            "description": self.settings.key.queue_tag(),
             "subjects": [self.subject(DATA), self.subject(WALKS)],
             "retention": "workqueue",
             "storage": "file",
@@ -440,7 +458,23 @@ impl Broker {
         Ok(())
     }
 
-    async fn remove_stream(&self, name: &str) -> Result<(), BrokerError> {
+    /// The queues of other jobs of a cluster that has this key.
+    pub(super) async fn others(&self, cluster: &JobKey) -> Result<Vec<OtherQueue>, BrokerError> {
+        let filter = json!({ "offset": 0, "subject": "zmove.>" });
+        let found: Streams = self.api("STREAM.LIST".to_owned(), &filter).await?;
+        let of_cluster = |found: Stream| {
+            let StreamConfig { name, description } = found.config;
+            let (job, _epoch) = name.strip_prefix("zmove-")?.split_once('-')?;
+            let job = from_hex::<16>(job.as_bytes()).map(SharedJobId)?;
+            let is_own = description == cluster.of_job(job).queue_tag();
+            let stream = name.clone();
+            (is_own && job != self.settings.job).then_some(OtherQueue { job, stream })
+        };
+        let streams = found.streams.unwrap_or_default().into_iter();
+        Ok(streams.filter_map(of_cluster).collect())
+    }
+
+    pub(super) async fn remove_stream(&self, name: &str) -> Result<(), BrokerError> {
         match self
             .api::<Value>(format!("STREAM.DELETE.{name}"), &json!({}))
             .await

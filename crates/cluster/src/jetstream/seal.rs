@@ -37,6 +37,13 @@ impl JobKey {
         Self(*hasher.finalize().as_bytes())
     }
 
+    /// By what the nodes of a cluster know the queue of a job of their own that has this key; it says nothing else.
+    #[must_use]
+    pub fn queue_tag(&self) -> String {
+        let tag = blake3::derive_key("zmove 2026-11-29 tag of the queue of a job", &self.0);
+        Hex(&tag[..16]).to_string()
+    }
+
     /// The name of the broker of a cluster that has this key, of which it says nothing.
     #[must_use]
     pub fn broker_name(&self) -> String {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
 use zmove_cluster::{WorkError, WorkQueue};
+use zmove_types::SharedJobId;
 
 use crate::lab::{EPOCH, JOB, Lab, PULL, data, key, next, put_all, settings, stream, until};
 
@@ -81,20 +82,36 @@ async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_i
 }
 
 #[tokio::test]
-async fn a_job_whose_head_has_died_is_ended_by_another_also_twice_and_leaves_nothing() {
+async fn the_queue_of_another_job_is_found_in_its_own_cluster_alone_and_removed() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab.head().await;
+    let cluster = key(9);
+    let of_job = |job: SharedJobId| Settings {
+        job,
+        key: cluster.of_job(job),
+        ..settings(Role::Head)
+    };
+    let head = lab.open(of_job(JOB)).await.unwrap();
     put_all(&head, [data(1)]).await;
     drop(head);
-    let mover = lab.mover().await;
+    let other = || of_job(SharedJobId([99; 16]));
+    let access = lab.access();
+    let found = JetStream::other_queues(&access, other(), &cluster).await;
+    let found = found.unwrap();
+    assert_eq!(
+        found.iter().map(|queue| queue.job).collect::<Vec<_>>(),
+        [JOB]
+    );
+    for (settings, cluster) in [(of_job(JOB), &cluster), (other(), &key(8))] {
+        let none = JetStream::other_queues(&access, settings, cluster).await;
+        assert_eq!(none.unwrap(), []);
+    }
     for _ in 0..2 {
-        JetStream::end_abandoned(&lab.access(), settings(Role::Head))
+        JetStream::remove_queues(&access, other(), &found)
             .await
             .unwrap();
     }
-    assert!(mover.take().await.unwrap().is_none());
     let left = lab.context().await.get_stream(stream()).await;
     assert!(left.is_err(), "{left:?}");
 }
@@ -219,7 +236,7 @@ async fn jobs_do_not_meet() {
         return;
     };
     let head = lab.head().await;
-    let other_job = zmove_types::SharedJobId([8; 16]);
+    let other_job = SharedJobId([8; 16]);
     let other = lab
         .open(Settings {
             job: other_job,

@@ -59,6 +59,7 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
         job: SharedJobId([9; 16]),
         epoch: 3,
         beginning: Beginning::UnderWay,
+        leads: false,
         node,
     };
     let tops = vec![TopName(name("run7"))];
@@ -360,7 +361,6 @@ fn job_orders() -> Vec<ToReceiver> {
         },
         SharedJobOrder::Count,
         SharedJobOrder::Close,
-        SharedJobOrder::Forget,
         SharedJobOrder::Ping,
         SharedJobOrder::ListDirectories,
     ];
@@ -377,6 +377,7 @@ fn in_a_job() -> Open {
         job: SharedJobId([3; 16]),
         epoch: 7,
         beginning: Beginning::Allowed,
+        leads: true,
         node,
     }));
     Open {
@@ -574,6 +575,9 @@ fn replies_to_orders() -> Vec<ToSender> {
         ToSender::Copy(CopyState::Follows { id: [7; 16] }),
         ToSender::Receipt(receipt()),
         ToSender::LaneFailed,
+        ToSender::HeldUp {
+            text: "another push".to_owned(),
+        },
         ToSender::Result(CopyResult::Runs),
         ToSender::Result(CopyResult::Received(receipt())),
         ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {

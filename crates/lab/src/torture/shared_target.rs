@@ -1,7 +1,6 @@
 //! What rounds have in common in which several receivers share the storage of the target: the trees that are drawn for
 //! them, what the target must be at the end, and what may be left.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -110,21 +109,13 @@ impl SharedTarget {
         Ok(())
     }
 
-    /// Tells what is left at the target and beside it, and `elsewhere`. Of a job that has lost sessions the mark of its
-    /// end stays; nothing else does.
+    /// Tells what is left at the target and beside it, and `elsewhere`.
     pub(super) fn look_for_leftovers(
         &self,
         elsewhere: Vec<PathBuf>,
         tally: &mut Tally,
     ) -> Result<()> {
-        let mut left = Vec::new();
-        for path in same::hidden_names(&self.target)? {
-            if path.parent() == Some(&self.target) && is_mark(&path) {
-                tally.marks += 1;
-            } else {
-                left.push(path);
-            }
-        }
+        let mut left: Vec<_> = same::hidden_names(&self.target)?.into_iter().collect();
         left.extend(elsewhere);
         let is_other = |path: &PathBuf| *path != self.target;
         left.extend(
@@ -179,17 +170,6 @@ fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether this is what stays of a job that has ended, and no more.
-pub(super) fn is_mark(path: &Path) -> bool {
-    let entries = |path: &Path| names(path).map(|names| names.into_iter().collect::<Vec<_>>());
-    let is_job = path
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
-    is_job
-        && entries(path).is_ok_and(|names| names == [OsString::from(LAST_EPOCH)])
-        && entries(&path.join(LAST_EPOCH)).is_ok_and(|names| names.is_empty())
 }
 
 fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
@@ -249,4 +229,3 @@ const SHAPES: [Shape; 5] = [
 /// A file is cut into ranges from 64 MiB on.
 const LARGE_BYTES_MIN: u64 = 64 << 20;
 pub(super) const JOB_PREFIX: &str = ".zmove-job-";
-const LAST_EPOCH: &str = ".zmove-epoch-18446744073709551615";

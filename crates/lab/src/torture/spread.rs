@@ -1,7 +1,6 @@
 //! `torture --spread`: pushes to several daemons that share the storage of the target. Daemons are killed and started
 //! again, or stopped and woken, which may be when the push has ended or another one is under way; the push is killed
-//! and given again. At the end the target must be the source, and of the jobs no more may be left than the marks of
-//! their ends.
+//! and given again. At the end the target must be the source, and nothing may be left of the jobs.
 //!
 //! **Invariant:** what happens in which order is the seed's; when it strikes is a matter of time.
 

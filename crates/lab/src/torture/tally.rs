@@ -42,8 +42,6 @@ pub(crate) struct Tally {
     pub(crate) calm_failed: u64,
     pub(crate) bytes: u64,
     pub(crate) looks: u64,
-    /// Jobs of several receivers whose marks were left, as documented.
-    pub(crate) marks: u64,
     /// Hidden names that killed daemons left, as documented.
     pub(crate) orphans: u64,
     /// Transfers that waited after bytes were harmed until their connections were cut.
@@ -90,7 +88,6 @@ impl Tally {
         self.calm_failed += other.calm_failed;
         self.bytes += other.bytes;
         self.looks += other.looks;
-        self.marks += other.marks;
         self.orphans += other.orphans;
         self.harms_cut += other.harms_cut;
         for (kind, count) in other.events {

@@ -41,10 +41,17 @@ pub(crate) struct Connections {
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// Where this side has dialled: a word for each lane that has not come up.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
+    /// What the session waits for, as its sender is to know.
+    pub(crate) held_up: Option<mpsc::UnboundedReceiver<String>>,
 }
 
 /// How long a peer may take to close its end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is said next, if anything can be.
+pub(crate) async fn next<T>(said: &mut Option<mpsc::UnboundedReceiver<T>>) -> Option<T> {
+    said.as_mut()?.recv().await
+}
 
 impl Connections {
     pub(crate) async fn send(&mut self, message: &ToSender) -> Result<(), ControlError> {

@@ -7,19 +7,23 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use zmove_disk::{FileSystemMemory, Lease};
 use zmove_transport::ControlError;
-use zmove_types::TransferId;
-use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver};
+use zmove_types::{Beginning, TransferId};
+use zmove_wire::{
+    Extensions, Open, Opened, Refusal, RefusalCode, SharedJobOpening, TargetShape, TargetState,
+    ToReceiver, TopName,
+};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Leading, Rights, TakenUp};
+use crate::other_jobs::OtherJobs;
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
 use crate::session::connections::look;
 use crate::shared_job::session::{SharedJobSession, check};
-use crate::store::target::Target;
+use crate::store::target::{Target, wait_for_other_jobs};
 
 /// Where the opening of a session comes from.
 #[derive(Debug)]
@@ -113,9 +117,30 @@ pub(super) struct Resolved {
     pub(super) open: Open,
     pub(super) target: Target,
     pub(super) parts: Parts,
+    pub(super) other_jobs: OtherJobs,
     pub(super) file_system: FileSystemMemory,
     /// What the file system of the target has free, if that is known.
     pub(super) free_bytes: Option<u64>,
+}
+
+impl Resolved {
+    /// What the sender is told of the target.
+    pub(super) fn opened(&self, lanes_max: u16) -> Opened {
+        let Self { target, parts, .. } = self;
+        // Files of which groups are held are only found if they are offered.
+        let state = if parts.has_earlier() {
+            TargetState::Populated
+        } else {
+            target.state
+        };
+        Opened {
+            state,
+            lanes_max,
+            single_name: target.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+            free_bytes: self.free_bytes,
+            extensions: Extensions::NONE,
+        }
+    }
 }
 
 /// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
@@ -124,6 +149,7 @@ pub(super) async fn resolve(
     transfer: TransferId,
     config: ReceiverConfig,
     lease: Lease,
+    other_jobs: OtherJobs,
 ) -> Result<Resolved, Refusal> {
     look(move || {
         let Rights {
@@ -140,6 +166,11 @@ pub(super) async fn resolve(
             check(&open)?;
         }
         let quota = config.quota;
+        // A job waits when it begins. One that is under way would be taken for dead if its heart stood still that long.
+        let is_under_way = |part: &SharedJobOpening| part.beginning == Beginning::UnderWay;
+        if !open.shared_job.as_deref().is_some_and(is_under_way) {
+            wait_for_other_jobs(&open, &access, &other_jobs)?;
+        }
         let mut target = Target::resolve(&open, &access, &lease)?;
         let parts = match open.shared_job.clone() {
             None => Parts::new(config.journals, transfer, owner, &target.tree, &quota),
@@ -168,6 +199,7 @@ pub(super) async fn resolve(
             open,
             target,
             parts,
+            other_jobs,
             file_system,
         })
     })

@@ -30,7 +30,7 @@ use crate::mirror::Mirror;
 use crate::quota::Booking;
 use crate::quota::limits::BUFFERS_BESIDE_LANES;
 use crate::quota::messages::BookedMessage;
-use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
+use crate::session::connections::{Connections, SessionReport, cpu_time, micros, next};
 use crate::session::finish;
 use crate::session::keeping::KeptLease;
 use crate::session::lanes::run_lane;
@@ -91,6 +91,11 @@ impl SessionThreads {
         wanted: usize,
     ) -> Result<(), SessionError> {
         self.spawn("zmove-publish".into(), transfer, publishing::run)?;
+        if let Some(heart) = transfer.heart() {
+            let lease = transfer.target.tree.lease().clone();
+            let beat = move |_: &Transfer| heart.run(&lease);
+            self.spawn("zmove-heartbeat".into(), transfer, beat)?;
+        }
         for number in 0..wanted {
             let jobs = jobs.clone();
             let write = move |transfer: &Transfer| write_all(transfer, &jobs);
@@ -148,6 +153,9 @@ impl SessionThreads {
 
     fn join(self, transfer: &Transfer) {
         transfer.publisher.stop();
+        if let Some(heart) = transfer.heart() {
+            heart.stop();
+        }
         drop(self.queue);
         self.lanes.join();
         join(self.threads);
@@ -179,10 +187,6 @@ pub(super) struct Running {
     pub(super) grants: Option<Arc<dyn Grants>>,
     /// What has been noted of such a transfer: what it has stored, and how much it may still remove.
     noted: Option<(Stored, u64)>,
-}
-
-async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
-    words.as_mut()?.recv().await
 }
 
 impl Running {
@@ -227,6 +231,7 @@ impl Running {
                 }
                 Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.tell(ToSender::LaneFailed),
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
+                Some(text) = next(&mut self.connections.held_up) => self.ledger.tell(ToSender::HeldUp { text }),
                 error = self.lost.overdue() => return Err(error.into()),
                 message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
@@ -634,6 +639,7 @@ impl Running {
         kept: KeptLease,
     ) -> Result<SessionReport, SessionError> {
         self.transfer.stopping.store(true, Ordering::Relaxed);
+        self.transfer.stop_waiting();
         // Nothing is published any more, and who waits for an echo goes on.
         drop(kept);
         self.connections.part(&ended).await;

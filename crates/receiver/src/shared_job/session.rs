@@ -1,12 +1,15 @@
 //! The part of a session in a job, and how it begins.
 
+use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::AtFlags;
-use zmove_disk::{EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
+use zmove_disk::{
+    EpochError, EpochSession, Heartbeat, Lease, SharedJobDirectory, StagingPlace, Tree,
+};
 use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::{
     Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening,
@@ -27,6 +30,8 @@ pub(crate) struct SharedJobSession {
     pub(super) flushes: Flushes,
     pub(super) ends: Lock<ReadEnds>,
     pub(super) groups: Lock<FlushedGroups>,
+    /// Where this receiver writes a heartbeat of the job.
+    pub(crate) heart: Option<Arc<Heart>>,
     /// How far the journals have been read for directories.
     pub(super) listed: Lock<Journals<()>>,
     /// The name of its journal.
@@ -50,6 +55,50 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
     Ok(rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?.st_size)
 }
 
+/// What writes the heartbeat of a job, by a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Heart {
+    heartbeat: Lock<Heartbeat>,
+    is_stopped: Lock<bool>,
+    stopped: Condvar,
+}
+
+impl Heart {
+    /// Writes the first beat: nobody finds the directory of a job that is alive without one for long.
+    fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
+        heartbeat.beat()?;
+        Ok(Self {
+            heartbeat: Lock::new(heartbeat),
+            is_stopped: Lock::new(false),
+            stopped: Condvar::new(),
+        })
+    }
+
+    /// Writes a beat each second in which the head is known to be alive, until it is stopped.
+    pub(crate) fn run(&self, lease: &Lease) {
+        let mut is_stopped = self.is_stopped.lock();
+        while !*is_stopped {
+            let mut heartbeat = self.heartbeat.lock();
+            drop(is_stopped);
+            if lease.is_proved_within(PROVED_WITHIN) {
+                let _ended_or_unwritable = heartbeat.beat();
+            }
+            drop(heartbeat);
+            let waited =
+                self.stopped
+                    .wait_timeout_while(self.is_stopped.lock(), BEAT_EVERY, |stopped| !*stopped);
+            is_stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Has it end. No beat is written after this.
+    pub(crate) fn stop(&self) {
+        *self.is_stopped.lock() = true;
+        self.stopped.notify_all();
+        drop(self.heartbeat.lock());
+    }
+}
+
 /// Flushes that cover all who have asked before they began.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
@@ -58,9 +107,13 @@ pub(super) struct Flushes {
     pub(super) covered: Lock<u64>,
 }
 
+/// How often a heartbeat is written.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// How old a ping may be that shows that the head is alive: two of the pings that go out each second.
+const PROVED_WITHIN: Duration = Duration::from_secs(2);
 /// How long the beginning of an epoch goes on removing what older epochs still make. Shorter than a sender waits for an
 /// answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Refuses what cannot be done in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
@@ -137,7 +190,15 @@ impl SharedJobSession {
         let root = target
             .open_directory(&RelPath::root())
             .map_err(|error| refuse(job, &error.into()))?;
+        // Nobody would end what an opening begins whose sender has gone.
+        let permit = target.lease().permit();
+        drop(permit.map_err(|errno| refuse(job, &io::Error::from(errno).into()))?);
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
+            if refusal.code == RefusalCode::Ended {
+                // whoever has ended it was killed before it had removed all
+                let _best_effort =
+                    SharedJobDirectory::end_dead(target.lease(), &root, job, PATIENCE);
+            }
             let may_have_begun =
                 beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
             let is_left = may_have_begun
@@ -159,6 +220,7 @@ impl SharedJobSession {
             job,
             epoch: number,
             beginning,
+            leads,
             ..
         }: &SharedJobOpening,
         begin: &Begin,
@@ -166,10 +228,14 @@ impl SharedJobSession {
     ) -> Result<(Self, Journal), Refusal> {
         let begun = || {
             let directory = SharedJobDirectory::open(root, job, beginning)?;
-            let epoch = directory.begin(number, &begin.transfer.to_string(), PATIENCE)?;
-            Ok((directory, Arc::new(epoch)))
+            let own = begin.transfer.to_string();
+            let heart = leads
+                .then(|| directory.heartbeat(&own).and_then(Heart::begin))
+                .transpose()?;
+            let epoch = directory.begin(number, &own, PATIENCE)?;
+            Ok((directory, Arc::new(epoch), heart.map(Arc::new)))
         };
-        let (directory, epoch) = begun().map_err(|error| refuse(job, &error))?;
+        let (directory, epoch, heart) = begun().map_err(|error| refuse(job, &error))?;
         let name = journals::name_of(number, begin.transfer);
         let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
         let journal = journal.map_err(|error| {
@@ -188,9 +254,15 @@ impl SharedJobSession {
             flushes: Flushes::default(),
             ends: Lock::new(ReadEnds::new(quota)),
             groups: Lock::new(FlushedGroups::new(quota)),
+            heart,
             listed: Lock::new(Journals::new(quota.book_nothing())),
         };
         Ok((session, journal))
+    }
+
+    /// The job.
+    pub(crate) const fn job(&self) -> SharedJobId {
+        self.job
     }
 
     /// Where the session makes its entries.

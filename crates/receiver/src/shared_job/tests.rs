@@ -73,6 +73,7 @@ fn part(epoch: u64) -> SharedJobOpening {
         job: JOB,
         epoch,
         beginning: Beginning::Allowed,
+        leads: true,
         node: NodeName::new("n").unwrap(),
     }
 }
@@ -299,7 +300,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     }
 }
 
-/// Closes the job by its last session: nothing of it is left then but the mark of its end, and no session is opened.
+/// Closes the job by its last session: nothing of it is left then, and no session is opened.
 async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     assert_eq!(
         last.order(SharedJobOrder::Close).await,
@@ -307,7 +308,7 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     );
     assert_eq!(
         last.order(SharedJobOrder::Close).await,
-        SharedJobResult::Done,
+        SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced),
         "again"
     );
     assert_eq!(
@@ -316,20 +317,14 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
         "of no journals"
     );
     last.finish().await;
-    let left = std::fs::read_dir(job_directory(home)).unwrap().count();
-    assert_eq!(
-        (left, tree(home).len()),
-        (1, 3),
-        "the mark of its end, and the file with its directories"
-    );
-    let late = Mover::try_open(home, open(Some(part(3))))
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(
-        (late.code, &*late.text),
-        (RefusalCode::Ended, "the job has ended")
-    );
+    assert!(!job_directory(home).exists());
+    assert_eq!(tree(home).len(), 3, "the file with its directories");
+    let part = SharedJobOpening {
+        beginning: Beginning::UnderWay,
+        ..part(3)
+    };
+    let late = Mover::try_open(home, open(Some(part))).await;
+    assert_eq!(late.err().unwrap().code, RefusalCode::NotUnderWay);
 }
 
 /// A node that loses its power may have told of groups that it has not flushed.

@@ -54,7 +54,8 @@ pub(crate) fn compare_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Compa
             let directory = match opened.take() {
                 Some((last, directory)) if last == place => directory,
                 _ => open_once(&mut opened_last.lock(), place, || {
-                    transfer.target.tree.open_own_directory(path).ok()
+                    let directory = transfer.target.tree.open_own_directory(path).ok()?;
+                    transfer.enter(path, &directory).ok().map(|()| directory)
                 }),
             };
             if let Some(directory) = &directory {

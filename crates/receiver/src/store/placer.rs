@@ -23,7 +23,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zmove_disk::{
     ContentsWriter, FileIdentity, Linked, NonRegular, Permit, Staged, StagingDirectory, Task, Tree,
-    Turn, close, remove_abandoned, write_data,
+    Turn, close, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -246,9 +246,7 @@ impl<'a> Placer<'a> {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
-        if self.transfer.publisher.begin_clean_up(path) {
-            remove_abandoned(&self.transfer.target.tree, path, directory.as_fd());
-        }
+        self.transfer.enter(path, &directory)?;
         self.directories.remember(path, directory)
     }
 

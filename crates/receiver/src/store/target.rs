@@ -20,18 +20,22 @@ pub(crate) mod tree;
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::fs::{Access, AtFlags};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use zmove_disk::{
-    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Tree, UNSEEN_MAX, is_gone, is_shared_job_name,
+    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Tree, UNSEEN_MAX, is_gone, is_same_file,
+    is_shared_job_name, jobs_in,
 };
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
+use crate::other_jobs::{Found, OtherJobs, none_if_closed};
 use crate::shared_job::session::{SharedJobSession, not_under_way};
 use crate::store::failure::entering;
 
@@ -236,6 +240,92 @@ impl Target {
     }
 }
 
+/// Waits for the jobs that other runs lead at the target, or above it up to the root of the grant.
+pub(crate) fn wait_for_other_jobs(
+    open: &Open,
+    access: &WriteAccess,
+    other_jobs: &OtherJobs,
+) -> Result<(), Refusal> {
+    let wait = || {
+        let place = Place::of(open, access, Missing::Left)?;
+        jobs_around(&place, access)
+            .and_then(|found| other_jobs.wait_for(found))
+            .map_err(|error| cannot("look for other pushes at", place.shown, &error))
+    };
+    wait().map_err(|refusal| dead_mount::named(refusal, open, access))
+}
+
+/// The jobs in and above a place, each by the directory in which it is.
+fn jobs_around(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for directory in directories_of(place, access)? {
+        let directory = directory?;
+        let jobs = none_if_closed(jobs_in(directory.as_fd()))?;
+        found.extend(jobs.into_iter().map(|job| (Arc::clone(&directory), job)));
+    }
+    Ok(found)
+}
+
+/// The directories in which the jobs of other runs may be that write to a place, as far as they exist.
+fn directories_of(
+    place: &Place<'_>,
+    access: &WriteAccess,
+) -> io::Result<impl Iterator<Item = io::Result<Arc<OwnedFd>>>> {
+    let (tree, path) = match &place.tree {
+        Some(tree) => (tree.clone(), place.path.clone()),
+        None => (nearest(place.shown)?, RelPath::root()),
+    };
+    let above_root = match access {
+        WriteAccess::Anywhere => above(&tree),
+        WriteAccess::Beneath(_) | WriteAccess::ReadOnly => Vec::new(),
+    };
+    let paths = std::iter::successors(Some(path), RelPath::parent);
+    let there = paths.filter_map(move |path| match tree.open_directory(&path) {
+        Err(error) if is_none_to_look_into(&error) => None,
+        opened => Some(opened),
+    });
+    Ok(there.chain(above_root.into_iter().map(Ok)))
+}
+
+/// Whether there is no directory, or one that may not be listed.
+fn is_none_to_look_into(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
+        || Errno::from_io_error(error) == Some(Errno::LOOP)
+}
+
+/// The nearest directory above a path that exists.
+fn nearest(path: &Path) -> io::Result<Tree> {
+    let mut last = Err(io::ErrorKind::NotFound.into());
+    for above in path.ancestors().skip(1) {
+        let above = if above.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            above
+        };
+        last = Tree::open(above);
+        match &last {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => break,
+        }
+    }
+    last
+}
+
+/// The directories above a tree, as far as they may be read.
+fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
+    let up = |below: BorrowedFd<'_>| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = rustix::fs::openat(below, c"..", flags, Mode::empty()).ok()?;
+        (!is_same_file(&parent, below)).then(|| Arc::new(parent))
+    };
+    let directories = std::iter::successors(up(tree.fd()), |below| up(below.as_fd()));
+    directories.take(ABOVE_MAX).collect()
+}
+
+/// The most directories above a target that are looked into.
+const ABOVE_MAX: usize = 64;
+
 /// A target that is only looked at: what is missing stays missing.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
@@ -279,7 +369,7 @@ impl Seen {
 fn alone(name: &Name) -> io::Result<RelPath> {
     RelPath::root()
         .join(name)
-        .map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
+        .map_err(|_too_long| Errno::NAMETOOLONG.into())
 }
 
 /// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
@@ -334,7 +424,7 @@ fn locate(
 fn open_root(root: &Path) -> Result<Tree, Refusal> {
     Tree::open_guarded(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
-        let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
+        let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
         let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
         if denied && !by_mode {
             refusal.text.push_str(CONFINED);
@@ -493,8 +583,8 @@ fn cannot_enter(
     way: impl FnOnce() -> Option<String>,
 ) -> Refusal {
     let is_blocked = matches!(
-        rustix::io::Errno::from_io_error(error),
-        Some(rustix::io::Errno::NOTDIR | rustix::io::Errno::EXIST | rustix::io::Errno::LOOP)
+        Errno::from_io_error(error),
+        Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP)
     );
     match is_blocked.then(way).flatten() {
         Some(text) => Refusal::new(RefusalCode::Target, text),
@@ -503,14 +593,14 @@ fn cannot_enter(
 }
 
 fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
-    let text = match rustix::io::Errno::from_io_error(error) {
-        Some(rustix::io::Errno::NOTDIR) => {
+    let text = match Errno::from_io_error(error) {
+        Some(Errno::NOTDIR) => {
             format!(
                 "target '{}' is not a directory (symbolic links are not followed)",
                 Escaped::path(&path)
             )
         }
-        Some(rustix::io::Errno::LOOP) => {
+        Some(Errno::LOOP) => {
             format!(
                 "target '{}' leads through a symbolic link, which is not followed",
                 Escaped::path(&path)

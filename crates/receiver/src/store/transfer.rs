@@ -1,11 +1,14 @@
 //! The state that all threads of one transfer share.
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_file_mtime};
+use zmove_disk::{
+    Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, remove_abandoned, set_file_mtime,
+};
 use zmove_types::{
     Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
     RelPath, Root, TransferId,
@@ -18,8 +21,10 @@ use zmove_wire::{
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
+use crate::other_jobs::{OtherJobs, none_if_closed};
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
+use crate::shared_job::session::{Heart, SharedJobSession};
 use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
@@ -62,6 +67,7 @@ pub(crate) struct Transfer {
     brought: Option<Arc<Lock<Brought>>>,
     /// The memory of the directories that it has noted.
     directories_allowed: Lock<Booking>,
+    other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -93,6 +99,8 @@ impl Transfer {
         } else {
             Whole::Here
         };
+        let own = target.shared_job.as_ref().map(SharedJobSession::job);
+        let other_jobs = OtherJobs::new(own, target.tree.lease(), None);
         let removals = config.removals.clone().unwrap_or_else(|| removals_of(open));
         let giving_way = GivingWay::of(open, Arc::clone(&removals));
         Self {
@@ -124,8 +132,35 @@ impl Transfer {
             brought: config.brought.clone(),
             removals,
             directories_allowed: Lock::new(config.quota.book_nothing()),
+            other_jobs,
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// The same transfer, which knows some jobs of other runs already.
+    pub(crate) fn beside(self, other_jobs: OtherJobs) -> Self {
+        Self { other_jobs, ..self }
+    }
+
+    /// Nobody waits for other jobs any more: the session ends.
+    pub(crate) fn stop_waiting(&self) {
+        self.other_jobs.stop();
+    }
+
+    /// The heartbeat of the job in which the transfer is, where that is written here.
+    pub(crate) fn heart(&self) -> Option<Arc<Heart>> {
+        self.target.shared_job.as_ref()?.heart.clone()
+    }
+
+    /// Removes what dead processes have left in a directory, and waits for the jobs of other runs there, before
+    /// anything in it is compared or published.
+    pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
+        self.publisher.sweep(path, || {
+            let jobs = remove_abandoned(&self.target.tree, path, directory.as_fd());
+            let jobs = none_if_closed(jobs)?;
+            let found = jobs.into_iter().map(|job| (Arc::clone(directory), job));
+            self.other_jobs.wait_for(found.collect())
+        })
     }
 
     /// A turn at the cores, for a thread that is going to hash or list something.

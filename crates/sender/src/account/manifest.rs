@@ -236,7 +236,7 @@ impl Lines {
             Place::Name(path) => {
                 let directory = directory_of(&path);
                 let tree = Tree::open(directory)?;
-                remove_abandoned(&tree, &RelPath::root(), tree.fd());
+                let _best_effort = remove_abandoned(&tree, &RelPath::root(), tree.fd());
                 let (part, out) = fresh_file(directory)?;
                 if let Ok(there) = path.metadata() {
                     out.set_permissions(there.permissions())?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_transport::Inbox;
-use zmove_types::{ByteOrigins, Counters, FileId, ItemId, Observer, Origin};
+use zmove_types::{ByteOrigins, Counters, Event, FileId, ItemId, Observer, Origin};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -142,6 +142,10 @@ impl Receipts {
             }
             // The session is over, and waits for no lane.
             ToSender::LaneFailed => {}
+            ToSender::HeldUp { text } => {
+                let held_up = Event::HeldUp { by: text };
+                self.session.account.observer.on(&held_up);
+            }
             ToSender::Receipt(receipt) => self.signed = Some(Box::new(receipt)),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }

@@ -153,6 +153,7 @@ mod tests {
             job: SharedJobId([1; 16]),
             epoch: 1,
             beginning,
+            leads: true,
             node,
         }));
         let open = Open {

@@ -28,6 +28,9 @@ pub struct SharedJobOpening {
     /// Whether the job may begin with this session.
     #[serde(with = "SentBeginning")]
     pub beginning: Beginning,
+    /// Whether the sender leads the job: then the receiver writes a heartbeat, by which others know that the job is
+    /// alive.
+    pub leads: bool,
     /// The sender's node.
     pub node: NodeName,
 }
@@ -121,10 +124,8 @@ pub enum SharedJobOrder {
     },
     /// To tell how far the job is, by the journals of all receivers.
     Count,
-    /// To end the job: nothing is left of it but what has its name, and a mark that it has ended.
+    /// To end the job: nothing is left of it but what has its name.
     Close,
-    /// To end the job without that mark: no session of it can come any more.
-    Forget,
     /// To answer at once, whatever the storage does.
     Ping,
     /// To tell directories that have come, by the journals of all receivers: the next that this session has not told.
@@ -341,6 +342,7 @@ mod tests {
             job: SharedJobId([7; 16]),
             epoch: 258,
             beginning: Beginning::Allowed,
+            leads: true,
             node,
         }
     }
@@ -348,11 +350,15 @@ mod tests {
     #[test]
     fn a_part_that_makes_no_sense_is_refused() {
         let bytes = encode_message(&part())[4..].to_vec();
-        assert_eq!(bytes[16..20], [0x82, 2, 1, 13], "epoch, beginning, name");
+        assert_eq!(
+            bytes[16..21],
+            [0x82, 2, 1, 1, 13],
+            "epoch, beginning, lead, name"
+        );
         assert_eq!(decode_message(&bytes), Ok(part()));
         let is_refused = |epoch: &[u8], beginning: u8, node: &[u8]| {
             let length = u8::try_from(node.len()).unwrap();
-            let bytes = [&[7; 16], epoch, &[beginning, length], node].concat();
+            let bytes = [&[7; 16], epoch, &[beginning, 0, length], node].concat();
             decode_message::<SharedJobOpening>(&bytes).is_err()
         };
         assert!(!is_refused(&[1], 0, b"n"));
@@ -422,9 +428,8 @@ mod tests {
         );
         assert_eq!(order(1, SharedJobOrder::Count), [13, 1, 3]);
         assert_eq!(order(1, SharedJobOrder::Close), [13, 1, 4]);
-        assert_eq!(order(1, SharedJobOrder::Forget), [13, 1, 5]);
-        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 6]);
-        assert_eq!(order(1, SharedJobOrder::ListDirectories), [13, 1, 7]);
+        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 5]);
+        assert_eq!(order(1, SharedJobOrder::ListDirectories), [13, 1, 6]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer {
                 number: 300,

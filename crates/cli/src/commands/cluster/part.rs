@@ -137,7 +137,7 @@ impl Observer for Seen {
                 terminal::warn(message);
                 note(message, (&self.failures, FAILURES_MAX));
             }
-            Event::Warned { message } => {
+            Event::Warned { message } | Event::HeldUp { by: message } => {
                 terminal::warn(message);
                 note(message, (&self.warnings, WARNINGS_MAX));
             }

@@ -158,11 +158,6 @@ impl Broker {
         Ok(client.lose(loss, dice).unwrap_or_default())
     }
 
-    /// The queues that it has.
-    pub(super) fn queues(&self) -> Result<Vec<String>> {
-        self.client()?.queues()
-    }
-
     fn client(&self) -> Result<Client> {
         Client::connect(self.address, self.seed.as_deref())
     }

@@ -20,9 +20,7 @@ use crate::torture::dice::Dice;
 use crate::torture::metadata::Kind;
 use crate::torture::programs::{CLIENT_HOME, Running, append};
 use crate::torture::same;
-use crate::torture::shared_target::{
-    Draws, JOB_PREFIX, Row, SharedTarget, is_mark, look_for_panics,
-};
+use crate::torture::shared_target::{Draws, JOB_PREFIX, Row, SharedTarget, look_for_panics};
 use crate::torture::tally::FailureKind;
 use crate::torture::watch::Watch;
 
@@ -130,7 +128,6 @@ impl Round {
         self.stand.restore()?;
         self.wake_heads()?;
         let finished = self.finish()?;
-        self.look_at_queues()?;
         for what in self.stand.end()? {
             self.tally.common.fail(FailureKind::Odd, what);
         }
@@ -233,10 +230,8 @@ impl Round {
             } else {
                 Default::default()
             };
-            let mut jobs = hidden
-                .iter()
-                .filter(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
-            Ok(jobs.any(|name| !is_mark(&self.at.target.join(name))))
+            let is_job = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(JOB_PREFIX);
+            Ok(hidden.iter().any(is_job))
         };
         while Instant::now() < deadline
             && !is_under_way()?
@@ -329,24 +324,10 @@ impl Round {
         Ok(())
     }
 
-    /// The queue of a job goes with the job, also where its head was killed and another has ended the job.
-    fn look_at_queues(&mut self) -> Result<()> {
-        for queue in self.stand.queues()? {
-            self.tally
-                .common
-                .fail(FailureKind::Left, format!("{queue} at the broker"));
-        }
-        Ok(())
-    }
-
     fn look_for_leftovers(&mut self) -> Result<()> {
         let mut left = Vec::new();
         for home in self.stand.homes() {
             left.extend(same::hidden_names(&home.join("journal"))?);
-            let unended = home.join("shared-jobs");
-            if unended.exists() {
-                left.extend(names(&unended)?.iter().map(|name| unended.join(name)));
-            }
         }
         self.at.look_for_leftovers(left, &mut self.tally.common)
     }

@@ -236,15 +236,6 @@ impl Stand {
         self.broker.lose(loss, dice)
     }
 
-    /// The queues that the broker has, if it runs.
-    pub(super) fn queues(&self) -> Result<Vec<String>> {
-        if self.broker.start()? {
-            self.broker.queues()
-        } else {
-            Ok(Vec::new())
-        }
-    }
-
     /// The one that has ended by itself, in words, and is started again: nobody should.
     pub(super) fn dead(&mut self) -> Result<Vec<String>> {
         let mut dead = Vec::new();

@@ -101,7 +101,6 @@ impl fmt::Display for ClusterTally {
             tries,
             looks,
             calm_failed,
-            marks,
             ..
         } = common;
         let doubled = common
@@ -112,8 +111,8 @@ impl fmt::Display for ClusterTally {
         write!(
             f,
             "{rounds} rounds, {tries} tries; killed: {killed}; stopped: {stopped}; {losses} losses of the broker, \
-             {messages_lost} of single messages; {looks} looks at targets, {calm_failed} calm tries failed, \
-             {marks} marks: {}, doubled {doubled}",
+             {messages_lost} of single messages; {looks} looks at targets, {calm_failed} calm tries failed: \
+             {}, doubled {doubled}",
             common.columns()
         )
     }

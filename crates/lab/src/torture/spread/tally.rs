@@ -47,13 +47,12 @@ impl fmt::Display for SpreadTally {
             tries,
             looks,
             calm_failed,
-            marks,
             ..
         } = common;
         write!(
             f,
             "{rounds} rounds, {tries} tries; killed: {pushes_killed} pushes, {daemons_killed} daemons; stopped: \
-             {daemons_stopped} daemons; {looks} looks at targets, {calm_failed} calm tries failed, {marks} marks: {}",
+             {daemons_stopped} daemons; {looks} looks at targets, {calm_failed} calm tries failed: {}",
             common.columns()
         )
     }

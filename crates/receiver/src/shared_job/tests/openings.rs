@@ -81,7 +81,11 @@ fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
 fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_it_may_begin() {
     let in_epoch =
         |epoch| move |root: &Arc<OwnedFd>| drop(job(root).begin(epoch, "a", PATIENCE).unwrap());
-    let ended = |root: &Arc<OwnedFd>| job(root).close(2, PATIENCE).unwrap();
+    let ended = |root: &Arc<OwnedFd>| {
+        let path = format!(".zmove-job-{JOB}/.zmove-epoch-{}", u64::MAX);
+        drop(job(root));
+        rustix::fs::mkdirat(root, path, rustix::fs::Mode::RWXU).unwrap();
+    };
     let [absent, fenced, over] = [
         RefusalCode::NotUnderWay,
         RefusalCode::Denied,
@@ -97,12 +101,13 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
     assert_eq!(answers(in_epoch(1)), [None, None], "an older epoch");
     assert_eq!(answers(in_epoch(2)), [None, None], "this epoch");
     assert_eq!(answers(in_epoch(3)), [fenced, fenced], "a newer epoch");
-    assert_eq!(answers(ended), [over, over], "the mark of its end");
-    let forgotten = |root: &Arc<OwnedFd>| {
-        ended(root);
-        job(root).forget(&Lease::constant(), root, JOB).unwrap();
+    assert_eq!(answers(ended), [over, over], "it is being ended");
+    let closed = |root: &Arc<OwnedFd>| {
+        job(root)
+            .close(&Lease::constant(), root, JOB, 2, PATIENCE)
+            .unwrap();
     };
-    assert_eq!(answers(forgotten), [None, absent], "no mark either");
+    assert_eq!(answers(closed), [None, absent], "its directory has gone");
     let [may_have_begun, cannot] = [RefusalCode::Failed, RefusalCode::Target].map(Some);
     let is_no_directory = |root: &Arc<OwnedFd>| {
         let name = format!(".zmove-job-{JOB}");

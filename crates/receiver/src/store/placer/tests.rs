@@ -15,7 +15,7 @@ use crate::config::ReceiverConfig;
 use crate::grant::Owning;
 use crate::quota::Quota;
 use crate::store::large_files::Complete;
-use crate::store::publishing::publisher::{STAGING_MAX, SWEPT_MAX};
+use crate::store::publishing::publisher::{Publisher, STAGING_MAX, SWEPT_MAX};
 use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::finish_file;
@@ -780,9 +780,18 @@ fn directories_beyond_those_that_are_remembered_are_swept_too() {
     let home = tempfile::tempdir().unwrap();
     let publisher = transfer(home.path()).publisher;
     let directory = |number: usize| path(&number.to_string());
-    assert!((0..=SWEPT_MAX).all(|number| publisher.begin_clean_up(&directory(number))));
-    assert!(!publisher.begin_clean_up(&directory(7)));
-    assert!(publisher.begin_clean_up(&directory(SWEPT_MAX)));
+    let is_swept_now = |number| {
+        let mut is_swept = false;
+        let sweep = || {
+            is_swept = true;
+            Ok(())
+        };
+        publisher.sweep(&directory(number), sweep).unwrap();
+        is_swept
+    };
+    assert!((0..=SWEPT_MAX).all(is_swept_now));
+    assert!(!is_swept_now(7));
+    assert!(is_swept_now(SWEPT_MAX));
 }
 
 #[test]
@@ -1067,4 +1076,29 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
         ["same", "changed", "linked"].map(is_set),
         [true, false, true]
     );
+}
+
+/// Nobody compares or publishes in a directory before it is known whether a job there is alive.
+#[test]
+fn whoever_comes_while_a_directory_is_swept_waits() {
+    let publisher = Publisher::default();
+    let path = RelPath::from_bytes(b"d").unwrap();
+    let failed = publisher.sweep(&path, || Err(Errno::CONNABORTED.into()));
+    assert!(failed.is_err());
+    let [begun, goes_on] = [0; 2].map(|_| Barrier::new(2));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            publisher.sweep(&path, || {
+                begun.wait();
+                goes_on.wait();
+                Ok(())
+            })
+        });
+        begun.wait();
+        let second = scope.spawn(|| publisher.sweep(&path, || panic!("it is swept once")));
+        assert!(!second.is_finished());
+        goes_on.wait();
+        first.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
+    });
 }

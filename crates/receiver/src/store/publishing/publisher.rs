@@ -57,6 +57,8 @@ pub(crate) struct Publisher {
     state: Lock<State>,
     /// Notified when there is work for the thread that publishes, and when it has done some.
     changed: Condvar,
+    /// Notified when a directory has been swept.
+    sweep_ended: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
     /// Whether what is written is published without waiting for more: the sender wants each file durable by itself.
@@ -76,8 +78,9 @@ struct State {
     /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories in which nothing of dead processes is left: of two with the same hash one is left to the next
-    /// transfer.
+    /// Directories that a thread sweeps now.
+    sweeping: HashSet<RelPath>,
+    /// Directories that have been swept. Of two with the same hash one is left to the next transfer.
     swept: HashOnlySet,
     /// Staging directories take no more files: their generation is about to be flushed.
     closing: bool,
@@ -347,7 +350,7 @@ impl Publisher {
             if is_unused && state.fresh.len() < PATHS_MAX {
                 state.fresh.insert(path.clone());
             }
-            state.is_new_to_clean_up(path);
+            state.note_swept(path);
         }
         made
     }
@@ -374,9 +377,35 @@ impl Publisher {
         self.state.lock().fresh.contains(path)
     }
 
-    /// Whether a directory is to be swept: once each, or more often where there are very many.
-    pub(crate) fn begin_clean_up(&self, path: &RelPath) -> bool {
-        self.state.lock().is_new_to_clean_up(path)
+    /// Has a directory swept before it is used: once each, or more often where there are very many. Whoever comes
+    /// meanwhile waits.
+    ///
+    /// # Errors
+    /// Those of `sweep`: then the next one sweeps.
+    pub(crate) fn sweep(
+        &self,
+        path: &RelPath,
+        sweep: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut state = self.state.lock();
+        while state.sweeping.contains(path) {
+            state = self
+                .sweep_ended
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.swept.contains(path) {
+            return Ok(());
+        }
+        state.sweeping.insert(path.clone());
+        drop(state);
+        let _sweeping = Sweeping {
+            publisher: self,
+            path,
+        };
+        sweep()?;
+        self.state.lock().note_swept(path);
+        Ok(())
     }
 
     /// The number of flushes that have failed, for a file that is about to be written.
@@ -600,12 +629,23 @@ impl Drop for FillingGuard<'_> {
     }
 }
 
+/// A directory that is being swept, until this is dropped.
+struct Sweeping<'a> {
+    publisher: &'a Publisher,
+    path: &'a RelPath,
+}
+
+impl Drop for Sweeping<'_> {
+    fn drop(&mut self) {
+        self.publisher.state.lock().sweeping.remove(self.path);
+        self.publisher.sweep_ended.notify_all();
+    }
+}
+
 impl State {
-    fn is_new_to_clean_up(&mut self, path: &RelPath) -> bool {
+    fn note_swept(&mut self, path: &RelPath) {
         if self.swept.len() < SWEPT_MAX {
-            self.swept.insert(path)
-        } else {
-            !self.swept.contains(path)
+            self.swept.insert(path);
         }
     }
 }

@@ -1,0 +1,206 @@
+//! Jobs of several receivers that other runs lead at the target of a session, above it or below it.
+//!
+//! Such a job is alive, and then the session goes on beside it. Or its head was killed, and then receivers and nodes
+//! may go on for some seconds, and would publish old contents over what this session publishes. So the session compares
+//! and publishes nothing in a directory before it knows that of each job there ([`WatchedJob`]). It removes what dead
+//! jobs have left.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_disk::{DEAD_AFTER, Lease, SharedJobDirectory, Sign, WatchedJob};
+use zmove_types::{Lock, SharedJobId};
+
+use crate::shared_job::session::PATIENCE;
+
+/// The jobs of other runs that a session finds.
+#[derive(Debug)]
+pub(crate) struct OtherJobs {
+    /// The job of the session itself, if it has a part in one.
+    own: Option<SharedJobId>,
+    lease: Lease,
+    /// The jobs for which the session waits no longer.
+    passed: Lock<HashSet<SharedJobId>>,
+    /// Hears what the session waits for.
+    told: Option<UnboundedSender<String>>,
+    has_told: AtomicBool,
+    /// Whether nobody waits any more.
+    is_over: Arc<AtomicBool>,
+}
+
+/// The directory of a job, by the directory in which it is.
+pub(crate) type Found = (Arc<OwnedFd>, SharedJobId);
+
+/// How often a job is looked at whose fate is not clear.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+impl OtherJobs {
+    pub(crate) fn new(
+        own: Option<SharedJobId>,
+        lease: &Lease,
+        told: Option<UnboundedSender<String>>,
+    ) -> Self {
+        Self {
+            own,
+            lease: lease.clone(),
+            passed: Lock::default(),
+            told,
+            has_told: AtomicBool::new(false),
+            is_over: Arc::default(),
+        }
+    }
+
+    /// What ends all waiting once it is set.
+    pub(crate) fn end_of_waiting(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_over)
+    }
+
+    /// Ends all waiting.
+    pub(crate) fn stop(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until each of these jobs is known to be alive or dead, and removes what dead ones have left.
+    ///
+    /// # Errors
+    /// `ECONNABORTED` once the session has ended.
+    pub(crate) fn wait_for(&self, found: Vec<Found>) -> io::Result<()> {
+        let mut watched: Vec<_> = found
+            .into_iter()
+            .filter(|(_, job)| Some(*job) != self.own && !self.passed.lock().contains(job))
+            .filter_map(|(parent, job)| Some((WatchedJob::begin(parent.as_fd(), job)?, parent)))
+            .collect();
+        loop {
+            for (job, parent) in std::mem::take(&mut watched) {
+                watched.extend(self.unless_clear(job, parent)?);
+            }
+            let Some((job, _)) = watched.first() else {
+                return Ok(());
+            };
+            if self.lease.has_ended() || self.is_over.load(Ordering::Relaxed) {
+                return Err(Errno::CONNABORTED.into());
+            }
+            if let Some(told) = &self.told
+                && !self.has_told.swap(true, Ordering::Relaxed)
+            {
+                let _nobody_hears_it_any_more = told.send(waits_for(job.job()));
+            }
+            self.lease.during(|| std::thread::sleep(LOOK_EVERY));
+        }
+    }
+
+    /// Looks at a job again, and returns it if its fate is not clear.
+    fn unless_clear(
+        &self,
+        mut job: WatchedJob,
+        parent: Arc<OwnedFd>,
+    ) -> io::Result<Option<(WatchedJob, Arc<OwnedFd>)>> {
+        match job.look(parent.as_fd())? {
+            Sign::Unclear => return Ok(Some((job, parent))),
+            Sign::Gone => return Ok(None),
+            Sign::Alive => {}
+            // What belongs to another user stays: nobody waits for it again in this session.
+            Sign::Dead => drop(SharedJobDirectory::end_dead(
+                &self.lease,
+                &parent,
+                job.job(),
+                PATIENCE,
+            )),
+        }
+        self.passed.lock().insert(job.job());
+        Ok(None)
+    }
+}
+
+/// The jobs in a directory; none in one that may not be listed, into which whoever knows a name may still go.
+pub(crate) fn none_if_closed(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
+    match jobs {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
+        jobs => jobs,
+    }
+}
+
+fn waits_for(job: SharedJobId) -> String {
+    format!(
+        "another push of several receivers has '.zmove-job-{job}' at the target, above it or below it; within {} s it is \
+         known whether that push is alive",
+        DEAD_AFTER.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc::unbounded_channel;
+    use zmove_disk::{Tree, jobs_in};
+    use zmove_types::Beginning;
+
+    const JOB: SharedJobId = SharedJobId([7; 16]);
+
+    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let root = Tree::open(home.path()).unwrap();
+        let root = root.open_directory(&zmove_types::RelPath::root()).unwrap();
+        drop(SharedJobDirectory::open(&root, JOB, Beginning::Allowed).unwrap());
+        (home, root)
+    }
+
+    #[test]
+    fn a_session_does_not_wait_for_its_own_job() {
+        let (_home, root) = place();
+        let others = OtherJobs::new(Some(JOB), &Lease::constant(), None);
+        others.wait_for(vec![(root, JOB)]).unwrap();
+    }
+
+    #[test]
+    fn a_session_that_waits_says_so_once_and_waits_no_longer_than_it_lasts() {
+        let (_home, root) = place();
+        let (told, mut tells) = unbounded_channel();
+        let lease = Lease::timed(Arc::new(|| 1), |_| {}, None);
+        let others = OtherJobs::new(None, &lease, Some(told));
+        let found = || vec![(Arc::clone(&root), JOB)];
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| others.wait_for(found()));
+            assert!(tells.blocking_recv().unwrap().contains(&JOB.to_string()));
+            lease.end();
+            let ended = waits.join().unwrap().unwrap_err();
+            assert_eq!(Errno::from_io_error(&ended), Some(Errno::CONNABORTED));
+        });
+        assert!(others.wait_for(found()).is_err());
+        assert!(tells.try_recv().is_err());
+        assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
+    }
+
+    /// Source and target of a local push are in one process, whose lease never ends.
+    #[test]
+    fn a_session_that_is_stopped_waits_no_longer() {
+        let (_home, root) = place();
+        let (told, mut tells) = unbounded_channel();
+        let others = OtherJobs::new(None, &Lease::constant(), Some(told));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| others.wait_for(vec![(Arc::clone(&root), JOB)]));
+            tells.blocking_recv().unwrap();
+            others.stop();
+            assert!(waits.join().unwrap().is_err());
+        });
+    }
+
+    #[test]
+    fn a_job_whose_directory_goes_is_waited_for_no_longer() {
+        let (_home, root) = place();
+        let (told, mut tells) = unbounded_channel();
+        let others = OtherJobs::new(None, &Lease::constant(), Some(told));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| others.wait_for(vec![(Arc::clone(&root), JOB)]));
+            tells.blocking_recv().unwrap();
+            SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB, PATIENCE).unwrap();
+            waits.join().unwrap().unwrap();
+        });
+    }
+}
