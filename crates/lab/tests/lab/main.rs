@@ -32,19 +32,29 @@ fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
+/// The zmove that lies beside the lab's program.
+///
+/// # Errors
+/// The reason why a case cannot run: it is missing.
+fn zmove() -> Result<PathBuf, String> {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    if zmove.is_file() {
+        return Ok(zmove);
+    }
+    Err(format!(
+        "{} is missing; `cargo test --workspace` makes it",
+        zmove.display()
+    ))
+}
+
 /// The zmove that lies beside the lab's program, where this process can also mount by FUSE. Reports why a case cannot
 /// run otherwise.
 fn zmove_and_mounts() -> Option<PathBuf> {
-    let zmove = Path::new(LAB).with_file_name("zmove");
     let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    for (here, missing) in [
-        (zmove.is_file(), "zmove beside the lab"),
-        (can_mount, "root with /dev/fuse"),
-    ] {
-        if !here {
-            skip(&format!("there is no {missing}"));
-            return None;
-        }
-    }
-    Some(zmove)
+    let found = zmove().and_then(|zmove| {
+        can_mount
+            .then_some(zmove)
+            .ok_or_else(|| "there is no root with /dev/fuse".to_owned())
+    });
+    found.inspect_err(|reason| skip(reason)).ok()
 }

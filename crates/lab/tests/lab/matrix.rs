@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{LAB, skip};
+use crate::{LAB, skip, zmove};
 
 #[test]
 fn a_small_set_goes_from_one_site_to_another() {
@@ -50,13 +50,7 @@ fn a_small_set_goes_from_one_site_to_another() {
 
 /// Whether this machine can make hosts, and mount an image.
 fn can_run() -> Result<(), String> {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    if !zmove.is_file() {
-        return Err(format!(
-            "{} is missing; `cargo test --workspace` makes it",
-            zmove.display()
-        ));
-    }
+    zmove()?;
     if !Path::new("/dev/loop-control").exists() {
         return Err("there are no loop devices".to_owned());
     }

@@ -1,12 +1,11 @@
 //! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
 //! program.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::{LAB, skip};
+use crate::{LAB, skip, zmove};
 
 #[test]
 fn two_nodes_are_set_against_one_and_drawn() {
@@ -217,13 +216,7 @@ fn is_skipped() -> bool {
 
 /// Whether this machine can make hosts whose links have a rate.
 fn can_run() -> Result<(), String> {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    if !zmove.is_file() {
-        return Err(format!(
-            "{} is missing; `cargo test --workspace` makes it",
-            zmove.display()
-        ));
-    }
+    zmove()?;
     let mut hosts = Command::new(LAB);
     hosts.args([
         "hosts",

@@ -1,7 +1,8 @@
 //! A mount whose server has lost its state: every operation fails with ESTALE. The zmove that lies beside the lab's
 //! program has to name the mount.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use crate::{LAB, zmove_and_mounts};
 
@@ -14,6 +15,17 @@ const PUSHES: [(&str, &str, i32); 6] = [
     ("$ZMOVE_LAB_LATE/sub", "new", 23),
     ("$ZMOVE_LAB_LATE/sub/f", "new", 23),
 ];
+
+/// Runs a script beside a mount of `over` whose server has lost its state.
+fn on_stale_mount(home: &Path, script: &str) -> Output {
+    Command::new(LAB)
+        .args(["late", "--delay", "0", "--over", "over", "--stale", "stale"])
+        .args(["--", "sh", "-c", script])
+        .current_dir(home)
+        .env("HOME", home)
+        .output()
+        .unwrap()
+}
 
 #[test]
 fn a_path_on_a_mount_whose_server_has_lost_its_state_is_shown_with_the_mount() {
@@ -32,13 +44,7 @@ fn a_path_on_a_mount_whose_server_has_lost_its_state_is_shown_with_the_mount() {
             "echo \"$ZMOVE_LAB_LATE\"; exec {} push {source} {target}",
             zmove.display()
         );
-        let output = Command::new(LAB)
-            .args(["late", "--delay", "0", "--over", "over", "--stale", "stale"])
-            .args(["--", "sh", "-c", &script])
-            .current_dir(&home)
-            .env("HOME", home.path())
-            .output()
-            .unwrap();
+        let output = on_stale_mount(home.path(), &script);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
             output.status.code(),
@@ -72,13 +78,7 @@ fn a_lost_mount_below_a_target_fails_alone_and_the_message_says_what_to_do() {
         "above=\"$(dirname \"$ZMOVE_LAB_LATE\")\"; {} push source/ \"$above\"; code=$?; cat \"$above/beside\"; exit $code",
         zmove.display()
     );
-    let output = Command::new(LAB)
-        .args(["late", "--delay", "0", "--over", "over", "--stale", "stale"])
-        .args(["--", "sh", "-c", &script])
-        .current_dir(&home)
-        .env("HOME", home.path())
-        .output()
-        .unwrap();
+    let output = on_stale_mount(home.path(), &script);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(23), "{said}");
     assert!(output.stdout.ends_with(b"f"), "{said}");

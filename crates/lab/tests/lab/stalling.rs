@@ -46,6 +46,22 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Mounts the directory `over` on storage that answers late; returns the process that serves it, and its path.
+    fn mount(&self, options: &[&str]) -> (Running, String) {
+        let mut storage = Command::new(LAB)
+            .args(["late", "--over", "over"])
+            .args(options)
+            .current_dir(&self.home)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let told = wait_for(&lines(storage.stderr.take().unwrap()), " answers late");
+        let mount = told.strip_prefix("zmove-lab: ").unwrap();
+        let mount = mount.split(" answers late").next().unwrap();
+        (Running(storage), mount.to_owned())
+    }
+
     /// Starts a daemon and waits until it listens; returns it with its address and the lines of its log.
     fn serve(&self, listen: &str) -> (Running, String, Receiver<String>) {
         let mut child = self
@@ -99,17 +115,8 @@ fn a_daemon_whose_storage_hangs_makes_way_for_another() {
     }
     std::fs::write(at("stall"), "").unwrap();
     std::fs::write(at("source/file"), vec![7; 17 << 20]).unwrap();
-    let mut storage = Command::new(LAB)
-        .args(["late", "--delay", "0", "--over", "over", "--stall", "stall"])
-        .current_dir(&stand.home)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let told = wait_for(&lines(storage.stderr.take().unwrap()), " answers late");
-    let storage = Running(storage);
-    let mount = told.strip_prefix("zmove-lab: ").unwrap();
-    let mount = mount.split(" answers late").next().unwrap();
+    let (storage, mount) = stand.mount(&["--delay", "0", "--stall", "stall"]);
+    let mount = mount.as_str();
     let client = stand.run("client", &["key", "show"]);
     let sound = at("sound");
     let mut allow = vec!["allow", client.trim(), "--name", "tester", "--write"];
@@ -165,17 +172,8 @@ fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
             std::fs::write(directory.join(file.to_string()), "x").unwrap();
         }
     }
-    let mut storage = Command::new(LAB)
-        .args(["late", "--delay", "10", "--over", "over"])
-        .current_dir(&stand.home)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let told = wait_for(&lines(storage.stderr.take().unwrap()), " answers late");
-    let storage = Running(storage);
-    let mount = told.strip_prefix("zmove-lab: ").unwrap();
-    let mount = mount.split(" answers late").next().unwrap();
+    let (storage, mount) = stand.mount(&["--delay", "10"]);
+    let mount = mount.as_str();
     let client = stand.run("client", &["key", "show"]);
     let allow = ["allow", client.trim(), "--name", "tester", "--write"];
     stand.run("server", &[&allow[..], &["--root", mount]].concat());

@@ -1,20 +1,16 @@
 //! The torture of the lab, in small: a few rounds with fixed seeds, against the zmove that lies beside the
 //! lab's program.
 
-use std::path::Path;
 use std::process::Command;
 
-use crate::{LAB, skip};
+use crate::{LAB, skip, zmove};
 
 #[test]
 fn a_few_rounds_go_well_and_leave_nothing() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    if !zmove.is_file() {
-        return skip(&format!(
-            "{} is missing; `cargo test --workspace` makes it",
-            zmove.display()
-        ));
-    }
+    let zmove = match zmove() {
+        Ok(zmove) => zmove,
+        Err(reason) => return skip(&reason),
+    };
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);
     command

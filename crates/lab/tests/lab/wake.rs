@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{LAB, skip};
+use crate::{LAB, skip, zmove};
 
 /// Two for each method.
 const ROUNDS: u64 = 8;
@@ -24,13 +24,10 @@ fn wake(place: &Path, zmove: &Path, options: &[&str]) -> Output {
 
 #[test]
 fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    if !zmove.is_file() {
-        return skip(&format!(
-            "{} is missing; `cargo test --workspace` makes it",
-            zmove.display()
-        ));
-    }
+    let zmove = match zmove() {
+        Ok(zmove) => zmove,
+        Err(reason) => return skip(&reason),
+    };
     let place = tempfile::tempdir().unwrap();
     let rounds = ROUNDS.to_string();
     // All wait at the same time: the kernel does not report the end of a sender over QUIC for half a minute.
