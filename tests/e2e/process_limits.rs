@@ -226,6 +226,8 @@ fn check_end(outcome: &Outcome, limit: u32, cause: &str) {
         cause,
         "Too many open files",
         "Resource temporarily unavailable",
+        // a client whose key could not be looked up is not told why
+        "cannot read its authorized_keys; see its log",
     ];
     let is_reported = names.iter().any(|part| stderr.contains(part));
     // The dynamic linker ends with code 127 if it cannot open a library.
