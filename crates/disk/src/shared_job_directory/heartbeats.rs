@@ -140,8 +140,8 @@ impl WatchedJob {
         self.job
     }
 
-    /// Looks again. To be called several times a second: of a longer time between two looks no more than
-    /// [`SILENCE_MAX`] counts, since whoever was stopped, or waited for the storage, has seen nothing.
+    /// Looks again. To be called several times a second: of a longer time between two looks no more than a second
+    /// counts as silence, since whoever was stopped, or waited for the storage, has seen nothing.
     ///
     /// # Errors
     /// The system's error: nothing can be said of the job.
