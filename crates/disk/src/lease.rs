@@ -166,16 +166,19 @@ impl Lease {
             .is_none_or(|timed| timed.try_issue().is_ok())
     }
 
-    /// Whether the sender has echoed a ping that was sent no longer ago than this and the time that the last echo took;
-    /// in no case longer ago than a permit allows.
+    /// How long ago the newest ping was sent that the sender has echoed, if that is no longer than `within` and the time
+    /// that the last echo took, and in no case longer ago than a permit allows.
     #[must_use]
-    pub fn is_proved_within(&self, age: Duration) -> bool {
-        let Some(timed) = &self.0 else { return true };
-        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    pub fn proof_age(&self, within: Duration) -> Option<Duration> {
+        let Some(timed) = &self.0 else {
+            return Some(Duration::ZERO);
+        };
+        let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let echo = timed.echo_took.load(Ordering::Acquire);
-        let age = age.saturating_add(echo).min(LEASE_NANOS);
-        let oldest = (timed.clock)().saturating_sub(age);
-        !timed.is_over() && timed.proved.load(Ordering::Acquire) >= oldest
+        let within = within.saturating_add(echo).min(LEASE_NANOS);
+        let proved = timed.proved.load(Ordering::Acquire);
+        let age = (timed.clock)().saturating_sub(proved);
+        (!timed.is_over() && proved > 0 && age <= within).then(|| Duration::from_nanos(age))
     }
 
     /// Notes that this process runs, and sends a ping, whose value it returns. To be called each second.

@@ -73,8 +73,9 @@ pub use remembered::{Remembered, today};
 pub use remove::{RemovalBudget, refuse_mount, remove_entries, remove_entries_within};
 pub use replace_file::replace_file;
 pub use shared_job_directory::{
-    DEAD_AFTER, EpochError, EpochSession, FENCED, GroupOfNew, Heartbeat, LOOK_AGAIN_AFTER,
-    PART_GONE, PartFound, SharedJobDirectory, Sign, UNSEEN_MAX, WatchedJob, jobs_in,
+    DEAD_AFTER, EpochError, EpochSession, FENCED, GroupOfNew, Heartbeat, JOURNAL_PREFIX,
+    LOOK_AGAIN_AFTER, PART_GONE, PartFound, SharedJobDirectory, Sign, UNSEEN_MAX, WatchedJob,
+    jobs_in,
 };
 pub use shared_job_names::is_shared_job_name;
 pub use special::{is_special_at, place_special};

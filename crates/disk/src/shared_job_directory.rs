@@ -46,7 +46,8 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
-use self::epoch_session::{epoch_name, epochs_in, is_dead};
+use self::epoch_session::{EPOCH_PREFIX, epoch_name, epochs_in, is_dead};
+use self::heartbeats::HEARTBEAT_PREFIX;
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::hidden::own_process;
@@ -109,6 +110,10 @@ impl From<Errno> for EpochError {
 const OWN_PREFIX: &str = ".zmove-";
 /// The epoch that stands for the end of a job.
 const END: u64 = u64::MAX;
+/// How the names in the directory of a job begin: epochs, journals of receivers, heartbeats.
+const PREFIXES_INSIDE: [&str; 3] = [EPOCH_PREFIX, JOURNAL_PREFIX, HEARTBEAT_PREFIX];
+/// The beginning of the names of journals in the directory of a job.
+pub const JOURNAL_PREFIX: &str = "journal-";
 /// How long a directory that has just been made on another host may take to be seen here.
 pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
 /// How soon one looks again for it.
@@ -141,6 +146,29 @@ fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     // what makes it on another host may be just about to do the same
     give_nothing(directory.as_fd())?;
     Ok(directory)
+}
+
+/// Whether this user has made a directory as that of a job. Whoever may rename in a target could give its name to another
+/// directory of this user, to have that removed.
+fn has_been_made_here(directory: &OwnedFd) -> io::Result<bool> {
+    let found = rustix::fs::fstat(directory)?;
+    let is_closed = Mode::from_raw_mode(found.st_mode)
+        .difference(Mode::RWXU)
+        .is_empty();
+    if found.st_uid != rustix::process::geteuid().as_raw() || !is_closed {
+        return Ok(false);
+    }
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let is_ours = PREFIXES_INSIDE
+            .iter()
+            .any(|prefix| name.starts_with(prefix.as_bytes()));
+        if !is_ours && name != b"." && name != b".." {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn is_of_another_user(parent: &OwnedFd, name: &Name) -> bool {
@@ -317,8 +345,13 @@ impl SharedJobDirectory {
         job: SharedJobId,
         patience: Duration,
     ) -> Result<(), EpochError> {
+        let directory =
+            rustix::fs::openat(root, name_of(job).as_os_str(), DIRECTORY, Mode::empty())?;
+        if !has_been_made_here(&directory)? {
+            return Err(EpochError::OfAnotherUser);
+        }
         let directory = Self {
-            directory: Arc::new(open(root, &name_of(job))?),
+            directory: Arc::new(directory),
         };
         directory.end(patience)?;
         directory.remove(lease, root, job, patience)

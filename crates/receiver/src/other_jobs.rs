@@ -78,14 +78,13 @@ impl OtherJobs {
             .collect();
         loop {
             for (job, parent) in std::mem::take(&mut watched) {
+                self.check_goes_on()?;
                 watched.extend(self.unless_clear(job, parent)?);
             }
             let Some((job, _)) = watched.first() else {
                 return Ok(());
             };
-            if self.lease.has_ended() || self.is_over.load(Ordering::Relaxed) {
-                return Err(Errno::CONNABORTED.into());
-            }
+            self.check_goes_on()?;
             if let Some(told) = &self.told
                 && !self.has_told.swap(true, Ordering::Relaxed)
             {
@@ -93,6 +92,13 @@ impl OtherJobs {
             }
             self.lease.during(|| std::thread::sleep(LOOK_EVERY));
         }
+    }
+
+    fn check_goes_on(&self) -> io::Result<()> {
+        if self.lease.has_ended() || self.is_over.load(Ordering::Relaxed) {
+            return Err(Errno::CONNABORTED.into());
+        }
+        Ok(())
     }
 
     /// Looks at a job again, and returns it if its fate is not clear.

@@ -1,6 +1,8 @@
 //! Pushes to several receivers that were killed: the next session at the target, above it or below it waits until their
 //! job is known to be dead, and removes what it has left.
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use super::*;
 
 /// Pushes into a directory of this host, from another home.
@@ -84,6 +86,48 @@ fn a_push_goes_on_beside_a_job_that_is_alive() {
     assert!(spread.target_directory().join("g").exists());
     alive.kill().unwrap();
     alive.wait().unwrap();
+}
+
+/// Whoever may rename in a target cannot have data of the receiver's user removed by that.
+#[test]
+fn a_directory_that_was_renamed_to_the_name_of_a_job_stays() {
+    let site = Site::local();
+    paint(site.source().join("g"), 7);
+    let victims = [
+        ".zmove-job-00112233445566778899aabbccddeeff",
+        ".zmove-job-ff112233445566778899aabbccddeeff",
+    ]
+    .map(|name| site.target().join(name));
+    for (victim, mode) in victims.iter().zip([0o755, 0o700]) {
+        paint(victim.join("sub/data"), 10);
+        paint(victim.join("journal-1-a"), 10);
+        set_mode(victim, mode);
+    }
+    let pushed = site.push(&[], site.contents(), "");
+    pushed.expect(0).says(&[WAITS]);
+    for victim in victims {
+        assert!(victim.join("sub/data").exists() && victim.join("journal-1-a").exists());
+    }
+    assert!(site.target().join("g").exists());
+}
+
+/// Whoever may make a name in a target must not stop all pushes there.
+#[test]
+fn what_is_no_directory_and_has_the_name_of_a_job_holds_nothing_up() {
+    let site = Site::local();
+    paint(site.source().join("d/g"), 7);
+    std::fs::create_dir(site.target().join("d")).unwrap();
+    for (number, place) in [".", "d", ".."].into_iter().enumerate() {
+        let name = |kind: u8| format!(".zmove-job-{number:031x}{kind}");
+        let at = |kind| site.target().join(place).join(name(kind));
+        paint(at(1), 10);
+        std::os::unix::fs::symlink("nowhere", at(2)).unwrap();
+        std::os::unix::fs::symlink("/", at(3)).unwrap();
+        mknodat(CWD, at(4), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    }
+    let pushed = site.push(&[], site.contents(), "");
+    pushed.expect(0).lines(0);
+    assert!(site.target().join("d/g").exists());
 }
 
 #[test]

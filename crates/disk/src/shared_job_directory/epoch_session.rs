@@ -470,7 +470,7 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
 }
 
 /// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
-const EPOCH_PREFIX: &str = ".zmove-epoch-";
+pub(super) const EPOCH_PREFIX: &str = ".zmove-epoch-";
 /// The beginning of where the mark of a part leads that has been given up; the error's number follows.
 const GIVEN_UP: &str = "given-up-";
 /// How often a session that makes entries looks whether it was fenced off.

@@ -15,13 +15,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::own_process;
+use zmove_disk::{JOURNAL_PREFIX, own_process};
 use zmove_types::{Name, TransferId};
 
 use crate::quota::Booking;
 use crate::resume::journal::{Record, read_on};
 
-const PREFIX: &str = "journal-";
 /// The most journals of one job.
 const JOURNALS_MAX: usize = 1 << 16;
 /// The most bytes of all of them that are read for one order. They take no memory, which is booked for what is kept of
@@ -46,13 +45,15 @@ struct Cursor<T> {
 
 /// The name of a session's journal.
 pub(super) fn name_of(epoch: u64, transfer: TransferId) -> Name {
-    let text = format!("{PREFIX}{epoch}-{}-{transfer}", own_process());
+    let text = format!("{JOURNAL_PREFIX}{epoch}-{}-{transfer}", own_process());
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
 /// The epoch of a journal, by its name.
 fn epoch_of(name: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?;
+    let text = std::str::from_utf8(name)
+        .ok()?
+        .strip_prefix(JOURNAL_PREFIX)?;
     text.split_once('-')?.0.parse().ok()
 }
 

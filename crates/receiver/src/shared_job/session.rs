@@ -66,7 +66,7 @@ pub(crate) struct Heart {
 impl Heart {
     /// Writes the first beat: nobody finds the directory of a job that is alive without one for long.
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
-        heartbeat.beat()?;
+        heartbeat.beat(None)?;
         Ok(Self {
             heartbeat: Lock::new(heartbeat),
             is_stopped: Lock::new(false),
@@ -80,8 +80,8 @@ impl Heart {
         while !*is_stopped {
             let mut heartbeat = self.heartbeat.lock();
             drop(is_stopped);
-            if lease.is_proved_within(PROVED_WITHIN) {
-                let _ended_or_unwritable = heartbeat.beat();
+            if let Some(age) = lease.proof_age(PROVED_WITHIN) {
+                let _ended_or_unwritable = heartbeat.beat(Some(age));
             }
             drop(heartbeat);
             let waited =
