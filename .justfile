@@ -20,10 +20,10 @@ torture rounds="50" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
 
-# receivers that are stopped, whose senders are killed, and that wake up after another push
+# receivers that are stopped, whose senders are killed, and that wake up after another transfer; needs nats-server
 wake rounds="50" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
-    target/release/zmove-lab wake --rounds {{rounds}} --seed {{seed}} --keep-going
+    target/release/zmove-lab wake --rounds {{rounds}} --seed {{seed}} --at-once 4 --keep-going
 
 # power cuts and failed flushes on four file systems, as root
 powercut rounds="10" seed="1":

@@ -5,7 +5,7 @@
 //! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
 
 mod attempt;
-mod cluster;
+pub(crate) mod cluster;
 pub(crate) mod dice;
 mod events;
 mod jobs;

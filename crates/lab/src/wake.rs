@@ -1,12 +1,14 @@
-//! `wake`: receivers that are stopped at random instants, whose senders are killed, and that wake up after another push
-//! has ended. None may store old contents over the new ones.
+//! `wake`: receivers that are stopped at random instants, whose senders are killed, and that wake up after another
+//! transfer has ended. None may store old contents over the new ones.
 //!
-//! A round counts if the receiver held at least 900 unpublished files when it was stopped and the stop lasted at least
-//! a second. A call that was permitted before the stop may still be made when the receiver wakes up: one for each
+//! A round counts if the receivers held at least 900 unpublished files when they were stopped, and the stop lasted at
+//! least a second. A call that was permitted before the stop may still be made when a receiver wakes up: one for each
 //! thread that publishes.
 //! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
 
 mod round;
+mod scene;
+mod trees;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,10 +35,10 @@ pub(crate) struct WakeArgs {
     /// The first round's seed; each has one more than the one before. Default: another each time.
     #[arg(long)]
     seed: Option<u64>,
-    /// The only connection method of all rounds. Default: each in turn.
-    #[arg(long, value_enum)]
-    method: Option<Method>,
-    /// Files of each push.
+    /// The methods that take turns, with commas between. Default: all.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    method: Vec<Method>,
+    /// Files of each transfer.
     #[arg(long, default_value_t = 4000)]
     files: usize,
     /// How many rounds run at the same time: they wait most of their time.
@@ -53,46 +55,69 @@ pub(crate) struct WakeArgs {
     zmove: Option<PathBuf>,
 }
 
-/// The connections between a sender and its receiver.
+/// The sender and the receivers of the first transfer, the connections between them, and the next transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Method {
-    /// A receiver that a stand-in for ssh starts, over its pipes.
+    /// A push to a receiver that a stand-in for ssh starts, over its pipes; the same command again.
     Ssh,
-    /// A daemon over TCP.
+    /// A push to a daemon over TCP; the next one goes to another daemon on the same storage.
     Tcp,
-    /// A daemon over TCP, with lanes in clear.
+    /// The same, with lanes in clear.
     Clear,
-    /// A daemon over QUIC.
+    /// The same over QUIC.
     Quic,
+    /// The same over TCP, where the next push comes from another home.
+    Home,
+    /// The same over TCP, where the next push spells the host differently.
+    Name,
+    /// A pull from a daemon that is killed, and a pull from another one.
+    Pull,
+    /// A copy from a daemon that is killed to another one, and a copy between two others.
+    Copy,
+    /// A push to two daemons that share the storage; the next one goes to others of them, from the same home or another
+    /// one.
+    Spread,
+    /// The same over QUIC.
+    SpreadQuic,
+    /// A push by two nodes of a cluster to two receivers; the next one is from one sender to another daemon.
+    Cluster,
 }
 
-const METHODS: [Method; 4] = [Method::Ssh, Method::Tcp, Method::Clear, Method::Quic];
-
 impl Method {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Ssh => "ssh",
-            Self::Tcp => "tcp",
-            Self::Clear => "clear",
-            Self::Quic => "quic",
-        }
-    }
-
     const fn client_options(self) -> &'static [&'static str] {
         match self {
             Self::Ssh => &["--ssh"],
-            Self::Tcp => &[],
             Self::Clear => &["--cipher", "none"],
             Self::Quic => &["--transport", "quic"],
+            _ => &[],
+        }
+    }
+
+    const fn has_several_receivers(self) -> bool {
+        matches!(self, Self::Spread | Self::SpreadQuic | Self::Cluster)
+    }
+
+    const fn first_guess(self) -> Duration {
+        if self.has_several_receivers() {
+            Duration::from_secs(4)
+        } else {
+            Duration::from_millis(700)
         }
     }
 
     const fn serve_options(self) -> &'static [&'static str] {
         match self {
-            Self::Ssh | Self::Tcp => &[],
             Self::Clear => &["--allow-clear"],
             Self::Quic => &["--transport", "quic"],
+            _ => &[],
         }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
     }
 }
 
@@ -103,6 +128,7 @@ struct Tally {
     /// Rounds that count, by their methods.
     counted: BTreeMap<Method, u64>,
     old_names: usize,
+    hidden_names: usize,
     failed: u64,
 }
 
@@ -111,6 +137,7 @@ impl Tally {
         self.rounds += 1;
         *self.counted.entry(method).or_default() += u64::from(outcome.counts());
         self.old_names += outcome.old_names;
+        self.hidden_names += outcome.hidden_names;
         self.failed += u64::from(outcome.failure.is_some());
     }
 }
@@ -121,27 +148,32 @@ impl fmt::Display for Tally {
         let by_method = self
             .counted
             .iter()
-            .map(|(method, count)| format!("{} {count}", method.word()));
+            .map(|(method, count)| format!("{method} {count}"));
         let by_method: Vec<_> = by_method.collect();
         write!(
             f,
-            "{} rounds, {counted} counted ({}), {} names with old contents (a round may have {LATE_CALLS_MAX}), {} failed",
+            "{} rounds, {counted} counted ({}), {} names with old contents (a round may have {LATE_CALLS_MAX}), {} hidden \
+             names left, {} failed",
             self.rounds,
             by_method.join(", "),
             self.old_names,
+            self.hidden_names,
             self.failed
         )
     }
 }
 
-/// The duration of the latest whole push by each method: a receiver is stopped within such a time.
+/// The duration of the latest whole transfer by each method, if it is known: receivers are stopped within such a time.
 #[derive(Debug, Default)]
 struct Durations(Mutex<BTreeMap<Method, Duration>>);
 
 impl Durations {
     fn of(&self, method: Method) -> Duration {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&method).copied().unwrap_or(FIRST_GUESS)
+        known
+            .get(&method)
+            .copied()
+            .unwrap_or_else(|| method.first_guess())
     }
 
     fn note(&self, method: Method, duration: Duration) {
@@ -149,8 +181,6 @@ impl Durations {
         known.insert(method, duration);
     }
 }
-
-const FIRST_GUESS: Duration = Duration::from_millis(700);
 
 /// Runs the rounds, reports which failed, and sums up.
 pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
@@ -162,6 +192,11 @@ pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
     let seeds = Mutex::new(first..first.saturating_add(arguments.rounds));
     let all = Mutex::new(Tally::default());
     let durations = Durations::default();
+    let methods: &[Method] = if arguments.method.is_empty() {
+        Method::value_variants()
+    } else {
+        &arguments.method
+    };
     let next_seed = || {
         let all = all.lock().unwrap_or_else(PoisonError::into_inner);
         let goes_on = arguments.keep_going || all.failed == 0;
@@ -170,11 +205,10 @@ pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
     };
     let work = || -> Result<()> {
         while let Some(seed) = next_seed() {
-            let drawn = METHODS[usize::try_from(seed % METHODS.len() as u64)?];
             let round = Round {
                 zmove: &zmove,
                 directory: place.join(seed.to_string()),
-                method: arguments.method.unwrap_or(drawn),
+                method: methods[usize::try_from(seed % methods.len() as u64)?],
                 files: arguments.files,
                 seed,
             };
@@ -217,7 +251,7 @@ fn report(round: &Round<'_>, outcome: &Outcome) -> Result<()> {
     println!(
         "round failed: --rounds 1 --seed {} --method {}: {failure} [{}; kept in {}]",
         round.seed,
-        round.method.word(),
+        round.method,
         outcome.shown(),
         round.directory.display()
     );

@@ -11,5 +11,7 @@ mod round;
 mod stand;
 mod tally;
 
-pub(crate) use self::round::run;
+pub(crate) use self::acts::{Crowd, Who};
+pub(crate) use self::round::{host_of, run};
+pub(crate) use self::stand::{BrokerOf, CLUSTER, Stand};
 pub(crate) use self::tally::ClusterTally;

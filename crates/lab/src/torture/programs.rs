@@ -5,7 +5,8 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -33,6 +34,23 @@ pub(crate) struct Daemon {
     options: Vec<&'static str>,
     log: PathBuf,
     running: Running,
+}
+
+/// What a client transfers, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer<'a> {
+    /// Where the client has its keys.
+    pub(crate) home: &'a str,
+    pub(crate) direction: Direction,
+    pub(crate) options: &'a [&'a str],
+    /// The directory whose entries are transferred.
+    pub(crate) source: &'a Path,
+    pub(crate) target: &'a Path,
+    /// The daemon at the other end, as `HOST:PORT`, or several of them with commas between. `None`: this host has both
+    /// ends.
+    pub(crate) daemon: Option<&'a str>,
+    /// Of a copy, the daemon that has the source.
+    pub(crate) sender: Option<&'a str>,
 }
 
 /// A program that runs, killed when dropped.
@@ -67,7 +85,17 @@ impl Place {
 
     /// Makes another daemon's keys, and lets the client have it send what is below `root` to `to`.
     pub(crate) fn prepare_sender(&self, root: &Path, to: SocketAddr) -> Result<()> {
-        fs::create_dir(self.directory.join(SENDER_HOME)).context("failed to make a home")?;
+        self.prepare_another_sender(SENDER_HOME, root, to)
+    }
+
+    /// The same for a daemon that has its keys in `home`.
+    pub(crate) fn prepare_another_sender(
+        &self,
+        home: &str,
+        root: &Path,
+        to: SocketAddr,
+    ) -> Result<()> {
+        fs::create_dir(self.directory.join(home)).context("failed to make a home")?;
         let to = to.to_string();
         let words = [
             "--read-root".as_ref(),
@@ -75,7 +103,7 @@ impl Place {
             "--to".as_ref(),
             to.as_ref(),
         ];
-        self.allow((SENDER_HOME, CLIENT_HOME), &[], &words)
+        self.allow((home, CLIENT_HOME), &[], &words)
     }
 
     /// Makes the keys of another daemon, and lets the client do what `grants` says below `root`.
@@ -132,12 +160,16 @@ impl Place {
         Ok(())
     }
 
-    /// `zmove` with the keys of a side.
+    /// `zmove` with the keys of a side, as the user to whom its home belongs.
     pub(crate) fn command(&self, home: &str) -> Command {
+        let home = self.directory.join(home);
         let mut command = Command::new(&self.zmove);
-        command
-            .env("ZMOVE_HOME", self.directory.join(home))
-            .stdin(Stdio::null());
+        if let Ok(owner) = fs::metadata(&home)
+            && owner.uid() != rustix::process::geteuid().as_raw()
+        {
+            command.uid(owner.uid()).gid(owner.gid());
+        }
+        command.env("ZMOVE_HOME", home).stdin(Stdio::null());
         command
     }
 
@@ -165,26 +197,43 @@ impl Place {
         (address, sender): (Option<SocketAddr>, Option<SocketAddr>),
         target: &Path,
     ) -> Result<Running> {
+        let address = address.map(|address| address.to_string());
+        let sender = sender.map(|sender| sender.to_string());
+        self.start(&Transfer {
+            home: CLIENT_HOME,
+            direction,
+            options,
+            source,
+            target,
+            daemon: address.as_deref(),
+            sender: sender.as_deref(),
+        })
+    }
+
+    /// Starts the client of a transfer.
+    pub(crate) fn start(&self, transfer: &Transfer<'_>) -> Result<Running> {
         let [log, ..] = self.logs();
-        let source = source.join("");
-        let at = |address: Option<SocketAddr>, path: &Path| {
-            let mut there =
-                address.map_or_else(OsString::new, |address| format!("{address}:").into());
+        let source = transfer.source.join("");
+        let target = transfer.target;
+        let at = |daemon: Option<&str>, path: &Path| {
+            let mut there = daemon.map_or_else(OsString::new, |daemon| format!("{daemon}:").into());
             there.push(path);
             there
         };
-        let there = |path: &Path| at(address, path);
-        let mut command = self.command(CLIENT_HOME);
-        match direction {
+        let there = |path: &Path| at(transfer.daemon, path);
+        let mut command = self.command(transfer.home);
+        match transfer.direction {
             Direction::Push => command.arg("push").arg(source).arg(there(target)),
             Direction::Pull => command.arg("pull").arg(there(&source)).arg(target),
             Direction::Copy => command
                 .arg("copy")
-                .arg(at(sender, &source))
+                .arg(at(transfer.sender, &source))
                 .arg(there(target)),
         };
-        command.args(["--accept-new", "--quiet"]).args(options);
-        if options.contains(&"--ssh") {
+        command
+            .args(["--accept-new", "--quiet"])
+            .args(transfer.options);
+        if transfer.options.contains(&"--ssh") {
             command
                 .arg("--ssh-command")
                 .arg(self.stand_in_for_ssh()?)
@@ -341,6 +390,11 @@ impl Daemon {
 
     pub(crate) fn running(&mut self) -> &mut Running {
         &mut self.running
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.running.id()
     }
 }
 

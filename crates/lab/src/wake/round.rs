@@ -1,18 +1,17 @@
-//! One round: a push whose receiver is stopped and whose sender is killed, another push to the same target, and the
-//! receiver that wakes up.
+//! One round: a transfer whose receivers are stopped and whose sender is killed, another transfer to the same target,
+//! and the receivers that wake up.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use rustix::process::Signal;
 
+use super::scene::{self, PATIENCE, Scene, SceneOptions};
+use super::trees::{Contents, Trees};
 use super::{Durations, Method};
 use crate::torture::dice::Dice;
-use crate::torture::options::Direction;
-use crate::torture::programs::{DAEMON_HOME, Daemon, Place, Running, free_address};
 
 /// A round, and where it runs.
 #[derive(Debug)]
@@ -27,33 +26,32 @@ pub(super) struct Round<'a> {
 /// The result of a round.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// The unpublished files that the receiver held when it was stopped; `None` if the push ended before.
+    /// What was drawn, in words.
+    scene: String,
+    /// The unpublished files that the receivers held when they were stopped; `None` if the transfer ended before.
     held: Option<usize>,
     stopped_for: Duration,
-    /// Names that lead to contents of the first push, or to older ones, in the end.
+    /// Names that lead to contents of the first transfer, or to older ones, in the end.
     pub(super) old_names: usize,
+    /// Hidden names that are left in the end.
+    pub(super) hidden_names: usize,
     pub(super) failure: Option<String>,
 }
 
-/// When a receiver is stopped.
+/// When receivers are stopped.
 #[derive(Clone, Copy, Debug)]
 enum StopAt {
-    /// So long after the start of its client.
+    /// So long after the start of the transfer.
     After(Duration),
-    /// When it holds so many unpublished files.
+    /// When they hold so many unpublished files.
     Holding(usize),
-}
-
-/// The daemons that receive the two pushes: one that is stopped takes no second push. There are none if ssh starts a
-/// receiver for each push.
-#[derive(Default)]
-struct Receivers {
-    first: Option<Daemon>,
-    second: Option<Daemon>,
 }
 
 /// The unpublished files of a receiver that is worth stopping.
 const UNPUBLISHED_MIN: usize = 900;
+/// Several receivers share the files, and publish them item by item. So many times the files are needed for one of them
+/// to hold enough.
+const FILES_OF_JOB: usize = 4;
 /// How long a receiver stays stopped at least.
 const STOP_MIN: Duration = Duration::from_secs(1);
 /// How long it stays stopped at least in some rounds: longer than a ping proves anything.
@@ -62,15 +60,7 @@ const STOP_LONG: Duration = Duration::from_secs(11);
 const LONG_STOP_ONE_IN: u64 = 20;
 /// The threads that publish, each of which may make the call that was permitted before the stop.
 pub(super) const LATE_CALLS_MAX: usize = 8;
-/// How long a program may take.
-const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
-/// The end of a session over QUIC takes half a minute, and each look reads the target.
-const END_LOOK_AFTER: Duration = Duration::from_millis(100);
-const SECOND_HOME: &str = "second";
-const OLDEST: u8 = b'0';
-const FIRST: u8 = b'1';
-const SECOND: u8 = b'2';
 
 impl Outcome {
     /// Whether the round shows anything.
@@ -79,12 +69,13 @@ impl Outcome {
     }
 
     pub(super) fn shown(&self) -> String {
+        let scene = &self.scene;
         match self.held {
             Some(held) => format!(
-                "stopped with {held} unpublished files for {:.1} s",
+                "{scene}; stopped with {held} unpublished files for {:.1} s",
                 self.stopped_for.as_secs_f64()
             ),
-            None => "not stopped".to_owned(),
+            None => format!("{scene}; not stopped"),
         }
     }
 }
@@ -101,194 +92,98 @@ impl Round<'_> {
 
     fn try_run(&self, durations: &Durations, outcome: &mut Outcome) -> Result<()> {
         let mut dice = Dice::new(self.seed);
-        let directories = usize::try_from(dice.within(1..=8))?;
-        let target = self.directory.join("target");
-        fs::create_dir_all(&target).context("failed to create a directory")?;
-        self.fill("first", directories, FIRST)?;
-        self.fill("new", directories, SECOND)?;
-        // Files in directories that exist wait under hidden names of their own, others in a staging directory.
-        if dice.one_in(2) {
-            self.fill("target", directories, OLDEST)?;
-        }
-        let place = Place::prepare(self.zmove, &self.directory, &target, &["--write"])?;
-        let mut receivers = self.start(&place, &mut dice)?;
-        let unused = free_address(&mut dice)?;
-        let address_of = |daemon: &Option<Daemon>| daemon.as_ref().map_or(unused, Daemon::address);
-        let push = |address, source| {
-            place.client(
-                Direction::Push,
-                self.method.client_options(),
-                &self.directory.join(source),
-                (Some(address), None),
-                &target,
-            )
+        let trees = Trees::make(&self.directory, self.files(), &mut dice)?;
+        let options = SceneOptions {
+            zmove: self.zmove,
+            directory: &self.directory,
+            method: self.method,
+            seed: self.seed,
         };
-        let when = if dice.one_in(2) {
-            let most = u64::try_from(durations.of(self.method).as_micros())?;
-            StopAt::After(Duration::from_micros(dice.within(0..=most)))
-        } else {
-            let most = u64::try_from(self.files)?.max(UNPUBLISHED_MIN as u64);
-            StopAt::Holding(usize::try_from(dice.within(UNPUBLISHED_MIN as u64..=most))?)
-        };
+        let mut scene = scene::set_up(&options, &trees, &mut dice)?;
+        outcome.scene = scene.shown();
+        let when = self.draw_stop(durations, &mut dice)?;
         let stop_min = if dice.one_in(LONG_STOP_ONE_IN) {
             STOP_LONG
         } else {
             STOP_MIN
         };
-        let mut client = push(address_of(&receivers.first), "first")?;
-        if !wait_for(when, &mut client, &target)? {
-            // Nothing is stopped, and the push that has ended must have stored all.
-            return self.expect_all(&target, directories, FIRST);
+        scene.begin()?;
+        if !wait_for(when, scene.as_mut(), &trees)? {
+            // Nothing is stopped, and the transfer that has ended must have stored all.
+            return trees.expect_all(Contents::First);
         }
-        receivers.signal(&place, Signal::STOP)?;
+        scene.signal(Signal::STOP)?;
         let stopped = Instant::now();
-        outcome.held = Some(unpublished(&target));
-        client.kill()?;
+        outcome.held = Some(trees.unpublished(&scene.receivers()));
+        scene.kill_sender()?;
         let began = Instant::now();
-        let status = push(address_of(&receivers.second), "new")?.wait(PATIENCE)?;
+        let status = scene.begin_next()?.wait(PATIENCE)?;
         if !status.is_some_and(|status| status.success()) {
-            bail!("the second push ended with {status:?}");
+            bail!("the next transfer ended with {status:?}");
         }
-        durations.note(self.method, began.elapsed());
+        if !self.method.has_several_receivers() {
+            // The next transfer after one to several receivers waits for that.
+            durations.note(self.method, began.elapsed());
+        }
         thread::sleep(stop_min.saturating_sub(stopped.elapsed()));
         outcome.stopped_for = stopped.elapsed();
-        receivers.signal(&place, Signal::CONT)?;
-        receivers.wait_for_end(&place, &target)?;
-        self.look(&target, directories, outcome)
-    }
-
-    fn start(&self, place: &Place, dice: &mut Dice) -> Result<Receivers> {
-        if self.method == Method::Ssh {
-            return Ok(Receivers::default());
-        }
-        let options = self.method.serve_options();
-        let target = self.directory.join("target");
-        place.prepare_another(SECOND_HOME, &target, &["--write"])?;
-        let mut serve = |home| {
-            let log = self.directory.join(format!("{home}.log"));
-            place.serve_from(home, free_address(dice)?, options, log)
-        };
-        Ok(Receivers {
-            first: Some(serve(DAEMON_HOME)?),
-            second: Some(serve(SECOND_HOME)?),
-        })
-    }
-
-    /// Fills a tree with files whose contents tell which push they belong to.
-    fn fill(&self, tree: &str, directories: usize, content: u8) -> Result<()> {
-        let tree = self.directory.join(tree);
-        for directory in 0..directories {
-            fs::create_dir_all(tree.join(directory.to_string()))
-                .context("failed to create a directory")?;
-        }
-        for number in 0..self.files {
-            fs::write(path_of(&tree, number, directories), [content; FILE_BYTES])
-                .context("failed to create a file")?;
-        }
-        Ok(())
-    }
-
-    /// How many names do not lead to these contents.
-    fn others(&self, target: &Path, directories: usize, content: u8) -> Result<usize> {
-        let mut others = 0;
-        for number in 0..self.files {
-            let path = path_of(target, number, directories);
-            let found = fs::read(&path).with_context(|| format!("lost: {}", path.display()))?;
-            others += usize::from(found != [content; FILE_BYTES]);
-        }
-        Ok(others)
-    }
-
-    fn expect_all(&self, target: &Path, directories: usize, content: u8) -> Result<()> {
-        match self.others(target, directories, content)? {
-            0 => Ok(()),
-            others => bail!("{others} names do not have the contents that were pushed"),
-        }
-    }
-
-    fn look(&self, target: &Path, directories: usize, outcome: &mut Outcome) -> Result<()> {
-        outcome.old_names = self.others(target, directories, SECOND)?;
+        scene.signal(Signal::CONT)?;
+        scene.settle(&trees)?;
+        outcome.old_names = trees.others(Contents::New)?;
+        scene.end()?;
+        let left = trees.hidden_names();
+        outcome.hidden_names = left.len();
         if outcome.old_names > LATE_CALLS_MAX {
             bail!("{} names have old contents", outcome.old_names);
         }
-        match unpublished(target) {
-            0 => Ok(()),
-            stay => bail!("{stay} files stay under hidden names"),
-        }
-    }
-}
-
-const FILE_BYTES: usize = 100;
-
-fn path_of(tree: &Path, number: usize, directories: usize) -> PathBuf {
-    tree.join((number % directories).to_string())
-        .join(format!("{number:05}"))
-}
-
-impl Receivers {
-    /// Sends a signal to the receiver of the first push.
-    fn signal(&mut self, place: &Place, signal: Signal) -> Result<()> {
-        let Some(daemon) = &mut self.first else {
-            return place.signal_started_by_ssh(signal);
-        };
-        daemon.running().signal(signal);
-        Ok(())
-    }
-
-    /// Waits until the receiver of the first push has ended its session, and ends it.
-    fn wait_for_end(&mut self, place: &Place, target: &Path) -> Result<()> {
-        let has_ended = match &mut self.first {
-            None => place.wait_for_started_by_ssh(PATIENCE)?,
-            Some(daemon) => {
-                let deadline = Instant::now() + PATIENCE;
-                while unpublished(target) > 0 && Instant::now() < deadline {
-                    thread::sleep(END_LOOK_AFTER);
-                }
-                daemon.running().signal(Signal::TERM);
-                daemon.running().wait(PATIENCE)?.is_some()
-            }
-        };
-        if !has_ended {
-            bail!("the receiver does not end after it was woken up");
+        if !left.is_empty() {
+            bail!("hidden names stay: {left:?}");
         }
         Ok(())
     }
+
+    fn files(&self) -> usize {
+        if self.method.has_several_receivers() {
+            self.files * FILES_OF_JOB
+        } else {
+            self.files
+        }
+    }
+
+    fn draw_stop(&self, durations: &Durations, dice: &mut Dice) -> Result<StopAt> {
+        let is_job = self.method.has_several_receivers();
+        // At most instants, a receiver of a job holds little.
+        if dice.one_in(if is_job { 4 } else { 2 }) {
+            let most = u64::try_from(durations.of(self.method).as_micros())?;
+            return Ok(StopAt::After(Duration::from_micros(dice.within(0..=most))));
+        }
+        let most = if is_job {
+            2 * UNPUBLISHED_MIN
+        } else {
+            self.files().max(UNPUBLISHED_MIN)
+        };
+        let held = dice.within(UNPUBLISHED_MIN as u64..=most as u64);
+        Ok(StopAt::Holding(usize::try_from(held)?))
+    }
 }
 
-/// Waits until the receiver is to be stopped; `false` if the push has ended before.
-fn wait_for(when: StopAt, client: &mut Running, target: &Path) -> Result<bool> {
+/// Waits until the receivers are to be stopped; `false` if the transfer has ended before.
+fn wait_for(when: StopAt, scene: &mut dyn Scene, trees: &Trees) -> Result<bool> {
     let began = Instant::now();
+    let receivers = scene.receivers();
     loop {
         let is_time = match when {
             StopAt::After(time) => began.elapsed() >= time,
-            StopAt::Holding(files) => unpublished(target) >= files,
+            StopAt::Holding(files) => trees.unpublished(&receivers) >= files,
         };
         if is_time {
             return Ok(true);
         }
-        match client.ended()? {
+        match scene.ended()? {
             Some(status) if status.success() => return Ok(false),
-            Some(status) => bail!("the first push ended with {status}"),
-            None if began.elapsed() > PATIENCE => bail!("the first push takes too long"),
+            Some(status) => bail!("the first transfer ended with {status}"),
+            None if began.elapsed() > PATIENCE => bail!("the first transfer takes too long"),
             None => thread::sleep(LOOK_AGAIN_AFTER),
         }
     }
-}
-
-/// The files that receivers have stored under hidden names.
-fn unpublished(directory: &Path) -> usize {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return 0;
-    };
-    let count = |entry: fs::DirEntry| {
-        let is_hidden = entry.file_name().to_string_lossy().starts_with(".zmove-");
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() && is_hidden => {
-                fs::read_dir(entry.path()).map_or(0, Iterator::count)
-            }
-            Ok(kind) if kind.is_dir() => unpublished(&entry.path()),
-            _ => usize::from(is_hidden),
-        }
-    };
-    entries.flatten().map(count).sum()
 }

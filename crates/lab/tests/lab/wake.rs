@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::{LAB, skip, zmove};
 
-/// Two for each method.
+/// Two for each method with one receiver, of those that take turns here.
 const ROUNDS: u64 = 8;
 
 fn wake(place: &Path, zmove: &Path, options: &[&str]) -> Output {
@@ -32,6 +32,8 @@ fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
     let rounds = ROUNDS.to_string();
     // All wait at the same time: the kernel does not report the end of a sender over QUIC for half a minute.
     let options = [
+        "--method",
+        "ssh,tcp,clear,quic",
         "--rounds",
         &rounds,
         "--at-once",

@@ -6,7 +6,7 @@ use crate::torture::dice::Dice;
 
 /// One of the programs of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Who {
+pub(crate) enum Who {
     /// The push.
     Head,
     /// A receiver of this number.
@@ -80,9 +80,9 @@ pub(super) enum Since {
 
 /// How many there are of whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crowd {
-    pub(super) receivers: usize,
-    pub(super) nodes: usize,
+pub(crate) struct Crowd {
+    pub(crate) receivers: usize,
+    pub(crate) nodes: usize,
 }
 
 impl Crowd {

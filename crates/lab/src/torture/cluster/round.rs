@@ -353,7 +353,7 @@ fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
 }
 
 /// An address of this host that no other round has which runs at the same time.
-fn host_of(seed: u64) -> Ipv4Addr {
+pub(crate) fn host_of(seed: u64) -> Ipv4Addr {
     let part = |number: u64| u8::try_from(1 + number % 250).expect("up to 250");
     Ipv4Addr::new(127, 7, part(seed / 250), part(seed))
 }

@@ -16,8 +16,8 @@ use crate::torture::programs::{
 
 /// All programs of a round but the heads.
 #[derive(Debug)]
-pub(super) struct Stand {
-    pub(super) place: Place,
+pub(crate) struct Stand {
+    pub(crate) place: Place,
     receivers: Vec<Receiver>,
     nodes: Vec<Node>,
     broker: Broker,
@@ -40,14 +40,14 @@ struct Node {
 
 /// The one who starts the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BrokerOf {
+pub(crate) enum BrokerOf {
     Head,
     Lab,
 }
 
 impl Stand {
     /// Starts all, in the new directory `directory`; receivers may write below `shared`.
-    pub(super) fn set_up(
+    pub(crate) fn set_up(
         (zmove, directory, shared): (&str, &Path, &Path),
         (crowd, broker_of): (Crowd, BrokerOf),
         serve: &[&'static str],
@@ -154,6 +154,11 @@ impl Stand {
         Ok(())
     }
 
+    /// The daemon of a receiver.
+    pub(crate) fn receiver(&self, which: usize) -> &Daemon {
+        &self.receivers[which].daemon
+    }
+
     pub(super) fn crowd(&self) -> Crowd {
         Crowd {
             receivers: self.receivers.len(),
@@ -161,7 +166,7 @@ impl Stand {
         }
     }
 
-    pub(super) fn kill(&mut self, who: Who) -> Result<()> {
+    pub(crate) fn kill(&mut self, who: Who) -> Result<()> {
         match who {
             Who::Head => {}
             Who::Receiver(which) => {
@@ -203,7 +208,7 @@ impl Stand {
         Ok(())
     }
 
-    pub(super) fn signal(&mut self, who: Who, signal: Signal) -> Result<()> {
+    pub(crate) fn signal(&mut self, who: Who, signal: Signal) -> Result<()> {
         match who {
             Who::Head => {}
             Who::Receiver(which) => self.receivers[which].daemon.running().signal(signal),
@@ -264,7 +269,7 @@ impl Stand {
     }
 
     /// Ends all; returns who has not ended well, in words.
-    pub(super) fn end(&mut self) -> Result<Vec<String>> {
+    pub(crate) fn end(&mut self) -> Result<Vec<String>> {
         let mut bad = Vec::new();
         for node in &mut self.nodes {
             let Some(mut running) = node.running.take() else {
@@ -286,6 +291,11 @@ impl Stand {
         }
         self.broker.kill()?;
         Ok(bad)
+    }
+
+    /// What a node has said.
+    pub(crate) fn log_of_node(&self, which: usize) -> PathBuf {
+        log_of(&self.place.directory, self.nodes[which].home)
     }
 
     /// The logs of all programs but the heads.
@@ -313,7 +323,7 @@ fn log_of(directory: &Path, home: &str) -> PathBuf {
 pub(super) const RECEIVERS_MAX: usize = RECEIVER_HOMES.len();
 pub(super) const NODES_MAX: usize = NODE_HOMES.len();
 /// The name of the cluster.
-pub(super) const CLUSTER: &str = "t";
+pub(crate) const CLUSTER: &str = "t";
 const GRANTS: [&str; 3] = ["--write", "--set-owner", "--lead"];
 const RECEIVER_HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 const NODE_HOMES: [&str; 3] = ["node-1", "node-2", "node-3"];
