@@ -166,8 +166,8 @@ impl Lease {
             .is_none_or(|timed| timed.try_issue().is_ok())
     }
 
-    /// How long ago the newest ping was sent that the sender has echoed, if that is no longer than `within` and the time
-    /// that the last echo took, and in no case longer ago than a permit allows.
+    /// How long ago the newest ping was sent that the sender has echoed, if that is no longer than `within` and the
+    /// time that the last echo took, and in no case longer ago than a permit allows.
     #[must_use]
     pub fn proof_age(&self, within: Duration) -> Option<Duration> {
         let Some(timed) = &self.0 else {

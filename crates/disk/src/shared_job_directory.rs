@@ -148,8 +148,8 @@ fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// Whether this user has made a directory as that of a job. Whoever may rename in a target could give its name to another
-/// directory of this user, to have that removed.
+/// Whether this user has made a directory as that of a job. Whoever may rename in a target could give its name to
+/// another directory of this user, to have that removed.
 fn has_been_made_here(directory: &OwnedFd) -> io::Result<bool> {
     let found = rustix::fs::fstat(directory)?;
     let is_closed = Mode::from_raw_mode(found.st_mode)

@@ -1,10 +1,10 @@
 //! The files in the directory of a job by which others see that its head is alive.
 //!
-//! Each receiver that the head talks to writes a *beat* into a file of its own there, another one each second: a number,
-//! and how long ago the receiver sent the newest ping that the head has echoed. Whoever finds the directory of a job that
-//! is not its own looks at these beats ([`WatchedJob`]) until it knows whether the job is alive. A network file system
-//! may show old directories and attributes for a minute, but what is opened anew is read anew. So a beat is written and
-//! read through a new descriptor each time, and times of files count nowhere.
+//! Each receiver that the head talks to writes a *beat* into a file of its own there, another one each second: a
+//! number, and how long ago the receiver sent the newest ping that the head has echoed. Whoever finds the directory of
+//! a job that is not its own looks at these beats ([`WatchedJob`]) until it knows whether the job is alive. A network
+//! file system may show old directories and attributes for a minute, but what is opened anew is read anew. So a beat
+//! is written and read through a new descriptor each time, and times of files count nowhere.
 //!
 //! **What proves that a head is alive.** A head that has died leaves beats: those of the last seconds before its death,
 //! which slow storage may show late. A receiver writes its beats one after another. So a beat was made after the beat
@@ -39,7 +39,7 @@ pub struct Heartbeat {
 pub enum Sign {
     /// Not enough yet.
     Unclear,
-    /// Its head has been alive since the first look.
+    /// The head of the job has been alive since the first look.
     Alive,
     /// No heartbeat has changed for [`DEAD_AFTER`].
     Dead,
@@ -112,8 +112,8 @@ impl SharedJobDirectory {
 }
 
 impl Heartbeat {
-    /// Writes the next beat. `proof_age` tells how long ago the ping was sent that the head has echoed; `None` if it has
-    /// echoed none. Only the first beat makes the file: whoever ends the job removes it for good.
+    /// Writes the next beat. `proof_age` tells how long ago the ping was sent that the head has echoed; `None` if it
+    /// has echoed none. Only the first beat makes the file: whoever ends the job removes it for good.
     ///
     /// # Errors
     /// The system's error; `ENOENT` once the job has ended.
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(signs(&found)[3..], [Unclear, Unclear, Alive]);
     }
 
-    /// Its receivers go on for two seconds, and slow storage shows the last beats late.
+    /// The receivers of such a head go on for two seconds, and slow storage shows the last beats late.
     #[test]
     fn what_a_head_that_died_before_the_first_look_has_left_is_no_sign_of_life() {
         use Sign::Unclear;
