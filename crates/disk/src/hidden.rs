@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, Dir, DirEntry, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, SharedJobId};
@@ -237,30 +237,36 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// What hides in a directory and is not this process's.
+/// The hidden entries of a directory, without those of processes that run.
 #[derive(Debug, Default)]
-pub(crate) struct Hidden {
-    /// What ended processes have left.
-    pub(crate) left: Vec<Name>,
+pub struct Hidden {
+    /// The entries that ended processes have left.
+    pub left: Vec<Name>,
+    /// The parts of large files.
+    pub parts: Vec<Name>,
     /// The shared jobs whose directories are there.
-    pub(crate) jobs: Vec<SharedJobId>,
+    pub jobs: Vec<SharedJobId>,
 }
 
-/// What hides in `directory`.
+/// The hidden entries of `directory`. `other` gets each entry that is not hidden.
 ///
 /// # Errors
 /// The system's error: it cannot be listed.
-pub(crate) fn hidden_in(directory: BorrowedFd<'_>) -> io::Result<Hidden> {
+pub fn hidden_in(
+    directory: BorrowedFd<'_>,
+    mut other: impl FnMut(&DirEntry),
+) -> io::Result<Hidden> {
     let mut hidden = Hidden::default();
     let here = Parent::of(directory).to_string();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if !is_hidden(name) {
-            continue;
-        }
-        if let Some(job) = job_of(name) {
+            other(&entry);
+        } else if let Some(job) = job_of(name) {
             hidden.jobs.push(job);
+        } else if is_part(name) {
+            hidden.parts.extend(Name::from_bytes(name));
         } else if let Some((name, maker)) = maker_of(directory, &here, name)
             && maker.has_ended(|| age_of(directory, &name))
         {

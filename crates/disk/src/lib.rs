@@ -42,7 +42,7 @@ mod storable_times;
 mod storage_threads;
 mod tree;
 
-pub use abandoned::remove_abandoned;
+pub use abandoned::{remove_abandoned, remove_leftover};
 pub use attributes::renew_times;
 pub use dead_mount::{CauseAt, is_gone};
 pub use entry::metadata::{Miss, Wanted};
@@ -61,7 +61,9 @@ pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
-pub use hidden::{LastingNames, is_hidden, is_part, is_passing, make_hidden, own_process};
+pub use hidden::{
+    Hidden, LastingNames, hidden_in, is_hidden, is_part, is_passing, make_hidden, own_process,
+};
 pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
 pub use kept_times::KeptTimes;
 pub use lease::{Clock, GAP_MAX, Lease, Permit, boot_clock};

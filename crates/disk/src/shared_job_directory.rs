@@ -214,6 +214,12 @@ impl SharedJobDirectory {
         })
     }
 
+    /// The name of the directory of a job.
+    #[must_use]
+    pub fn name(job: SharedJobId) -> Name {
+        name_of(job)
+    }
+
     /// The directory.
     #[must_use]
     pub fn fd(&self) -> &Arc<OwnedFd> {
