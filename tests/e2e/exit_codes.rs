@@ -89,6 +89,8 @@ fn a_host_at_which_nobody_answers() {
         &format!("{}:x", nobody()),
     )
     .expect(10);
+    yard.run(&["clean", "--accept-new", &format!("{}:x", nobody())])
+        .expect(10);
 }
 
 #[test]
@@ -105,6 +107,9 @@ fn a_host_whose_key_is_not_known() {
             yard.says(command, strict, &format!("{daemon}:x"), "target")
                 .expect(5);
         }
+        let there = format!("{daemon}:x");
+        yard.run(&[&["clean"], strict, &[&there]].concat())
+            .expect(5);
     }
 }
 
@@ -114,6 +119,8 @@ fn a_directory_that_the_key_may_not_use() {
     let daemon = yard.site.the_daemon().address;
     yard.assert_pushed(&[], "source/", &format!("{daemon}:/nowhere"), 3);
     yard.assert_pulled(&[], &format!("{daemon}:/nowhere/"), "target", 3);
+    yard.run(&["clean", &format!("{daemon}:/nowhere")])
+        .expect(3);
 }
 
 #[test]

@@ -34,6 +34,7 @@ mod breakage;
 mod busy;
 mod changing;
 mod changing_mirror;
+mod clean;
 mod clear;
 mod clock;
 mod clusters;

@@ -91,7 +91,7 @@ fn assert_new(site: &Site) {
 }
 
 /// The receiver that ssh has started for a site.
-fn receiver_over_ssh(site: &Site) -> Pid {
+pub(crate) fn receiver_over_ssh(site: &Site) -> Pid {
     let home = format!("ZMOVE_HOME={}", site.path("server").display());
     let is_ours = |pid: &Pid| {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));

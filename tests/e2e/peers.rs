@@ -142,12 +142,13 @@ fn meet_another_version(shown: Shown, pin: Pin) {
     }
     let host = address.to_string();
     let path = format!("{address}:x");
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 7] = [
         &["push", "source", &path],
         &["push", "--strict", "source", &path],
         &["pull", &path, "pulled"],
         &["verify", "source", &path],
         &["probe", &path],
+        &["clean", &path],
         &["doctor", "--json", &host],
     ];
     let key = fingerprint.to_string();

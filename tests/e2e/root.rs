@@ -191,7 +191,7 @@ struct Seal {
 
 /// The commands that root runs on such a host, by their first words. Those that send or receive with the rights of root
 /// are refused where the home is another user's.
-const COMMANDS: [&[&str]; 31] = [
+const COMMANDS: [&[&str]; 32] = [
     &["allow", KEY, "--name", "bob", "--root", "/", "--write"],
     &["allow", "list"],
     &["allow", "remove", "alice"],
@@ -216,6 +216,7 @@ const COMMANDS: [&[&str]; 31] = [
     &["pull", "-q", "127.0.0.1:1:x", "LOCAL"],
     &["copy", "-q", "/dev/null", "LOCAL"],
     &["verify", "/dev/null", "LOCAL"],
+    &["clean", "LOCAL"],
     &["result", "0123456789abcdef0123456789abcdef", "127.0.0.1:1"],
     &["scan", "LOCAL"],
     &["sweep", "--budget", "1MiB", "--time", "1s", "LOCAL"],

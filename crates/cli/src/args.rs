@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod allow;
+mod clean;
 mod cluster;
 mod copy;
 mod dial;
@@ -30,6 +31,7 @@ use crate::value::version::VERSION;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
+pub(crate) use clean::CleanArgs;
 pub(crate) use cluster::{ClusterCommand, ClusterInitArgs};
 pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
@@ -98,6 +100,8 @@ pub(crate) enum Command {
     Result(ResultArgs),
     /// Compare a tree with its copy by hash, as both storages hold them
     Verify(Box<VerifyArgs>),
+    /// Remove the leftovers of killed transfers from a tree, here or on another host
+    Clean(CleanArgs),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
     /// Show what the daemon of this host is doing
@@ -171,7 +175,7 @@ pub(crate) enum Command {
 
 /// Whether words that cannot be parsed ask for the events of a transfer.
 pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
-    let commands = ["push", "pull", "copy", "verify"];
+    let commands = ["push", "pull", "copy", "verify", "clean"];
     let mut words = words.iter().skip(1).take_while(|word| *word != "--");
     let is_transfer = words
         .next()
@@ -188,6 +192,7 @@ impl Command {
             Self::Copy(args) => args.push.json && !args.detach,
             Self::RunJob(_) => true,
             Self::Verify(args) => args.json,
+            Self::Clean(args) => args.json,
             _ => false,
         }
     }

@@ -1,6 +1,7 @@
 //! The commands, one module each: from the arguments to an exit code.
 
 pub(crate) mod allow;
+pub(crate) mod clean;
 pub(crate) mod cluster;
 pub(crate) mod cluster_push;
 pub(crate) mod copy;

@@ -25,8 +25,8 @@ use zmove_engine::After;
 
 use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};
 use commands::{
-    allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push,
-    receive, runner, scan, serve, submit, sweep, trace, trust, verify,
+    allow, clean, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull,
+    push, receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, output, terminal};
 use ownership::Settled;
@@ -106,6 +106,7 @@ fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Copy(args) => copy::run(*args, started, After::GoesOn),
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),
+        Command::Clean(args) => clean::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Status(args) => operate::status(&args),
         Command::Stop(args) => operate::stop(&args),

@@ -1,5 +1,6 @@
 //! The settings that will run: where keys are, how storage and other hosts are reached, and the process's own limits.
 
+mod clean;
 pub(crate) mod cluster;
 mod copy;
 mod dial;
@@ -24,6 +25,7 @@ use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::display::prompt::Prompt;
 use crate::runtime;
 
+pub(crate) use clean::clean;
 pub(crate) use copy::{Copy, CopySettings};
 pub(crate) use dial::start;
 pub(crate) use probe::probe;

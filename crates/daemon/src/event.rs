@@ -345,12 +345,13 @@ fn write_received(
         let (done, at) = match looked {
             Looked::Preview => ("previewed", "into"),
             Looked::Verification => ("verified", "against"),
+            Looked::Cleaning => ("cleaned", "at"),
         };
-        return write!(
-            f,
-            "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}",
-            who.key
-        );
+        write!(f, "{done} by {who} {at} '{target}' in {seconds:.2} s")?;
+        if looked == Looked::Cleaning {
+            write!(f, ", {} leftovers, {faults} faults", report.items)?;
+        }
+        return write!(f, "; key {}", who.key);
     }
     write!(
         f,

@@ -29,8 +29,8 @@ use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Intent, Open, OwnerOrder, Place, Refusal,
-    RefusalCode, SourcePath, ToSender, ToSource, WireError, decode_message_within, encode_message,
+    AccountOrder, AccountsFrom, Cipher, Fetch, Open, OwnerOrder, Place, Refusal, RefusalCode,
+    SourcePath, ToSender, ToSource, WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -394,8 +394,10 @@ async fn prepare(
         .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))?;
     let protocol = |error: WireError| Refusal::new(RefusalCode::Protocol, error.to_string());
     fetch.open.grant = None;
-    if fetch.open.intent == Intent::Measure {
-        return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
+    if !fetch.open.intent.is_of_transfer() {
+        return Err(protocol(WireError::OutOfOrder {
+            what: "a probe or a cleaning",
+        }));
     }
     if list.is_some() && fetch.sources.len() != 1 {
         return Err(protocol(WireError::OutOfOrder {

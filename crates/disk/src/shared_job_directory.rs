@@ -220,6 +220,14 @@ impl SharedJobDirectory {
         name_of(job)
     }
 
+    /// Whether this user has made the directory of a job, so that [`end_dead`](Self::end_dead) removes it.
+    #[must_use]
+    pub fn is_own(root: &OwnedFd, job: SharedJobId) -> bool {
+        let name = name_of(job);
+        let opened = rustix::fs::openat(root, name.as_os_str(), DIRECTORY, Mode::empty());
+        opened.is_ok_and(|opened| has_been_made_here(&opened).unwrap_or(false))
+    }
+
     /// The directory.
     #[must_use]
     pub fn fd(&self) -> &Arc<OwnedFd> {

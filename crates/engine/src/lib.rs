@@ -70,7 +70,7 @@ pub use error::{
     BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
     PullError, PushError, SourcesError, SshError, SshMessageError,
 };
-pub use local::{Overlap, push_locally};
+pub use local::{Overlap, clean_locally, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};

@@ -6,14 +6,15 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use zmove_receiver::{
     Owning, ReceiverConfig, Rights, SenderPlace, Session, SessionError as ReceiverError,
-    run_session,
+    SessionReport, run_session,
 };
-use zmove_sender::{Link, NoQuota, Push, Run, SessionError, Summary};
+use zmove_sender::{CleanEvent, Link, NoQuota, Push, Run, SessionError, Summary, clean};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
-use zmove_wire::Cipher;
+use zmove_wire::{Cipher, Open};
 
 use crate::error::LocalError;
 use crate::random::fresh_transfer;
@@ -34,6 +35,34 @@ pub async fn push_locally(
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, LocalError> {
+    let (link, receiving) = connect_within_process(receiver)?;
+    let pushed = push.run(run, link, observer, stop).await;
+    outcome(pushed, receiving).await
+}
+
+/// Cleans a target on this host, until all is done or `stop` resolves.
+///
+/// # Errors
+/// One of the roles broke off.
+///
+/// # Panics
+/// When it is called outside of a tokio runtime.
+pub async fn clean_locally(
+    open: Open,
+    receiver: ReceiverConfig,
+    tell: &mut (dyn FnMut(CleanEvent) + Send),
+    stop: impl Future<Output = ()>,
+) -> Result<(), LocalError> {
+    let (link, receiving) = connect_within_process(receiver)?;
+    let cleaned = clean(open, link, tell, stop).await;
+    outcome(cleaned, receiving).await
+}
+
+/// A receiver in this process.
+type ReceiverTask = JoinHandle<Result<SessionReport, ReceiverError>>;
+
+/// Starts a receiver, and connects with it.
+fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTask), LocalError> {
     let transfer = fresh_transfer().map_err(LocalError::TransferId)?;
     let (near, (mut far_reader, far_writer)) = memory_control();
     let (sinks_in, sinks) = mpsc::channel(usize::from(LANES));
@@ -71,16 +100,23 @@ pub async fn push_locally(
         relay: None,
         quota: Arc::new(NoQuota),
     };
-    let pushed = push.run(run, link, observer, stop).await;
+    Ok((link, receiving))
+}
+
+/// The outcome of a session by the ends of both roles.
+async fn outcome<T>(
+    sent: Result<T, SessionError>,
+    receiving: ReceiverTask,
+) -> Result<T, LocalError> {
     let received = receiving.await.map_err(LocalError::Role)?;
-    match (pushed, received) {
+    match (sent, received) {
         // A lost connection within one process is only the echo of the other role's error.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
             if !matches!(error, ReceiverError::Control(_)) =>
         {
             Err(LocalError::Receiver(error))
         }
-        (pushed, _) => Ok(pushed?),
+        (sent, _) => Ok(sent?),
     }
 }
 

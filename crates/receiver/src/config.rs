@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RelPath, Root};
@@ -37,6 +38,8 @@ pub struct ReceiverConfig {
     /// The directory where journals of unfinished large files are kept, so that a later transfer can go on with them.
     /// Default: none is kept.
     pub journals: Option<PathBuf>,
+    /// How long a cleaning keeps the part of a large file after its last change. Default: 7 days.
+    pub parts_kept: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -81,6 +84,7 @@ impl Default for ReceiverConfig {
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
             journals: None,
+            parts_kept: Duration::from_secs(7 * 24 * 60 * 60),
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),

@@ -4,6 +4,7 @@
 //! the one that the sender has sent are stored (`session/verify.rs` makes the proof, the writers demand it), and only a
 //! file with all its groups gets its name.
 
+mod cleaning;
 mod config;
 mod error;
 #[doc(hidden)]

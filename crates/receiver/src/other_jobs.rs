@@ -38,7 +38,7 @@ pub(crate) struct OtherJobs {
 pub(crate) type Found = (Arc<OwnedFd>, SharedJobId);
 
 /// How often a job is looked at whose fate is not clear.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl OtherJobs {
     pub(crate) fn new(

@@ -42,7 +42,7 @@ use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::{Running, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
-use crate::{preview, probe};
+use crate::{cleaning, preview, probe};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -213,7 +213,9 @@ impl Beginning {
                 .await?;
         }
         if open.shared_job.is_some() && open.intent != Intent::Write {
-            return Err(SessionError::Refused(not_in_a_job("a preview or a probe")));
+            return Err(SessionError::Refused(not_in_a_job(
+                "a preview, a probe or a cleaning",
+            )));
         }
         Ok(Begun {
             open,
@@ -235,8 +237,8 @@ struct OpenedSession {
     kept: KeptLease,
 }
 
-/// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that changes what is at the
-/// target; a probe's sweep of the storage has a hidden directory of its own.
+/// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that gives names at the target.
+/// [`Intent::Clean`] removes hidden names, and a probe's sweep of the storage has a hidden directory of its own.
 async fn serve(
     session: OpenedSession,
     config: ReceiverConfig,
@@ -246,6 +248,15 @@ async fn serve(
         Intent::Write => receive(session, config, stop).await,
         Intent::Inspect => preview::run(session.connections, session.open, &config, stop).await,
         Intent::Measure => probe::run(session.connections, session.open, &config, stop).await,
+        Intent::Clean | Intent::CleanPreview => {
+            let OpenedSession {
+                connections,
+                open,
+                kept,
+                ..
+            } = session;
+            cleaning::run(connections, open, &config, kept, stop).await
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 mod account;
 #[doc(hidden)]
 pub mod benching;
+mod cleaning;
 mod control;
 mod error;
 mod mirror;
@@ -25,6 +26,7 @@ pub use account::failure::file_changed;
 pub use account::limit::Limit;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
 pub use account::summary::{AtBest, Learnt, Summary};
+pub use cleaning::{CleanEvent, clean};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
 pub use error::SessionError;

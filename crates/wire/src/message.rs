@@ -25,6 +25,7 @@ mod fetch;
 mod form;
 mod job_grant;
 mod kept;
+mod leftover;
 mod list;
 mod metadata;
 mod mirror;
@@ -48,6 +49,7 @@ pub use fetch::{
 };
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};
+pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
 pub use metadata::Time;
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
@@ -214,6 +216,8 @@ pub enum ToSender {
         )]
         text: String,
     },
+    /// An entry that an ended session has left: cleanings only.
+    Leftover(Leftover),
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -673,6 +677,43 @@ mod tests {
         };
         assert_eq!(encode_message(&held_up), [3, 0, 0, 0, 26, 1, b'x']);
         assert_eq!(decode_message(&[26, 1, b'x']), Ok(held_up));
+    }
+
+    #[test]
+    fn what_a_cleaning_says_is_pinned() {
+        assert_eq!(encode_message(&Intent::Clean)[4..], [3]);
+        assert_eq!(encode_message(&Intent::CleanPreview)[4..], [4]);
+        let leftover = |kind, fate| {
+            ToSender::Leftover(Leftover {
+                path: RelPath::from_bytes(b"a").unwrap(),
+                kind,
+                bytes: 300,
+                fate,
+            })
+        };
+        let until = LeftoverFate::StaysUntil { seconds: 300 };
+        for (kind, fate, expected) in [
+            (
+                LeftoverKind::Unfinished,
+                LeftoverFate::Goes,
+                &[0, 0xAC, 2, 0][..],
+            ),
+            (
+                LeftoverKind::Directory,
+                LeftoverFate::Goes,
+                &[1, 0xAC, 2, 0],
+            ),
+            (LeftoverKind::Part, until, &[2, 0xAC, 2, 1, 0xAC, 2]),
+            (
+                LeftoverKind::SharedJob,
+                LeftoverFate::Foreign,
+                &[3, 0xAC, 2, 2],
+            ),
+        ] {
+            let expected = [&[27, 1, b'a'], expected].concat();
+            assert_eq!(encode_message(&leftover(kind, fate))[4..], expected);
+            assert_eq!(decode_message(&expected), Ok(leftover(kind, fate)));
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
          status   What this host's daemon does; 'stop' one, 'drain' to the last
-         journal  Show or remove what broken transfers have left here
+         journal  Show or remove parts to resume; 'clean' removes leftovers
 Keys     key      Show the fingerprint of your key, or make a new one
          trust    Get to know a host's key before the first push, or forget it
 Measure  scan     Count the files of a tree by size
@@ -235,6 +235,14 @@ pub(super) const DOCTOR_LONG: &str = "\
 Each line begins with ok, note (may matter), slow (costs speed) or bad (breaks a transfer), and below it stands what \
 mends it. Nothing is changed, no key is pinned, and root is not needed. Exit code 4 when something is bad. What the \
 other end's settings are, only a 'zmove doctor' there can say.";
+
+pub(super) const CLEAN_LONG: &str = "\
+A killed transfer leaves entries with hidden names (.zmove-...). The next transfer removes them in the directories that \
+it enters; this command does so in the whole tree. What transfers that still run have made stays: on the target's \
+host their processes show that, and on other hosts an age of less than 7 days. Directories of jobs of several \
+receivers (.zmove-job-...) are watched for up to 25 s, also with -n. Parts of large files, from which the next \
+transfer resumes, are listed and stay until nothing has changed them for 7 days (journal-age of a daemon). Exit code 23 \
+if something could not be removed.";
 
 pub(super) const JOURNAL_CLEAN_LONG: &str = "\
 A part file is removed only if it is the one that the journal means: by name, inode and time of birth, in the target \

@@ -282,6 +282,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
         allow_clear: config.allow_clear,
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
+        parts_kept: config.journal_age.0,
         ..ReceiverConfig::default()
     }
 }

@@ -155,6 +155,7 @@ fn tell(event: &DaemonEvent) {
                 None => "received",
                 Some(Looked::Preview) => "previewed",
                 Some(Looked::Verification) => "verified",
+                Some(Looked::Cleaning) => "cleaned",
             };
             info!(
                 event = event_name, audit = true, result, name = who.name, key = %who.key, from = %who.address,

@@ -79,6 +79,7 @@ fn use_of(command: &Command) -> Use {
         | Command::Copy(_)
         | Command::Result(_)
         | Command::Verify(_)
+        | Command::Clean(_)
         | Command::Cluster(_)
         | Command::Receive
         | Command::Scan(_)

@@ -22,7 +22,7 @@ use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Stored, T
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
-    CopyResult, GrantOrder, GrantToken, Granted, Intent, Open, Receipt, Refusal, RefusalCode,
+    CopyResult, GrantOrder, GrantToken, Granted, Open, Receipt, Refusal, RefusalCode,
     SignedReceipt, TargetShape, WireError, encode_message,
 };
 
@@ -181,7 +181,7 @@ impl GrantBook {
             return Err(denied("this key may not write here"));
         }
         let protocol = |error: WireError| Refusal::new(RefusalCode::Protocol, error.to_string());
-        if order.open.intent == Intent::Measure || order.open.grant.is_some() {
+        if !order.open.intent.is_of_transfer() || order.open.grant.is_some() {
             return Err(protocol(WireError::OutOfOrder {
                 what: "a grant for that",
             }));

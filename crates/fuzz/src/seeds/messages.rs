@@ -12,15 +12,15 @@ use zmove_wire::{
     ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding,
     Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held,
     InTheWay, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent,
-    JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, ListOrder, ListedName,
-    Missed, Moment, NodeName, NotKept, Offer, OfferedFile, OfferedGroup, Open, Opened, Operation,
-    Overwrite, OwnerOrder, PathAccount, Place, Proof, PublishedItem, Refusal, RefusalCode, Relay,
-    RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount,
-    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
-    SignedReceipt, SourceMark, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
-    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName,
-    TransferAccount, TransferProgress, TransportChoice, Verdict, WorkCounts, WorkEnd,
-    encode_message,
+    JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, Leftover, LeftoverFate,
+    LeftoverKind, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferedFile,
+    OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
+    PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText,
+    Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder, SharedJobRequest,
+    SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
+    ToSource, Told, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict,
+    WorkCounts, WorkEnd, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -326,6 +326,10 @@ fn requests() -> Vec<ToReceiver> {
     requests.extend(relays());
     requests.extend(job_orders());
     requests.push(ToReceiver::Open(in_a_job()));
+    requests.push(ToReceiver::Open(Open {
+        intent: Intent::Clean,
+        ..Open::new(b"/d".to_vec(), [7; 16])
+    }));
     requests
 }
 
@@ -578,6 +582,12 @@ fn replies_to_orders() -> Vec<ToSender> {
         ToSender::HeldUp {
             text: "another push".to_owned(),
         },
+        ToSender::Leftover(Leftover {
+            path: path("d/.zmove-1"),
+            kind: LeftoverKind::Part,
+            bytes: 300,
+            fate: LeftoverFate::StaysUntil { seconds: 300 },
+        }),
         ToSender::Result(CopyResult::Runs),
         ToSender::Result(CopyResult::Received(receipt())),
         ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {

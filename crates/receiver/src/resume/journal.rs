@@ -60,6 +60,7 @@ use std::collections::BTreeMap;
 
 use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
+pub(crate) use clean::parts_in_use;
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
 pub use naming::path_of;

@@ -15,23 +15,25 @@ use crate::quota::messages::Messages;
 pub struct SessionReport {
     /// The target that the sender asked for.
     pub target: Vec<u8>,
-    /// The number of items stored.
+    /// The number of items stored; of a cleaning, the number of leftovers found.
     pub items: u64,
     /// The number of entries that failed.
     pub faults: u64,
     /// Why no journal could be kept: had the transfer broken, no later one could have resumed its large files.
     pub journal_trouble: Option<String>,
-    /// What a session was for that has stored nothing.
+    /// What a session was for that stores nothing.
     pub looked: Option<Looked>,
 }
 
-/// The purpose of a session that only looks at the target.
+/// The purpose of a session that stores nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
     /// To tell what a transfer would do.
     Preview,
     /// To compare the target with the source.
     Verification,
+    /// To remove the leftovers of ended sessions, or to list them.
+    Cleaning,
 }
 
 /// What connects a session with its peer.

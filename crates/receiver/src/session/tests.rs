@@ -1,22 +1,24 @@
 //! The messages to a sender.
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use zmove_chunk::group_cv;
+use zmove_disk::{make_hidden, own_process};
 use zmove_transport::{Frame, LaneBreaker, LaneError, control_pair, memory_control, memory_lane};
 use zmove_types::{
     Brought, Buffer, BufferPool, Counters, Doing, ItemId, Lock, Metadata, Name, Origin, RelPath,
     StageClock, Stopwatch, Timestamp,
 };
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, PublishedItem,
-    decode_message, encode_message,
+    Batch, BatchEntry, ControlHeader, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind,
+    PublishedItem, decode_message, encode_message, encode_pong,
 };
 
 use super::*;
 use crate::config::BUFFER_BYTES;
 use crate::grant::Rights;
 use crate::store::target::WriteAccess;
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zmove_wire::ToReceiver;
 use zmove_wire::{Refusal, RefusalCode};
@@ -356,6 +358,7 @@ async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
         ("write", Some(open(Intent::Write)), Greeting::BYTES),
         ("inspect", Some(open(Intent::Inspect)), Greeting::BYTES),
         ("measure", Some(open(Intent::Measure)), Greeting::BYTES),
+        ("clean", Some(open(Intent::Clean)), Greeting::BYTES),
     ] {
         let home = tempfile::tempdir().unwrap();
         let (near, far) = tokio::io::duplex(LITTLE_ROOM);
@@ -395,6 +398,84 @@ async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
         };
         assert!(is_right, "{phase}: {ended}");
     }
+}
+
+/// A file that a process has left which has ended.
+fn leave(directory: &Path) -> PathBuf {
+    let opened = std::fs::File::open(directory).unwrap();
+    let (name, ()) = make_hidden(opened.as_fd(), |_name| Ok(())).unwrap();
+    // Another process has the number by now.
+    let (process, start) = own_process().rsplit_once('-').unwrap();
+    let start = u64::from_str_radix(start, 16).unwrap() + 1;
+    let name = name.as_os_str().to_str().unwrap();
+    let name = name.replace(own_process(), &format!("{process}-{start:x}"));
+    std::fs::write(directory.join(&name), "left").unwrap();
+    directory.join(name)
+}
+
+/// A ping of a receiver, or its next message.
+async fn next_frame(reader: &mut (impl AsyncRead + Unpin)) -> Result<u64, ToSender> {
+    let mut header = [0; ControlHeader::BYTES];
+    reader.read_exact(&mut header).await.unwrap();
+    let ControlHeader::Message { bytes } = ControlHeader::decode(header).unwrap() else {
+        return Ok(reader.read_u64_le().await.unwrap());
+    };
+    let mut message = vec![0; bytes];
+    reader.read_exact(&mut message).await.unwrap();
+    Err(decode_message(&message).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cleaning_removes_nothing_before_its_sender_has_answered_a_ping() {
+    let home = tempfile::tempdir().unwrap();
+    let left = leave(home.path());
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let (mut reader, mut writer) = tokio::io::split(near);
+    let (_lanes_in, lanes) = mpsc::channel(1);
+    let session = Session {
+        config: ReceiverConfig {
+            rights: rights_at(home.path()),
+            ..ReceiverConfig::default()
+        },
+        ..Session::new(TransferId([1; 16]), control_pair(far), lanes)
+    };
+    let session = tokio::spawn(run_session(session, std::future::pending()));
+    let open = Open {
+        intent: Intent::Clean,
+        ..Open::new(Vec::new(), [1; 16])
+    };
+    let opening = encode_message(&ToReceiver::Open(open));
+    writer.write_all(&opening).await.unwrap();
+    let mut greeting = [0; Greeting::BYTES];
+    reader.read_exact(&mut greeting).await.unwrap();
+    let mut pings = Vec::new();
+    while pings.len() < 4 {
+        match next_frame(&mut reader).await {
+            Ok(ping) => pings.push(ping),
+            Err(message) => assert!(matches!(message, ToSender::Opened(_)), "{message:?}"),
+        }
+    }
+    assert!(left.exists());
+    let newest = *pings.last().unwrap();
+    writer.write_all(&encode_pong(newest)).await.unwrap();
+    let mut said = Vec::new();
+    while !matches!(said.last(), Some(ToSender::Finished(_))) {
+        match next_frame(&mut reader).await {
+            Ok(ping) => writer.write_all(&encode_pong(ping)).await.unwrap(),
+            Err(message) => said.push(message),
+        }
+    }
+    assert!(!left.exists());
+    let [ToSender::Leftover(leftover), ToSender::Finished(_)] = &said[..] else {
+        panic!("{said:?}");
+    };
+    assert_eq!(
+        leftover.path.as_path(),
+        left.strip_prefix(home.path()).unwrap()
+    );
+    drop((reader, writer));
+    let report = session.await.unwrap().unwrap();
+    assert_eq!((report.items, report.faults), (1, 0));
 }
 
 /// Less than a greeting.

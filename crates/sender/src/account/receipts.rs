@@ -124,9 +124,9 @@ impl Receipts {
                 .into());
             }
             ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
-            ToSender::Sampled(_) | ToSender::Swept(_) => {
+            ToSender::Sampled(_) | ToSender::Swept(_) | ToSender::Leftover(_) => {
                 return Err(WireError::OutOfOrder {
-                    what: "an answer of a probe",
+                    what: "an answer of a probe or a cleaning",
                 }
                 .into());
             }

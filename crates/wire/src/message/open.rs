@@ -61,6 +61,15 @@ pub struct Open {
     pub extensions: Extensions,
 }
 
+impl Intent {
+    /// Whether a session with this intent looks at, or moves, the entries of sources. Only such a session can be
+    /// ordered from another host.
+    #[must_use]
+    pub const fn is_of_transfer(self) -> bool {
+        matches!(self, Self::Write | Self::Inspect)
+    }
+}
+
 impl Extensible for Open {
     const NAME: &'static str = "the opening";
     #[cfg(test)]
@@ -128,7 +137,8 @@ pub enum Compare {
     Checksum,
 }
 
-/// What a conversation may do at the target. **Invariant:** only [`Intent::Write`] may change a name there.
+/// What a conversation may do at the target. **Invariant:** only [`Intent::Write`] may give a name there, and
+/// [`Intent::Clean`] removes hidden names alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
     /// To write files.
@@ -138,6 +148,10 @@ pub enum Intent {
     Inspect,
     /// To measure the path, and perhaps the storage; nothing stays at the target.
     Measure,
+    /// To remove the leftovers of ended sessions.
+    Clean,
+    /// To report what [`Clean`](Self::Clean) would remove; nothing at the target is changed.
+    CleanPreview,
 }
 
 /// Whether an existing entry of the same name is replaced where it differs.

@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use zmove_disk::{Tree, is_part};
 use zmove_types::{RelPath, Timestamp};
 
-use super::orphans::{self, FoundJournal, Orphan, discard, list};
+use super::orphans::{self, Orphan, discard, list};
 use super::{JournalError, Part, Unfinished};
 
 /// Which journals are removed.
@@ -105,21 +105,24 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
     if old.is_empty() {
         return Ok(Vec::new());
     }
-    let in_use = parts_in_use(list(directory)?);
+    let in_use = parts_in_use(directory)?;
     let cleaned = old.into_iter();
     let cleaned = cleaned.filter_map(|(path, modified)| clean_one(path, modified, rule, &in_use));
     Ok(cleaned.collect())
 }
 
-/// The inode and time of birth of each part file of a running transfer.
-fn parts_in_use(journals: Vec<FoundJournal>) -> HashSet<(u64, Timestamp)> {
-    let in_use = journals.into_iter().filter(|listed| listed.in_use);
+/// The inode and time of birth of each part file of a running transfer, by the journals in `directory`.
+///
+/// # Errors
+/// [`JournalError`] when the directory cannot be read.
+pub(crate) fn parts_in_use(directory: &Path) -> Result<HashSet<(u64, Timestamp)>, JournalError> {
+    let in_use = list(directory)?.into_iter().filter(|listed| listed.in_use);
     let files = in_use
         .filter_map(|listed| listed.contents.ok())
         .flat_map(|unfinished| unfinished.files);
-    files
+    Ok(files
         .map(|file| (file.part.inode, file.part.born))
-        .collect()
+        .collect())
 }
 
 fn clean_one(

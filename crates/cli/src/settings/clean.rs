@@ -1,0 +1,39 @@
+//! The settings of a cleaning.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use zmove_engine::{Confirm, DialSettings, Location, PathCheck};
+
+use super::dial;
+use super::mistaken::{refuse_host_without_path, refuse_user_without_colon};
+use crate::args::CleanArgs;
+use crate::value::exit::usage_error;
+
+/// The target of a cleaning, and how it is reached if it is on another host. `ask` confirms the key of an unknown host.
+///
+/// # Errors
+/// An option has an impossible value, or the target is written as another thing.
+pub(crate) fn clean(
+    args: &CleanArgs,
+    ask: Arc<dyn Confirm>,
+) -> Result<(Location, Option<DialSettings>)> {
+    let (location, also) = Location::parse_several(&args.target, dial::start(&args.dial))?;
+    if !also.is_empty() {
+        return Err(usage_error(
+            "clean one receiver: the others that you name share its storage",
+        ));
+    }
+    refuse_host_without_path(&args.target)?;
+    refuse_user_without_colon(&args.target)?;
+    let Location::Remote(remote) = &location else {
+        return Ok((location, None));
+    };
+    let dial = DialSettings {
+        // Nothing goes over it.
+        streams: Some(1),
+        path_check: PathCheck::First,
+        ..dial::settings(&args.dial, remote, ask)?
+    };
+    Ok((location, Some(dial)))
+}

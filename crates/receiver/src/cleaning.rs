@@ -1,0 +1,134 @@
+//! A session that removes the leftovers of ended sessions from the tree of a target, or lists them.
+//!
+//! **Invariant:** nothing is stored or renamed. When [`run`] returns, its threads have ended.
+
+mod cleaner;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use zmove_disk::Tree;
+use zmove_transport::ControlError;
+use zmove_types::Escaped;
+use zmove_wire::{
+    Extensions, Finished, Intent, Open, Opened, Refusal, RefusalCode, TargetState, ToSender,
+};
+
+use crate::cleaning::cleaner::Cleaner;
+use crate::config::ReceiverConfig;
+use crate::error::SessionError;
+use crate::resume::journal::CleanMode;
+use crate::session::connections::{Connections, Looked, SessionReport, look, unless_stopped};
+use crate::session::keeping::KeptLease;
+use crate::store::target::{Seen, WriteAccess};
+
+/// Results that wait for a control connection whose peer does not read; beyond that the threads wait.
+const RESULTS_WAITING_MAX: usize = 256;
+
+/// Cleans the whole tree. Only a key that may write to the target is admitted, also for a preview.
+pub(crate) async fn run(
+    mut connections: Connections,
+    open: Open,
+    config: &ReceiverConfig,
+    kept: KeptLease,
+    stop: impl Future<Output = SessionError>,
+) -> Result<SessionReport, SessionError> {
+    let target = open.target.clone();
+    let access = config.rights.access.clone();
+    let mode = match open.intent {
+        Intent::Clean => CleanMode::Remove,
+        _ => CleanMode::DryRun,
+    };
+    let lanes_max = config.lanes_max;
+    let looked_at = async {
+        let tree = look(move || target_tree(&open, &access)).await;
+        let tree = tree.map_err(SessionError::Refused)?;
+        let opened = Opened {
+            state: TargetState::Populated,
+            lanes_max,
+            single_name: None,
+            free_bytes: None,
+            extensions: Extensions::NONE,
+        };
+        connections.open(opened).await?;
+        Ok(tree)
+    };
+    tokio::pin!(stop);
+    let tree = match unless_stopped(stop.as_mut(), looked_at)
+        .await
+        .unwrap_or_else(Err)
+    {
+        Ok(tree) => tree.under(kept.lease.clone()),
+        Err(error) => return Err(connections.refuse(error).await),
+    };
+    let stopping = Arc::<AtomicBool>::default();
+    let (told, results) = mpsc::channel(RESULTS_WAITING_MAX);
+    let cleaner = Cleaner::new(tree, mode, config, Arc::clone(&stopping), told);
+    let mut cleaning = tokio::task::spawn_blocking(move || cleaner.clean());
+    let mut report = SessionReport {
+        target,
+        looked: Some(Looked::Cleaning),
+        ..SessionReport::default()
+    };
+    let ended = tokio::select! {
+        ended = converse(&mut connections, results, &mut cleaning, &mut report) => ended,
+        error = stop => Err(error),
+    };
+    if ended.is_err() {
+        // Whoever waits for an echo, or looks at jobs, gives up.
+        stopping.store(true, Ordering::Relaxed);
+        drop(kept);
+        if !cleaning.is_finished() {
+            let _has_no_result = cleaning.await;
+        }
+    }
+    connections.part(&ended).await;
+    ended.map(|()| report)
+}
+
+/// The tree of a target, which has to be there.
+fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
+    let seen = Seen::look(open, access)?;
+    let why = if seen.is_closed {
+        "its mode closes it to its owner"
+    } else {
+        "there is no such directory"
+    };
+    seen.tree.ok_or_else(|| {
+        let target = Escaped(&open.target);
+        Refusal::new(RefusalCode::Target, format!("clean '{target}': {why}"))
+    })
+}
+
+/// Sends the results of a cleaning until it has ended.
+async fn converse(
+    connections: &mut Connections,
+    mut results: mpsc::Receiver<ToSender>,
+    cleaning: &mut JoinHandle<()>,
+    report: &mut SessionReport,
+) -> Result<(), SessionError> {
+    loop {
+        tokio::select! {
+            result = results.recv() => {
+                let Some(message) = result else { break };
+                match message {
+                    ToSender::Leftover(_) => report.items += 1,
+                    ToSender::Fault(_) => report.faults += 1,
+                    _ => {}
+                }
+                connections.send(&message).await?;
+            }
+            message = connections.inbox.recv() => {
+                message.ok_or(ControlError::Closed)??;
+                return Err(SessionError::out_of_order("a message of a cleaning"));
+            }
+            Some(lane) = connections.lanes.recv() => drop(lane),
+        }
+    }
+    cleaning.await.map_err(|_panic| SessionError::Panicked)?;
+    let finished = ToSender::Finished(Finished::default());
+    Ok(connections.send_last(&finished).await?)
+}

@@ -1,0 +1,409 @@
+//! The walk of a cleaning, and the watch over the jobs of several receivers that it finds.
+//!
+//! A walk enters each directory of the tree but those with hidden names, also where another file system is mounted: a
+//! push does the same. It treats hidden names as a push does in the directories that it enters. The jobs are watched
+//! after the walk, all at the same time.
+//!
+//! **Invariant:** nothing is removed but entries whose maker has ended, parts that have not changed for longer than
+//! they are kept, and directories of dead jobs of this user. No link is followed. Each removal takes a permit.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
+use rustix::io::Errno;
+use tokio::sync::mpsc::Sender;
+use zmove_disk::{
+    DEAD_AFTER, EpochError, SharedJobDirectory, Sign, Task, Tree, Turn, WatchedJob, hidden_in,
+    remove_leftover,
+};
+use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp};
+use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
+
+use crate::config::ReceiverConfig;
+use crate::other_jobs::LOOK_EVERY;
+use crate::quota::{Booking, Quota};
+use crate::resume::journal::{CleanMode, parts_in_use};
+use crate::shared_job::session::PATIENCE;
+
+/// The cleaning of one tree.
+#[derive(Debug)]
+pub(super) struct Cleaner {
+    tree: Tree,
+    mode: CleanMode,
+    journals: Option<PathBuf>,
+    parts_kept: Duration,
+    quota: Quota,
+    stopping: Arc<AtomicBool>,
+    told: Sender<ToSender>,
+    /// Directories that are still to be entered. The newest is entered first, so that few are pending.
+    pending: Lock<Vec<(RelPath, Booking)>>,
+    /// The jobs that were found, with the directories in which they are.
+    jobs: Lock<Vec<(RelPath, SharedJobId, Booking)>>,
+    /// The parts of running transfers when the first part was found.
+    in_use: OnceLock<PartsInUse>,
+}
+
+/// The inodes and times of birth of the parts of running transfers; `None` if the journals cannot be read.
+type PartsInUse = Option<HashSet<(u64, Timestamp)>>;
+
+/// The memory of a path that is kept, beside its bytes.
+const KEPT_BYTES: usize = 128;
+/// The most directories below a leftover that wait to be measured; the size of further ones is not counted.
+const MEASURED_MAX: usize = 65_536;
+/// The unit in which a file system reports the size of an entry on its storage.
+const BLOCK_BYTES: u64 = 512;
+
+impl Cleaner {
+    pub(super) fn new(
+        tree: Tree,
+        mode: CleanMode,
+        config: &ReceiverConfig,
+        stopping: Arc<AtomicBool>,
+        told: Sender<ToSender>,
+    ) -> Self {
+        Self {
+            tree,
+            mode,
+            journals: config.journals.clone(),
+            parts_kept: config.parts_kept,
+            quota: config.quota.clone(),
+            stopping,
+            told,
+            pending: Lock::default(),
+            jobs: Lock::default(),
+            in_use: OnceLock::new(),
+        }
+    }
+
+    /// Cleans the whole tree. Blocks.
+    pub(super) fn clean(self) {
+        self.enter_later(RelPath::root());
+        let task = (Task::Look, "zmove-clean");
+        self.quota
+            .side_by_side(task, &self.stopping, |turn| self.walk(turn));
+        self.clean_jobs();
+    }
+
+    fn walk(&self, turn: &Turn<'_>) {
+        while !turn.is_over() {
+            let next = self.pending.lock().pop();
+            let Some((path, _booked)) = next else { return };
+            if !self.pending.lock().is_empty() {
+                turn.get_help();
+            }
+            self.clean_directory(&path);
+        }
+    }
+
+    fn enter_later(&self, path: RelPath) {
+        match self.quota.book_memory(KEPT_BYTES + path.as_bytes().len()) {
+            Ok(booked) => self.pending.lock().push((path, booked)),
+            Err(_no_room) => self.failed(path, Operation::List, &Errno::NOMEM.into()),
+        }
+    }
+
+    fn clean_directory(&self, path: &RelPath) {
+        let directory = match self.tree.open_directory(path) {
+            Ok(directory) => directory,
+            Err(error) if is_gone(&error) => return,
+            Err(error) => return self.failed(path.clone(), Operation::OpenDirectory, &error),
+        };
+        let mut below = Vec::new();
+        let hidden = hidden_in(directory.as_fd(), |entry| {
+            below.extend(subdirectory(directory.as_fd(), entry));
+        });
+        let hidden = match hidden {
+            Ok(hidden) => hidden,
+            Err(error) => return self.failed(path.clone(), Operation::List, &error),
+        };
+        for name in &hidden.left {
+            self.clean_left(path, directory.as_fd(), name);
+        }
+        for name in &hidden.parts {
+            self.clean_part(path, directory.as_fd(), name);
+        }
+        for job in hidden.jobs {
+            match self.quota.book_memory(KEPT_BYTES + path.as_bytes().len()) {
+                Ok(booked) => self.jobs.lock().push((path.clone(), job, booked)),
+                Err(_no_room) => self.failed(path.clone(), Operation::List, &Errno::NOMEM.into()),
+            }
+        }
+        // The path of a directory that is too deep cannot be named at all.
+        let below = below.iter().filter_map(|name| path.join(name).ok());
+        below.for_each(|below| self.enter_later(below));
+    }
+
+    /// Removes an entry that an ended process has left.
+    fn clean_left(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
+        let (Ok(path), Ok(stat)) = (directory.join(name), look_at(parent, name)) else {
+            return;
+        };
+        let kind = match form(&stat) {
+            FileType::Directory => LeftoverKind::Directory,
+            _ => LeftoverKind::Unfinished,
+        };
+        let bytes = self.bytes_of(&path, &stat);
+        self.remove(directory, name, kind, bytes);
+    }
+
+    /// Lists a part from which a transfer may resume, and removes one that is kept no longer.
+    fn clean_part(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
+        let (Ok(path), Ok(stat)) = (directory.join(name), look_at(parent, name)) else {
+            return;
+        };
+        if form(&stat) != FileType::RegularFile {
+            return;
+        }
+        let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
+        let until = Duration::from_secs(changed).saturating_add(self.parts_kept);
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let is_kept = since_epoch.unwrap_or_default() < until;
+        // A transfer may have taken up an old part just now.
+        let anew = (!is_kept).then(|| self.find_parts_in_use());
+        let in_use = anew
+            .as_ref()
+            .unwrap_or_else(|| self.in_use.get_or_init(|| self.find_parts_in_use()));
+        let born = Timestamp {
+            seconds: stat.stx_btime.tv_sec,
+            nanos: stat.stx_btime.tv_nsec,
+        };
+        let bytes = stat.stx_blocks * BLOCK_BYTES;
+        match in_use {
+            Some(in_use) if in_use.contains(&(stat.stx_ino, born)) => {}
+            Some(_) if !is_kept => self.remove(directory, name, LeftoverKind::Part, bytes),
+            _ => self.tell(ToSender::Leftover(Leftover {
+                path,
+                kind: LeftoverKind::Part,
+                bytes,
+                fate: LeftoverFate::StaysUntil {
+                    seconds: until.as_secs(),
+                },
+            })),
+        }
+    }
+
+    fn find_parts_in_use(&self) -> PartsInUse {
+        let journals = self.journals.as_deref();
+        journals.map_or_else(
+            || Some(HashSet::new()),
+            |journals| parts_in_use(journals).ok(),
+        )
+    }
+
+    /// Removes an entry, unless this is a preview, and tells so. An entry that is gone by now is not told.
+    fn remove(&self, directory: &RelPath, name: &Name, kind: LeftoverKind, bytes: u64) {
+        let Ok(path) = directory.join(name) else {
+            return;
+        };
+        if self.mode == CleanMode::Remove {
+            let mut has_failed = false;
+            let failed = |path, error: io::Error| {
+                has_failed = true;
+                self.failed(path, Operation::Delete, &error);
+            };
+            match remove_leftover(&self.tree, directory, name, failed) {
+                Err(error) => return self.failed(path, Operation::Delete, &error),
+                Ok(removed) if removed == 0 || has_failed => return,
+                Ok(_) => {}
+            }
+        }
+        self.tell(ToSender::Leftover(Leftover {
+            path,
+            kind,
+            bytes,
+            fate: LeftoverFate::Goes,
+        }));
+    }
+
+    /// Waits until each job that was found is known to be alive or dead, and removes what dead ones have left.
+    fn clean_jobs(&self) {
+        let mut watched = Vec::new();
+        for (path, job, booked) in std::mem::take(&mut *self.jobs.lock()) {
+            // In a directory that is gone there is no job any more.
+            let parent = self.tree.open_directory(&path);
+            let job = parent
+                .ok()
+                .and_then(|parent| WatchedJob::begin(parent.as_fd(), job));
+            watched.extend(job.map(|job| (path, job, booked)));
+        }
+        let mut has_told = false;
+        loop {
+            watched.retain_mut(|(path, job, _)| self.is_unclear(path, job));
+            if watched.is_empty() || self.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            if !has_told {
+                has_told = true;
+                self.tell(ToSender::HeldUp {
+                    text: waits_for(watched.len()),
+                });
+            }
+            self.tree.lease().during(|| std::thread::sleep(LOOK_EVERY));
+        }
+    }
+
+    /// Looks at a job again, and returns whether its fate is not clear.
+    fn is_unclear(&self, directory: &RelPath, job: &mut WatchedJob) -> bool {
+        if self.stopping.load(Ordering::Relaxed) {
+            return true;
+        }
+        let looked = self.tree.open_directory(directory).and_then(|parent| {
+            let sign = job.look(parent.as_fd())?;
+            Ok((sign, parent))
+        });
+        match looked {
+            Ok((Sign::Unclear, _)) => return true,
+            Ok((Sign::Dead, parent)) => self.clean_job(directory, &parent, job.job()),
+            Ok((Sign::Alive | Sign::Gone, _)) => {}
+            // The directory above it has gone.
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                let name = SharedJobDirectory::name(job.job());
+                let path = directory.join(&name).unwrap_or_else(|_| directory.clone());
+                self.failed(path, Operation::List, &error);
+            }
+        }
+        false
+    }
+
+    /// Removes the directory of a dead job, unless it is foreign.
+    fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId) {
+        let name = SharedJobDirectory::name(job);
+        let (Ok(path), Ok(stat)) = (directory.join(&name), look_at(parent.as_fd(), &name)) else {
+            return;
+        };
+        let bytes = self.bytes_of(&path, &stat);
+        let is_own = SharedJobDirectory::is_own(parent, job);
+        if is_own && self.mode == CleanMode::Remove {
+            let removed = SharedJobDirectory::end_dead(self.tree.lease(), parent, job, PATIENCE);
+            if let Err(error) = removed {
+                return self.failed(path, Operation::Delete, &cause(error));
+            }
+        }
+        self.tell(ToSender::Leftover(Leftover {
+            path,
+            kind: LeftoverKind::SharedJob,
+            bytes,
+            fate: if is_own {
+                LeftoverFate::Goes
+            } else {
+                LeftoverFate::Foreign
+            },
+        }));
+    }
+
+    /// The bytes that an entry takes on its storage, with all below it.
+    fn bytes_of(&self, path: &RelPath, stat: &Statx) -> u64 {
+        let mut blocks = stat.stx_blocks;
+        let mut pending = Vec::new();
+        if form(stat) == FileType::Directory {
+            pending.push(path.clone());
+        }
+        while let Some(path) = pending.pop()
+            && !self.stopping.load(Ordering::Relaxed)
+        {
+            let opened = self.tree.open_directory(&path);
+            let entries = opened.and_then(|opened| Ok((Dir::read_from(&opened)?, opened)));
+            // What cannot be looked at is not counted.
+            let Ok((entries, directory)) = entries else {
+                continue;
+            };
+            for entry in entries.map_while(Result::ok) {
+                let Some(name) = name_of(&entry) else {
+                    continue;
+                };
+                let Ok(stat) = look_at(directory.as_fd(), &name) else {
+                    continue;
+                };
+                blocks += stat.stx_blocks;
+                if form(&stat) == FileType::Directory && pending.len() < MEASURED_MAX {
+                    pending.extend(path.join(&name));
+                }
+            }
+        }
+        blocks * BLOCK_BYTES
+    }
+
+    fn failed(&self, path: RelPath, operation: Operation, error: &io::Error) {
+        let code = match error.kind() {
+            io::ErrorKind::CrossesDevices => FaultCode::Mounted,
+            _ => FaultCode::os(error),
+        };
+        self.tell(ToSender::Fault(Fault {
+            path,
+            operation,
+            code,
+        }));
+    }
+
+    fn tell(&self, message: ToSender) {
+        if self.told.blocking_send(message).is_err() {
+            self.stopping.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether a directory has gone, or something else has its name.
+fn is_gone(error: &io::Error) -> bool {
+    let is_other = [Errno::LOOP, Errno::NOTDIR].map(Some);
+    error.kind() == io::ErrorKind::NotFound || is_other.contains(&Errno::from_io_error(error))
+}
+
+/// The system's error behind a job that cannot be ended.
+fn cause(error: EpochError) -> io::Error {
+    match error {
+        EpochError::Io(error) | EpochError::Older { source: error, .. } => error,
+        _ => Errno::BUSY.into(),
+    }
+}
+
+fn look_at(directory: BorrowedFd<'_>, name: &Name) -> rustix::io::Result<Statx> {
+    let asked = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    rustix::fs::statx(
+        directory,
+        name.as_os_str(),
+        AtFlags::SYMLINK_NOFOLLOW,
+        asked,
+    )
+}
+
+fn form(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+/// The name of an entry, unless it stands for its directory or the one above.
+fn name_of(entry: &DirEntry) -> Option<Name> {
+    Name::from_bytes(entry.file_name().to_bytes()).ok()
+}
+
+/// The name of an entry that is a directory.
+fn subdirectory(directory: BorrowedFd<'_>, entry: &DirEntry) -> Option<Name> {
+    let is_directory = |name: &Name| match entry.file_type() {
+        FileType::Unknown => {
+            look_at(directory, name).is_ok_and(|stat| form(&stat) == FileType::Directory)
+        }
+        known => known == FileType::Directory,
+    };
+    name_of(entry).filter(is_directory)
+}
+
+fn waits_for(jobs: usize) -> String {
+    let seconds = DEAD_AFTER.as_secs();
+    if jobs == 1 {
+        format!(
+            "a push to several receivers has its directory there; within {seconds} s it is known whether that push is \
+             alive"
+        )
+    } else {
+        format!(
+            "{jobs} pushes to several receivers have their directories there; within {seconds} s it is known which of \
+             them are alive"
+        )
+    }
+}
