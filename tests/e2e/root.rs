@@ -5,6 +5,8 @@
 //! trap in the place of each of these names. **Invariant:** the file of root's behind the trap stays as it is, nothing
 //! of its contents is shown, and the command ends.
 
+mod terminal;
+
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

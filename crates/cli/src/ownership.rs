@@ -7,6 +7,7 @@
 
 mod child;
 mod commands;
+mod terminal;
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -24,6 +25,7 @@ use crate::value::exit::{Exit, failure};
 
 pub(crate) use child::{Child, become_user, run_as};
 pub(crate) use commands::{Settled, settle};
+pub(crate) use terminal::{end_with, run_apart};
 
 /// The users other than root who can change the names in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -58,6 +58,38 @@ impl EndSignals {
     }
 }
 
+/// Listeners for the signals that a process passes on to a child in another session, and that then no longer end the
+/// process itself.
+#[derive(Debug)]
+pub(crate) struct PassedSignals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl PassedSignals {
+    /// Listens for the signals from now on.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for one more signal, and returns it.
+    pub(crate) async fn next(&mut self) -> rustix::process::Signal {
+        tokio::select! {
+            _ = self.interrupt.recv() => rustix::process::Signal::INT,
+            _ = self.terminate.recv() => rustix::process::Signal::TERM,
+            _ = self.hangup.recv() => rustix::process::Signal::HUP,
+        }
+    }
+}
+
 /// Whether a process with this `/proc/PID/status` ignores SIGHUP, as its parent has arranged.
 fn ignores_hangup(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

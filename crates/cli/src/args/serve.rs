@@ -75,6 +75,9 @@ pub(crate) struct ServeArgs {
     /// takes a restart. [default: off; --confine alone: on]
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
     pub(crate) confine: Option<ConfineArg>,
+    /// The process that has the terminal; it starts this one without
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) apart_from: Option<u32>,
     /// Only check the configuration and the keys
     #[arg(long)]
     pub(crate) check: bool,

@@ -2,9 +2,9 @@
 //! and the service manager with the [`Daemon`].
 //!
 //! The rights of the process are settled before it starts a second thread. Root reads settings only from a directory
-//! that nobody else can change. First the process binds the network sockets, with the rights of the user who started
-//! it. Then it becomes `--user`. Only then it opens the log, the control socket, keys and state. Last, `--confine`
-//! closes the rest, without exception.
+//! that nobody else can change. A process that is to become another user first leaves the terminal, which its parent
+//! keeps. Then it binds the network sockets, with the rights of the user who started it, and becomes `--user`. Only
+//! then it opens the log, the control socket, keys and state. Last, `--confine` closes the rest, without exception.
 //!
 //! SIGTERM first refuses new transfers, and ends the others when they are done or out of time.
 
@@ -24,6 +24,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
-use crate::ownership::become_user;
+use crate::ownership::{become_user, end_with, run_apart};
 use crate::runtime;
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -66,11 +67,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Runs `zmove serve` until a signal ends it.
-pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
+pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
     let own = belongings(args, home);
     if args.check {
-        return Ok(check::run(args, &own));
+        return check::run(args, &own);
     }
     own.demand_settings()?;
     let config = Config::read(args.config.as_deref(), &own.home)
@@ -80,19 +81,34 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         .user
         .as_deref()
         .map_or(Ok(None), privileges::to_become)?;
-    if user.is_none() {
+    let Some(user) = user else {
         own.demand_state(config.log.file.as_deref())?;
+        let bound = Bound::new(&config);
+        return start(args, &config, own, None, bound).map(Exit::into);
+    };
+    if let Some(code) = run_apart(args.apart_from)? {
+        return Ok(code.into());
     }
     let bound = Bound::new(&config);
-    if let Some(user) = &user {
-        become_user(user)?;
-    }
+    become_user(&user)?;
+    args.apart_from.map_or(Ok(()), end_with)?;
+    start(args, &config, own, Some(&user), bound).map(Exit::into)
+}
+
+/// Serves with the rights that this process is to keep.
+fn start(
+    args: &ServeArgs,
+    config: &Config,
+    own: Belongings,
+    user: Option<&User>,
+    bound: Bound,
+) -> Result<Exit> {
     let file = config.log.file.as_deref().map(|path| {
         LogFile::open(path).with_context(|| format!("open the log '{}'", path.display()))
     });
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
-    match begin((args, file.as_ref()), &config, own, user.as_ref(), bound) {
+    match begin((args, file.as_ref()), config, own, user, bound) {
         // The error is a line of the log like any other, so that a program which reads it can.
         Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
             log::failed(terminal::causes(&error));

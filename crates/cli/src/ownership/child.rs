@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::{ROOT, Uid, User};
 use zmove_jobs::THIS_PROGRAM;
 
-use super::{is_root, name_of};
+use super::{is_root, name_of, terminal};
 use crate::args::AsUserArgs;
 use crate::value::exit::{Exit, failure, usage_error};
 
@@ -51,13 +51,8 @@ impl Child {
     ///
     /// # Errors
     /// It cannot be started, or was killed.
-    pub(crate) fn code(mut self) -> Result<u8> {
-        let status = self
-            .0
-            .status()
-            .with_context(|| format!("start zmove as another user ({THIS_PROGRAM})"))?;
-        let code = status.code().and_then(|code| u8::try_from(code).ok());
-        code.with_context(|| format!("zmove as another user ended by {status}"))
+    pub(crate) fn code(self) -> Result<u8> {
+        terminal::run(self.0)
     }
 }
 
@@ -70,11 +65,13 @@ fn account(user: u32) -> Result<User> {
     })
 }
 
-/// Gives this process that user's identity and groups, for good.
+/// Gives this process that user's identity and groups, for good, and leaves the terminal of root before that.
 ///
 /// # Errors
-/// The system's error; the process must end then.
+/// The system's error, or this process still has a terminal; the process must end then.
 pub(crate) fn become_user(user: &User) -> Result<()> {
+    terminal::leave()?;
+    terminal::demand_none()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
     // The groups come first: only root may change them.

@@ -1,5 +1,7 @@
 //! `zmove serve --check`: reads what a daemon would read, changes nothing, and reports all faults.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use zmove_transport::{AuthorizedKeys, Identity};
 
@@ -8,22 +10,31 @@ use super::{confinement, privileges};
 use crate::args::{ConfineArg, ServeArgs};
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
-use crate::ownership::{self, become_user};
+use crate::ownership::{self, become_user, run_apart};
 use crate::value::exit::Exit;
 
 /// Runs `zmove serve --check`.
-pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Exit {
+///
+/// # Errors
+/// This process cannot leave the terminal.
+pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
     let mut faults = Vec::new();
     if let Err(error) = own.demand_settings() {
         // Root reads nothing there.
         terminal::warn(terminal::causes(&error));
-        return Exit::Usage;
+        return Ok(Exit::Usage.into());
     }
     let config = Config::read(args.config.as_deref(), &own.home).unwrap_or_else(|wrong| {
         faults.extend(wrong.iter().map(ToString::to_string));
         Config::default()
     });
     let config = config.with(args);
+    if config.user.is_some()
+        && ownership::is_root()
+        && let Some(code) = run_apart(args.apart_from)?
+    {
+        return Ok(code.into());
+    }
     if config.confine == ConfineArg::On
         && let Err(error) = confinement::possible()
     {
@@ -40,9 +51,9 @@ pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Exit {
     }
     if faults.is_empty() {
         terminal::say("ok");
-        return Exit::Done;
+        return Ok(Exit::Done.into());
     }
-    Exit::Usage
+    Ok(Exit::Usage.into())
 }
 
 /// Becomes the user that will read the daemon's files, for whom they have to be right.

@@ -1,0 +1,251 @@
+//! The terminal from which root has started a command. A process that has it can type into root's shell (TIOCSTI).
+//!
+//! Where root has a terminal, the process that becomes another user is a child in a session of its own. Its parent
+//! stays in the foreground: it copies the output of the child to the terminal, and passes signals on.
+//!
+//! **Invariant:** a process that becomes another user has no controlling terminal, and no descriptor of one.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, IsTerminal, PipeReader, Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::OFlags;
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal, setsid,
+};
+use tokio::task::{JoinHandle, spawn_blocking};
+use zmove_jobs::THIS_PROGRAM;
+
+use crate::display::output;
+use crate::display::terminal::Printable;
+use crate::settings;
+use crate::signals::PassedSignals;
+
+/// Runs the command of this process again in a child without a terminal, if this process has one, and returns the exit
+/// code of the child; `None` if this process has no terminal or is that child.
+///
+/// # Errors
+/// The child cannot be started or was killed.
+pub(crate) fn run_apart(parent: Option<u32>) -> Result<Option<u8>> {
+    if parent.is_some() || !has_terminal()? {
+        return Ok(None);
+    }
+    let mut words = std::env::args_os();
+    let mut command = Command::new(THIS_PROGRAM);
+    if let Some(name) = words.next() {
+        command.arg0(name);
+    }
+    command
+        .args(words)
+        .arg("--apart-from")
+        .arg(getpid().to_string())
+        .stdin(Stdio::null());
+    // The sockets of a service manager were handed over to this process, and are the child's.
+    if std::env::var("LISTEN_PID").is_ok_and(|pid| pid == getpid().to_string()) {
+        command.env_remove("LISTEN_PID");
+    }
+    run(command).map(Some)
+}
+
+/// Runs a child of root's without a terminal, and returns its exit code.
+///
+/// # Errors
+/// The child cannot be started or was killed.
+pub(super) fn run(command: Command) -> Result<u8> {
+    let status = settings::block_on(1, relay(command))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.with_context(|| format!("zmove as another user ended by {status}"))
+}
+
+/// Leaves the session of the parent, and with it the terminal.
+///
+/// # Errors
+/// This process leads a group of processes that others may be in.
+pub(super) fn leave() -> Result<()> {
+    if has_controlling_terminal()? {
+        setsid().context("leave the terminal (only commands of root start this)")?;
+    }
+    Ok(())
+}
+
+/// Has the kernel end this process with its parent, through which its user sees and ends it.
+///
+/// # Errors
+/// The system's error, or the parent has ended.
+pub(crate) fn end_with(parent: u32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("end with the parent")?;
+    let is_alive = getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent);
+    ensure!(
+        is_alive,
+        "the process {parent}, which keeps the terminal, has ended"
+    );
+    Ok(())
+}
+
+/// Demands that this process has no terminal.
+///
+/// # Errors
+/// It has one.
+pub(super) fn demand_none() -> Result<()> {
+    ensure!(
+        !has_controlling_terminal()?,
+        "become another user: this process still has a controlling terminal"
+    );
+    let descriptors = Path::new("/proc/self/fd");
+    for entry in fs::read_dir(descriptors).context("list the descriptors of this process")? {
+        let name = entry
+            .context("list the descriptors of this process")?
+            .file_name();
+        if is_terminal(&descriptors.join(&name)) {
+            let number = name.display();
+            bail!(
+                "become another user: descriptor {number} is a terminal, through which that user could type into it; \
+                 close it ({number}>&-)"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn has_terminal() -> Result<bool> {
+    let streams = [
+        io::stdin().is_terminal(),
+        io::stdout().is_terminal(),
+        io::stderr().is_terminal(),
+    ];
+    Ok(streams.contains(&true) || has_controlling_terminal()?)
+}
+
+fn has_controlling_terminal() -> Result<bool> {
+    let stat = fs::read_to_string("/proc/self/stat").context("look for the terminal")?;
+    let device = controlling_terminal(&stat).context("read /proc/self/stat")?;
+    Ok(device != "0")
+}
+
+/// The number of the controlling terminal in `/proc/PID/stat`. The name of the program may have any character.
+fn controlling_terminal(stat: &str) -> Option<&str> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(4)
+}
+
+/// Whether a descriptor of this process is a terminal. It is opened again, since it cannot be borrowed by its number. A
+/// device that cannot be opened again counts as one, as `/dev/tty` does after the process has left its terminal.
+fn is_terminal(descriptor: &Path) -> bool {
+    let is_device = fs::metadata(descriptor).is_ok_and(|found| found.file_type().is_char_device());
+    let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
+    let open = || {
+        File::options()
+            .read(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(descriptor)
+    };
+    is_device && !open().is_ok_and(|opened| !opened.is_terminal())
+}
+
+async fn relay(mut command: Command) -> Result<ExitStatus> {
+    if io::stdin().is_terminal() {
+        command.stdin(Stdio::null());
+    }
+    let mut copies = Vec::new();
+    if io::stdout().is_terminal() {
+        let (output, input) = io::pipe().context("make a pipe")?;
+        command.stdout(input);
+        copies.push(copy(output, |text| output::write(text)));
+    }
+    if io::stderr().is_terminal() {
+        let (output, input) = io::pipe().context("make a pipe")?;
+        command.stderr(input);
+        copies.push(copy(output, |text| {
+            // A terminal that is gone shows nothing.
+            let _gone = io::stderr().write_all(text.as_bytes());
+        }));
+    }
+    let mut signals = PassedSignals::listen().context("handle signals")?;
+    let mut command = tokio::process::Command::from(command);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("start zmove as another user ({THIS_PROGRAM})"))?;
+    // The child alone holds the pipes open now.
+    drop(command);
+    let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status.context("wait for zmove as another user")?,
+            signal = signals.next() => {
+                // A child that has ended needs none.
+                let _ended = pid.map(|pid| kill_process(pid, signal));
+            }
+        }
+    };
+    // A process that the child has left may hold a pipe open.
+    let copied = futures_util::future::join_all(copies);
+    let _held_open = tokio::time::timeout(LAST_WORDS, copied).await;
+    Ok(status)
+}
+
+/// Copies the text of a pipe to a terminal, on a thread that may wait for the terminal.
+fn copy(output: PipeReader, show: impl FnMut(&str) + Send + 'static) -> JoinHandle<()> {
+    spawn_blocking(move || copy_lines(output, show))
+}
+
+/// Copies lines in which characters that would command the terminal are escaped.
+fn copy_lines(output: impl io::Read, mut show: impl FnMut(&str)) {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = output
+            .by_ref()
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line);
+        if !matches!(read, Ok(1..)) {
+            return;
+        }
+        let text = String::from_utf8_lossy(&line);
+        let (text, end) = text
+            .strip_suffix('\n')
+            .map_or((&*text, ""), |text| (text, "\n"));
+        show(&format!("{}{end}", Printable(text)));
+    }
+}
+
+/// Maximum number of bytes of a line that is shown as a whole.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+/// Maximum time until the last output of a child that has ended is copied.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_terminal_is_read_behind_any_name_of_a_program() {
+        for name in ["zmove", "a b", ") R 1 2 3 4 ("] {
+            let stat = format!("7 ({name}) S 1 7 7 34816 7 4194560 95");
+            assert_eq!(controlling_terminal(&stat), Some("34816"), "{name}");
+        }
+        assert_eq!(controlling_terminal("7 (zmove) S 1 7"), None);
+    }
+
+    #[test]
+    fn output_of_another_user_cannot_command_the_terminal() {
+        let mut shown = String::new();
+        copy_lines(&b"one\n\x1b[6n two\r\n\xc2\x9b \xff\nend"[..], |text| {
+            shown += text
+        });
+        assert_eq!(shown, "one\n\\u{1b}[6n two\\r\n\\u{9b} \u{fffd}\nend");
+    }
+
+    #[test]
+    fn a_line_without_end_is_copied_in_parts() {
+        let mut parts = Vec::new();
+        let line = vec![b'x'; 150 << 10];
+        copy_lines(&line[..], |text| parts.push(text.len()));
+        assert_eq!(parts, [64 << 10, 64 << 10, 22 << 10]);
+    }
+}
