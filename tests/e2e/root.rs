@@ -5,6 +5,7 @@
 //! trap in the place of each of these names. **Invariant:** the file of root's behind the trap stays as it is, nothing
 //! of its contents is shown, and the command ends.
 
+mod answers;
 mod terminal;
 
 use std::collections::BTreeSet;

@@ -3,24 +3,28 @@
 
 mod table;
 
-use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
+};
+use tokio::net::UnixStream;
 use zmove_daemon::TransferStatus;
+use zmove_types::ByteCount;
 
 use crate::args::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 use crate::display::format::counted;
 use crate::display::{output, terminal};
 use crate::ownership::{self, Child};
 use crate::settings::{self, Role};
-use crate::value::control::{Answer, REQUEST_BYTES_MAX, Request, Status};
+use crate::value::control::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request, Status};
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// How long a daemon may take to answer.
+/// How long a daemon may take for a whole answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a status is shown anew.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -129,39 +133,69 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
 fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     let socket = &std::path::absolute(socket)?;
     let directory = socket.parent().unwrap_or(socket);
-    if let Some(user) = ownership::other_owner(directory, "the socket of a daemon")? {
-        return ask_as(user, socket, request);
-    }
-    match UnixStream::connect(socket) {
-        Ok(stream) => converse(stream, request)
-            .with_context(|| format!("ask '{}'", socket.display()))
-            .map(Ok),
-        Err(error) => Ok(Err(error.to_string())),
-    }
+    let user = ownership::other_owner(directory, "the socket of a daemon")?;
+    let words = serde_json::to_string(request)? + "\n";
+    let answered = within_patience(async {
+        match user {
+            Some(user) => ask_as(user, socket, &words).await,
+            None => exchange(socket, &words).await,
+        }
+    });
+    let line = match answered {
+        Ok(Ok(line)) => understood(&line).map(Ok),
+        Ok(Err(nobody)) => Ok(Err(nobody)),
+        Err(error) => Err(error),
+    };
+    let purpose = request.purpose();
+    line.with_context(|| format!("ask the daemon at '{}' {purpose}", socket.display()))
 }
 
-/// Has a process of that user ask.
-fn ask_as(user: u32, socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
-    let mut command = Child::new(user)?.arg("ask-daemon").arg(socket).0;
-    let piped = command
+/// Has one deadline for all that a daemon may take time for, whoever connects to it.
+fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || {
+        let text = format!("no answer within {} s", PATIENCE.as_secs());
+        failure(Exit::Connection, text)
+    };
+    let answered = async { tokio::time::timeout(PATIENCE, asking).await };
+    settings::block_on(1, async {
+        answered.await.unwrap_or_else(|_late| Err(late()))
+    })
+}
+
+/// Has a process of that user ask. At the deadline it is killed, since its user may have stopped it.
+async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, String>> {
+    let command = Child::new(user)?.arg("ask-daemon").arg(socket).0;
+    let mut child = tokio::process::Command::from(command)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = piped.spawn().context("start zmove as another user")?;
-    let words = serde_json::to_string(request)? + "\n";
-    // A process that has ended says why.
-    let _ended = child
-        .stdin
-        .take()
-        .map(|mut input| input.write_all(words.as_bytes()));
-    let output = child
-        .wait_with_output()
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("start zmove as another user")?;
+    let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(mut input), Some(output), Some(errors)) = streams else {
+        bail!("zmove as another user has no pipes");
+    };
+    let send = async move {
+        // A process that has ended says why.
+        let _ended = input.write_all(words.as_bytes()).await;
+    };
+    let (answer, told, ()) = tokio::join!(line_of(output), line_of(errors), send);
+    let status = child
+        .wait()
+        .await
         .context("wait for zmove as another user")?;
-    if output.status.success() {
-        return understood(&String::from_utf8_lossy(&output.stdout)).map(Ok);
+    if status.success() {
+        return answer.map(Ok);
     }
-    let told = String::from_utf8_lossy(&output.stderr);
-    Ok(Err(told.trim().trim_start_matches("zmove: ").to_owned()))
+    let told = told?;
+    let told = told.trim().trim_start_matches("zmove: ");
+    match status.code() {
+        Some(code) if code == Exit::Connection as i32 => Ok(Err(told.to_owned())),
+        Some(code) if code == Exit::Broken as i32 => Err(failure(Exit::Broken, told)),
+        _ if told.is_empty() => bail!("zmove as another user ended by {status}"),
+        _ => bail!("{told}"),
+    }
 }
 
 /// Runs `zmove ask-daemon`: passes on what root asks, as the daemon's user.
@@ -170,9 +204,8 @@ pub(crate) fn pass_on(socket: &Path) -> Result<Exit> {
     std::io::stdin()
         .take(REQUEST_BYTES_MAX)
         .read_to_string(&mut words)?;
-    let stream = UnixStream::connect(socket)
-        .map_err(|error| failure(Exit::Connection, error.to_string()))?;
-    terminal::print(exchange(stream, &words)?);
+    let answered = within_patience(exchange(socket, &words))?;
+    terminal::print(answered.map_err(|nobody| failure(Exit::Connection, nobody))?);
     Ok(Exit::Done)
 }
 
@@ -190,21 +223,26 @@ fn places() -> Result<Vec<PathBuf>> {
     })
 }
 
-fn converse(stream: UnixStream, request: &Request) -> Result<Answer> {
-    understood(&exchange(
-        stream,
-        &(serde_json::to_string(request)? + "\n"),
-    )?)
+/// Sends a line to a daemon, and returns the answer; the inner error says that none listens there.
+async fn exchange(socket: &Path, words: &str) -> Result<Result<String, String>> {
+    let mut stream = match UnixStream::connect(socket).await {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    stream.write_all(words.as_bytes()).await?;
+    line_of(stream).await.map(Ok)
 }
 
-/// Sends a line, and returns the answer.
-fn exchange(mut stream: UnixStream, request: &str) -> Result<String> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(request.as_bytes())?;
-    let mut line = String::new();
-    // a daemon answers in one line, and closes
-    BufReader::new(stream).take(u64::MAX).read_line(&mut line)?;
-    Ok(line)
+/// Reads one line or to the end, up to the limit of an answer.
+async fn line_of(stream: impl AsyncRead + Unpin) -> Result<String> {
+    let mut line = Vec::new();
+    let mut stream = BufReader::new(stream.take(ANSWER_BYTES_MAX + 1));
+    stream.read_until(b'\n', &mut line).await?;
+    if line.len() as u64 > ANSWER_BYTES_MAX {
+        let text = format!("the answer is longer than {}", ByteCount(ANSWER_BYTES_MAX));
+        return Err(failure(Exit::Broken, text));
+    }
+    Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
 fn understood(line: &str) -> Result<Answer> {

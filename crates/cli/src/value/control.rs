@@ -9,6 +9,8 @@ pub(crate) const SCHEMA: u32 = 1;
 
 /// The longest request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
+/// The longest answer that is read, in bytes.
+pub(crate) const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// A question or an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +24,18 @@ pub(crate) enum Request {
     EndKeys(Vec<Removed>),
     /// Take no new transfers, and end with the last.
     Drain,
+}
+
+impl Request {
+    /// The purpose of the request, for a message.
+    pub(crate) fn purpose(&self) -> &'static str {
+        match self {
+            Self::Status => "for its status",
+            Self::Stop(_) => "to stop a transfer",
+            Self::EndKeys(_) => "to stop the transfers of removed keys",
+            Self::Drain => "to drain",
+        }
+    }
 }
 
 /// A key that was removed: its name, and its fingerprint unless it is known by a certificate.
