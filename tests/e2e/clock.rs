@@ -1,6 +1,7 @@
 //! Clocks that jump, by days and years, in the middle of a transfer and between two: nothing is lost by it and nothing
 //! hangs.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -59,6 +60,17 @@ impl Clock {
         Some((site, clock))
     }
 
+    /// Waits until something holds, while minutes pass at once.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, what: &str, holds: impl Fn() -> bool) {
+        let minutes = Cell::new(0);
+        wait_for(what, || {
+            minutes.set(minutes.get() + 1);
+            self.jump(&format!("+{}", 60 * minutes.get()));
+            holds()
+        });
+    }
+
     pub(crate) fn jump(&self, shift: &str) {
         // never half written
         let new = self.0.with_extension("new");
@@ -78,7 +90,7 @@ fn a_schedule_that_was_made_before_the_clock_was_set_back_runs() {
     yard.run(&["jobs"]).done();
     let lock = File::create(yard.place().join("runner.lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
-    yard.submit(&["--every", "* * * * * *"], "");
+    yard.submit(&["--every", "* * * * *"], "");
     let is_due = |day_max: i64| {
         let job = yard.job("1");
         let due = job["not_before"].as_i64().unwrap();
@@ -88,7 +100,7 @@ fn a_schedule_that_was_made_before_the_clock_was_set_back_runs() {
     assert!(!is_due(3999));
     clock.jump("+0");
     drop(lock);
-    wait_for("the first run", || yard.job("1")["state"] == "done");
+    clock.wait_for("the first run", || yard.job("1")["state"] == "done");
     assert_same(&yard.site.source(), &yard.site.target());
 }
 

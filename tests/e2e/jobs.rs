@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::clock::Clock;
 use crate::command::Outcome;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
@@ -562,8 +563,16 @@ fn what_cannot_be_a_job_is_refused() {
     yard.run(&["submit", "--files-from", "-", "source", "target"])
         .expect(1)
         .says(&["name files"]);
-    yard.run(&["submit", "--every", "daily", "source", "target"])
-        .expect(1);
+    for (schedule, why) in [
+        ("daily", "1 field"),
+        ("0 2 * * * *", "6 fields"),
+        ("*/61 * * * *", "the minute '*/61'"),
+        ("0 1,2,,3 * * *", "the hour '1,2,,3'"),
+    ] {
+        yard.run(&["submit", "--every", schedule, "source", "target"])
+            .expect(1)
+            .says(&[schedule, why]);
+    }
     yard.run(&["submit", "-e", "sshpass -p x ssh", "source", "h:a"])
         .expect(1)
         .says(&["sshpass -f FILE"]);
@@ -746,12 +755,14 @@ fn a_pull_is_a_job_too() {
     yard.assert_done(&id, 1);
 }
 
-/// With a field for seconds before the others, since a test has no minutes.
 #[test]
 fn a_schedule_is_kept_until_it_is_cancelled() {
-    let yard = Yard::local();
+    let Some((site, clock)) = Clock::site() else {
+        return;
+    };
+    let yard = Yard { site };
     paint(yard.site.source().join("f"), 1000);
-    yard.submit(&["--every", "* * * * * *", "--label", "each second"], "");
+    yard.submit(&["--every", "* * * * *", "--label", "each minute"], "");
     let jobs = || -> Vec<Value> {
         let lines = yard.run(&["jobs", "--json"]).done().stdout;
         lines
@@ -760,7 +771,7 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
             .collect()
     };
     let is_done = |job: &&Value| job["state"] == "done";
-    wait_for("three runs", || jobs().iter().filter(is_done).count() >= 3);
+    clock.wait_for("three runs", || jobs().iter().filter(is_done).count() >= 3);
     let live = |jobs: &[Value]| {
         jobs.iter()
             .find(|job| job["ended"].is_null())
@@ -775,7 +786,7 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
     });
     let jobs = jobs();
     assert!(
-        jobs.iter().all(|job| job["schedule"] == "* * * * * *"),
+        jobs.iter().all(|job| job["schedule"] == "* * * * *"),
         "{jobs:?}"
     );
     let starts: Vec<_> = jobs
@@ -784,7 +795,7 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
         .collect();
     assert!(
         starts.windows(2).all(|pair| pair[0] < pair[1]),
-        "two runs in a second: {starts:?}"
+        "two runs at once: {starts:?}"
     );
     assert_same(&yard.site.source(), &yard.site.target());
 }

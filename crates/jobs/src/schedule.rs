@@ -37,6 +37,7 @@ impl FromStr for Schedule {
                 "'{text}' is no schedule: write it as cron does, as '0 2 * * *' for each day at 2: {why}"
             )
         };
+        refuse_what_cron_has_not(text).map_err(fail)?;
         let cron = Cron::from_str(text).map_err(|error| fail(error.to_string()))?;
         let schedule = Self {
             typed: text.to_owned(),
@@ -47,6 +48,45 @@ impl FromStr for Schedule {
             None => Err(fail("there is no such time".to_owned())),
         }
     }
+}
+
+/// The fields of a line of crontab, and how many values each has.
+const FIELDS: [(&str, u32); 5] = [
+    ("minute", 60),
+    ("hour", 24),
+    ("day of the month", 31),
+    ("month", 12),
+    ("day of the week", 7),
+];
+
+/// Refuses what would be read as something else than was meant: a field for seconds, a step beyond its field, a list
+/// with nothing between two commas.
+fn refuse_what_cron_has_not(text: &str) -> Result<(), String> {
+    let fields: Vec<_> = text.split_whitespace().collect();
+    if matches!(fields[..], [word] if word.starts_with('@')) {
+        return Ok(());
+    }
+    if fields.len() != FIELDS.len() {
+        let count = fields.len();
+        let word = if count == 1 { "field" } else { "fields" };
+        return Err(format!(
+            "it has {count} {word}, and not five: minute, hour, day of the month, month, day of the week"
+        ));
+    }
+    for (field, (name, values)) in fields.into_iter().zip(FIELDS) {
+        for part in field.split(',') {
+            let step = part.split_once('/').map(|(_, step)| step.parse::<u32>());
+            if part.is_empty() {
+                return Err(format!("the {name} '{field}' has an empty part"));
+            }
+            if step.is_some_and(|step| step.is_ok_and(|step| step > values)) {
+                return Err(format!(
+                    "the {name} '{field}' has a step of more than {values}"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Display for Schedule {
@@ -190,9 +230,38 @@ mod tests {
 
     #[test]
     fn what_is_no_schedule_is_refused() {
-        for text in ["", "daily", "0 25 * * *", "* * * *", "0 0 31 2 *"] {
+        for text in [
+            "",
+            "daily",
+            "0 25 * * *",
+            "* * * *",
+            "0 0 31 2 *",
+            "0 2 * * * *",
+            "0 0 2 * * * 2027",
+            "*/61 * * * *",
+            "0 0-12/25 * * *",
+            "1,2,,3 * * * *",
+            "0 2 * * 1,",
+            "0 2 * * @daily",
+            "@noon",
+        ] {
             let error = text.parse::<Schedule>().unwrap_err();
             assert!(error.contains("is no schedule"), "{error}");
+        }
+    }
+
+    #[test]
+    fn all_that_cron_has_is_read() {
+        for text in [
+            "@daily",
+            "@hourly",
+            "*/15 * * * *",
+            "*/60 * * * *",
+            "0,30 8-18/2 * jan-jun mon-fri",
+            " 0  2 * * 7 ",
+        ] {
+            let schedule = text.parse::<Schedule>();
+            assert!(schedule.is_ok(), "{text}: {schedule:?}");
         }
     }
 

@@ -204,9 +204,13 @@ fn a_terminal_does_not_break_the_words_of_a_log() {
 
 #[test]
 fn whoever_cancels_an_ended_run_of_a_schedule_ends_the_schedule() {
-    let yard = Yard::local();
+    let Some((site, clock)) = Clock::site() else {
+        return;
+    };
+    let yard = Yard { site };
     paint(yard.site.source().join("f"), 1000);
-    let first = yard.submit(&["--every", "* * * * * *"], "");
+    let first = yard.submit(&["--every", "* * * * *"], "");
+    clock.wait_for("the first run", || yard.job(&first)["state"] == "done");
     yard.wait(&first).expect(0);
     wait_for("the end of the schedule", || {
         let said = yard.run(&["job", &first, "cancel"]);
