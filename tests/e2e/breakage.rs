@@ -3,15 +3,15 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command::{Outcome, Runner, finish};
+use crate::command::{Outcome, Runner, Zmove, finish};
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, Site, skip};
+use crate::harness::{PATIENCE, Site, has_program, skip};
 use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
@@ -31,6 +31,10 @@ fn half_way() -> HalfWay {
 }
 
 fn half_way_to(site: Site) -> HalfWay {
+    half_way_by(site, |push| push)
+}
+
+fn half_way_by(site: Site, run: impl FnOnce(Zmove) -> Zmove) -> HalfWay {
     for number in 0..200 {
         paint(
             site.source().join(format!("small/{number}")),
@@ -45,7 +49,7 @@ fn half_way_to(site: Site) -> HalfWay {
     }
     let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let client = push_through(&site, &proxy);
+    let client = run(push_by(&site, &proxy)).start();
     proxy.wait_for_stall();
     HalfWay {
         site,
@@ -54,9 +58,12 @@ fn half_way_to(site: Site) -> HalfWay {
     }
 }
 
-fn push_through(site: &Site, proxy: &Proxy) -> Child {
+fn push_by(site: &Site, proxy: &Proxy) -> Zmove {
     site.push_by(&proxy.address, &["--json", "--timeout", "0"])
-        .start()
+}
+
+fn push_through(site: &Site, proxy: &Proxy) -> Child {
+    push_by(site, proxy).start()
 }
 
 #[track_caller]
@@ -129,20 +136,49 @@ fn kill_client(
 }
 
 /// What this process ignores, those that it starts ignore too.
-fn ignores_hangups() -> bool {
+fn ignores(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status
         .lines()
         .find_map(|line| line.strip_prefix("SigIgn:"))
         .unwrap();
-    u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1
+    u64::from_str_radix(ignored.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
+
+/// A shell that is not interactive starts what runs in its background so.
+#[test]
+fn a_signal_that_its_parent_ignores_does_not_end_a_client() {
+    if !has_program("env") {
+        return skip("env of coreutils is missing: nothing ignores signals for others");
+    }
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way_by(Site::daemon(), |push| {
+        let mut env = Command::new("env");
+        env.arg("--ignore-signal=INT,TERM,QUIT,HUP")
+            .arg(push.0.get_program())
+            .args(push.0.get_args());
+        for (name, value) in push.0.get_envs() {
+            env.env(name, value.unwrap());
+        }
+        env.current_dir(push.0.get_current_dir().unwrap());
+        Zmove(env)
+    });
+    for signal in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::HUP] {
+        kill_process(Pid::from_child(&client), signal).unwrap();
+    }
+    proxy.resume_without(0, u64::MAX);
+    finish(client).done();
+    assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn a_client_that_is_interrupted() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        if signal == Signal::HUP && ignores_hangups() {
-            skip("SIGHUP is ignored here, as below nohup");
+        if ignores(signal) {
+            skip("the signal is ignored here, as below nohup");
             continue;
         }
         let HalfWay {

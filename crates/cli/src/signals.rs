@@ -5,12 +5,14 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listeners for SIGINT and SIGTERM, and perhaps SIGHUP, which then no longer end the process by themselves.
+/// Listeners for SIGINT and SIGTERM, and perhaps SIGHUP, which then no longer end the process by themselves. One that
+/// the parent has arranged to be ignored stays so: SIGHUP below `nohup`, SIGINT where a script runs something in its
+/// background.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
-    interrupt: Signal,
-    terminate: Signal,
-    /// `None` where SIGHUP is ignored or means something else.
+    interrupt: Option<Signal>,
+    terminate: Option<Signal>,
+    /// `None` also where SIGHUP means something else.
     hangup: Option<Signal>,
 }
 
@@ -25,45 +27,40 @@ impl EndSignals {
         drop(signal(SignalKind::from_raw(
             rustix::process::Signal::XFSZ.as_raw(),
         ))?);
-        let interrupt = signal(SignalKind::interrupt())?;
         Ok(Self {
-            interrupt,
-            terminate: signal(SignalKind::terminate())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            terminate: unless_ignored(SignalKind::terminate())?,
             hangup: None,
         })
     }
 
-    /// Listens for the signals from now on, and for the end of the terminal, unless that is ignored, as below `nohup`.
+    /// Listens for the signals from now on, and for the end of the terminal.
     ///
     /// # Errors
     /// The system's error.
     pub(crate) fn listen_at_terminal() -> io::Result<Self> {
-        let signals = Self::listen()?;
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let hangup = if ignores_hangup(&status) {
-            None
-        } else {
-            Some(signal(SignalKind::hangup())?)
-        };
-        Ok(Self { hangup, ..signals })
+        Ok(Self {
+            hangup: unless_ignored(SignalKind::hangup())?,
+            ..Self::listen()?
+        })
     }
 
     /// Waits for one more signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            Some(()) = async { self.hangup.as_mut()?.recv().await } => {}
+            () = one_of(&mut self.interrupt) => {}
+            () = one_of(&mut self.terminate) => {}
+            () = one_of(&mut self.hangup) => {}
         }
     }
 }
 
 /// Listeners for the signals that a process passes on to a child in another session, and that then no longer end the
-/// process itself.
+/// process itself. The child ignores those, too, that the parent of this process has arranged to be ignored.
 #[derive(Debug)]
 pub(crate) struct PassedSignals {
-    interrupt: Signal,
-    terminate: Signal,
+    interrupt: Option<Signal>,
+    terminate: Option<Signal>,
     hangup: Signal,
 }
 
@@ -74,8 +71,8 @@ impl PassedSignals {
     /// The system's error.
     pub(crate) fn listen() -> io::Result<Self> {
         Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            terminate: unless_ignored(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
         })
     }
@@ -83,20 +80,39 @@ impl PassedSignals {
     /// Waits for one more signal, and returns it.
     pub(crate) async fn next(&mut self) -> rustix::process::Signal {
         tokio::select! {
-            _ = self.interrupt.recv() => rustix::process::Signal::INT,
-            _ = self.terminate.recv() => rustix::process::Signal::TERM,
+            () = one_of(&mut self.interrupt) => rustix::process::Signal::INT,
+            () = one_of(&mut self.terminate) => rustix::process::Signal::TERM,
             _ = self.hangup.recv() => rustix::process::Signal::HUP,
         }
     }
 }
 
-/// Whether a process with this `/proc/PID/status` ignores SIGHUP, as its parent has arranged.
-fn ignores_hangup(status: &str) -> bool {
+/// Waits for the next signal, for ever where there is none.
+async fn one_of(signals: &mut Option<Signal>) {
+    match signals {
+        Some(signals) => {
+            signals.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Listens for a signal, unless it is ignored.
+fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if ignores(&status, kind) {
+        return Ok(None);
+    }
+    signal(kind).map(Some)
+}
+
+/// Whether a process with this `/proc/PID/status` ignores a signal.
+fn ignores(status: &str, kind: SignalKind) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0);
-    ignored >> (rustix::process::Signal::HUP.as_raw() - 1) & 1 == 1
+    ignored >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
 #[cfg(test)]
@@ -104,12 +120,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hangup_is_ignored_below_nohup() {
+    fn a_signal_is_ignored_as_the_parent_has_arranged() {
         let status =
             |ignored: &str| format!("SigBlk:\t0000000000000001\nSigIgn:\t{ignored}\nSigCgt:\t1\n");
-        assert!(ignores_hangup(&status("0000000000000001")));
-        assert!(ignores_hangup(&status("0000000000001001")));
-        assert!(!ignores_hangup(&status("0000000000001000")));
-        assert!(!ignores_hangup(""));
+        let hangup = |text: &str| ignores(text, SignalKind::hangup());
+        assert!(hangup(&status("0000000000000001")));
+        assert!(hangup(&status("0000000000001001")));
+        assert!(!hangup(&status("0000000000001000")));
+        assert!(!hangup(""));
+        // below a background job of a script
+        let background = status("0000000000000006");
+        assert!(ignores(&background, SignalKind::interrupt()));
+        assert!(!ignores(&background, SignalKind::terminate()));
     }
 }
