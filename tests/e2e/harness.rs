@@ -228,6 +228,16 @@ impl Site {
     /// The same, at another address of this host.
     pub(crate) fn start_daemon_at(&mut self, listen: &str, options: &[&str]) {
         self.authorize(Access::WriteOnly);
+        self.start_authorized(listen, options);
+    }
+
+    /// The same; the client may write into this directory of the site alone.
+    pub(crate) fn start_daemon_for(&mut self, root: &str, options: &[&str]) {
+        self.authorize_for(root, Access::WriteOnly);
+        self.start_authorized("127.0.0.1:0", options);
+    }
+
+    fn start_authorized(&mut self, listen: &str, options: &[&str]) {
         self.give_away();
         let options = [&["--listen", listen], options].concat();
         let daemon = Daemon::start_with(&self.path("server"), &options, &self.runner);
@@ -238,12 +248,16 @@ impl Site {
 
     /// Lets the client's key into the target.
     pub(crate) fn authorize(&self, access: Access) {
+        self.authorize_for("target", access);
+    }
+
+    fn authorize_for(&self, root: &str, access: Access) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let (fingerprint, name) = (identity.fingerprint(), "tester".to_owned());
         let grant = Grant::new(
             fingerprint,
             &name,
-            vec![self.path("target").canonicalize().unwrap()],
+            vec![self.path(root).canonicalize().unwrap()],
             access,
         );
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();

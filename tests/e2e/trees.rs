@@ -8,6 +8,7 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
 
+use crate::command::ZMOVE;
 use crate::harness::{Site, every_way, is_root};
 use crate::tree::{
     assert_pictures, assert_same, paint, paint_interesting_sizes, painted, picture, set_mode,
@@ -306,6 +307,138 @@ fn read_only_directories(site: &Site) {
     ["a/b", "a"]
         .iter()
         .for_each(|name| set_mode(site.target().join(name), 0o755));
+}
+
+/// The target itself and a directory in it get by `transfer` what was changed at the source: a file is added, one is
+/// replaced, and one is removed. The modes are as at the source then.
+fn read_only_top_and_below(site: &Site, transfer: impl Fn(&Site, &[&str])) {
+    let [source, target] = [site.source(), site.path("target/top")];
+    for directory in ["", "sub"] {
+        for name in ["one", "two", "three"] {
+            paint(source.join(directory).join(name), 10);
+        }
+    }
+    // the target is open to its owner where the source is not, and the other way round
+    std::fs::create_dir_all(target.join("sub")).unwrap();
+    let set_all = |mode| {
+        for top in [&source, &target] {
+            ["sub", ""]
+                .iter()
+                .for_each(|name| set_mode(top.join(name), mode));
+        }
+    };
+    let changes: [&dyn Fn(&Path); 4] = [
+        &|_nothing| {},
+        &|directory| paint(directory.join("new"), 20),
+        &|directory| paint(directory.join("two"), 30),
+        &|directory| std::fs::remove_file(directory.join("three")).unwrap(),
+    ];
+    for (source_mode, target_mode) in [(0o555, 0o755), (0o555, 0o555), (0o755, 0o555)] {
+        for change in changes {
+            set_all(0o755);
+            for directory in ["", "sub"] {
+                paint(source.join(directory).join("three"), 40);
+                paint(target.join(directory).join("alone"), 10);
+                change(&source.join(directory));
+            }
+            site.give_away();
+            for name in ["sub", ""] {
+                set_mode(source.join(name), source_mode);
+                set_mode(target.join(name), target_mode);
+            }
+            transfer(site, &["--delete"]);
+            assert_same(&source, &target);
+            transfer(site, &[]);
+            assert_same(&source, &target);
+        }
+    }
+    set_all(0o755);
+}
+
+#[test]
+fn a_read_only_target_takes_files_again_locally() {
+    if let Some(site) = Site::unprivileged() {
+        read_only_top_and_below(&site, |site, options| {
+            site.push(options, site.contents(), "top").done();
+        });
+    }
+}
+
+/// The root of the daemon's key is the target itself.
+#[test]
+fn a_read_only_target_takes_files_again_at_a_daemon() {
+    let Some(mut site) = Site::unprivileged() else {
+        return;
+    };
+    std::fs::create_dir(site.path("target/top")).unwrap();
+    site.start_daemon_for("target/top", &[]);
+    read_only_top_and_below(&site, |site, options| {
+        site.push(options, site.contents(), "").done();
+    });
+}
+
+/// The user's own shell stands for ssh.
+#[test]
+fn a_read_only_target_takes_files_again_over_ssh() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    let ssh = site.path("ssh");
+    let text = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\nexec sh -c \"$1\"\n";
+    std::fs::write(&ssh, text).unwrap();
+    set_mode(&ssh, 0o755);
+    read_only_top_and_below(&site, |site, options| {
+        let zmove = site.runner.program.clone().unwrap_or_else(|| ZMOVE.into());
+        let target = format!("user@localhost:{}", site.path("target/top").display());
+        let ssh = format!("'{}'", ssh.display());
+        let mut push = crate::ssh::push_by(site, &ssh, &zmove, options, &target);
+        push.0.env("ZMOVE_HOME", site.path("client"));
+        push.outcome().done();
+    });
+}
+
+#[test]
+fn a_read_only_target_takes_files_again_by_a_pull() {
+    let Some(mut site) = Site::unprivileged() else {
+        return;
+    };
+    site.let_read("source");
+    site.start_daemon();
+    read_only_top_and_below(&site, |site, options| {
+        let source = site.contents().into_string().unwrap();
+        site.pull(options, &[&source], "top").done();
+    });
+}
+
+/// No mode comes for it then.
+#[test]
+fn a_read_only_target_of_listed_files_keeps_its_mode() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    paint(site.source().join("sub/f"), 10);
+    paint(site.source().join("f"), 10);
+    std::fs::write(site.path("list"), "f\nsub/f\n").unwrap();
+    site.give_away();
+    set_mode(site.target(), 0o555);
+    let list = site.path("list");
+    let outcome = site.push(
+        &["--files-from", list.to_str().unwrap()],
+        site.contents(),
+        "",
+    );
+    let mode = std::fs::metadata(site.target())
+        .unwrap()
+        .permissions()
+        .mode();
+    set_mode(site.target(), 0o755);
+    outcome.done();
+    assert_eq!(mode & 0o7777, 0o555);
+    assert_same(&site.source().join("sub"), &site.target().join("sub"));
+    assert_eq!(
+        std::fs::read(site.source().join("f")).unwrap(),
+        std::fs::read(site.target().join("f")).unwrap()
+    );
 }
 
 #[test]

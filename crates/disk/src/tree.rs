@@ -11,10 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
 use crate::entry::xattrs::Descriptor;
@@ -240,7 +241,7 @@ impl Tree {
         }
         match self.open_own_directory(path) {
             Ok(directory) => {
-                // The root itself is the user's: nobody would restore its mode.
+                // The root itself is the user's: who sets its mode at the end asks for it by open_up.
                 if !path.is_root() {
                     self.prepare(&directory)?;
                 }
@@ -251,6 +252,40 @@ impl Tree {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The same of a directory in the root, or of the root itself, whose mode the caller sets at the end. Where it has
+    /// been opened up for that, the mode comes along that it had.
+    ///
+    /// # Errors
+    /// As [`ensure_directory`](Self::ensure_directory).
+    pub fn open_up(&self, path: &RelPath) -> io::Result<(Arc<OwnedFd>, Option<Mode>)> {
+        let place = if path.is_root() {
+            b"."
+        } else {
+            path.as_bytes()
+        };
+        let before = rustix::fs::statat(&self.root, place, AtFlags::SYMLINK_NOFOLLOW);
+        let directory = self.ensure_directory(path)?;
+        if path.is_root() {
+            // Whoever may write there without its owner's permissions, as root, leaves them as they are.
+            let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+            if rustix::fs::accessat(&directory, c".", all, AtFlags::EACCESS).is_err() {
+                self.prepare(&directory)?;
+            }
+        }
+        let mode = |stat: Stat| Mode::from_raw_mode(stat.st_mode);
+        let now = mode(rustix::fs::fstat(&directory)?);
+        let before = before.ok().map(mode).filter(|before| *before != now);
+        Ok((directory, before))
+    }
+
+    /// Sets the mode of the root, if this user may.
+    ///
+    /// # Errors
+    /// The system's error, and what [`Lease::permit`] returns.
+    pub fn set_root_mode(&self, mode: Mode) -> io::Result<()> {
+        set_mode_if_allowed(self.lease.permit()?, self.fd(), mode)
     }
 
     /// Opens a directory of the target path itself and makes what is missing of it with the usual permissions. Unlike

@@ -59,11 +59,8 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
                 .map(Outcome::Fault),
         );
     }
-    if target.is_closed
-        && target.shared_job.is_none()
-        && directories.last().is_none_or(|last| last.depth > 0)
-    {
-        outcomes.extend(open_target(target)?.map(Outcome::Fault));
+    if target.shared_job.is_none() && directories.last().is_none_or(|last| last.depth > 0) {
+        outcomes.extend(set_mode_of_target(target)?.map(Outcome::Fault));
     }
     let started = Instant::now();
     if target.rules.flushes() {
@@ -73,10 +70,16 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     Ok((started.elapsed(), outcomes))
 }
 
-/// Gives a target that was made here, and for which no mode has come, the usual mode of a new directory.
-fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
+/// Gives a target for which no mode has come the one that it had before it was opened up, or the usual mode of a new
+/// directory where it was made here.
+fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
-    if let Err(error) = set_usual_mode(target.tree.lease(), directory.as_fd()) {
+    let set = match target.mode_before {
+        Some(mode) => target.tree.set_root_mode(mode),
+        None if target.is_closed => set_usual_mode(target.tree.lease(), directory.as_fd()),
+        None => return Ok(None),
+    };
+    if let Err(error) = set {
         let (operation, code) = failure(Operation::SetMetadata, &error);
         return Ok(Some(Fault {
             path: RelPath::root(),

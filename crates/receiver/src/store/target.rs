@@ -61,6 +61,8 @@ pub(crate) struct Target {
     pub(crate) state: TargetState,
     /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
+    /// The mode that the directory had, where it was opened up to its owner here: another is still to come.
+    pub(crate) mode_before: Option<Mode>,
     /// The job of several receivers that it is written in.
     pub(crate) shared_job: Option<SharedJobSession>,
 }
@@ -181,16 +183,17 @@ impl Target {
             Ok(false)
         };
         let made = closed.and_then(|is_closed| {
-            let directory = match (path.parent(), path.file_name()) {
+            let (directory, mode_before) = match (path.parent(), path.file_name()) {
                 // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
                 (Some(parent), Some(name)) if gets_mode => tree
                     .like_this_at(tree.create_directory(&parent)?)
-                    .ensure_directory(&alone(&name)?),
-                _ => tree.create_directory(path),
+                    .open_up(&alone(&name)?)?,
+                _ if gets_mode => tree.open_up(path)?,
+                _ => (tree.create_directory(path)?, None),
             };
-            Ok((is_closed, directory?))
+            Ok((is_closed, directory, mode_before))
         });
-        let (is_closed, fd) = made.map_err(|error| {
+        let (is_closed, fd, mode_before) = made.map_err(|error| {
             let operation = entering(tree, path, &error).to_string();
             place.cannot_enter(&operation, &error)
         })?;
@@ -213,6 +216,7 @@ impl Target {
             rename: place.rename,
             state,
             is_closed,
+            mode_before,
             shared_job: None,
         })
     }
@@ -235,6 +239,7 @@ impl Target {
             rename: place.rename,
             state,
             is_closed: false,
+            mode_before: None,
             shared_job: None,
         }))
     }

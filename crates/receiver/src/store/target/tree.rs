@@ -48,6 +48,8 @@ pub(crate) struct TargetTree {
     pub(crate) state: TargetState,
     /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
+    /// The mode that the directory had, where it was opened up to its owner: another is still to come.
+    pub(crate) mode_before: Option<Mode>,
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
     /// The kinds of metadata that each file system has shown to keep.
@@ -86,6 +88,7 @@ impl TargetTree {
             rename,
             state,
             is_closed,
+            mode_before,
             shared_job,
         } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
@@ -102,6 +105,7 @@ impl TargetTree {
             rename,
             state,
             is_closed,
+            mode_before,
             part_names: LastingNames::new(tag),
             proven: ProvenKinds::default(),
             keeper,
