@@ -7,7 +7,9 @@ mod full_size;
 mod non_regular;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::hard_link;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +25,7 @@ use zmove_wire::{
 use crate::command::{ZMOVE, Zmove};
 use crate::harness::{Site, every_way, has_program, skip};
 use crate::intruder::{Deed, Intruded, Intruder, batch, file, metadata, name, path, raw_batch};
-use crate::namespace::Namespace;
+use crate::namespace::{Image, Namespace};
 use crate::resume::break_off_after;
 use crate::tree::{assert_same, names, paint, painted, picture, set_mode, set_mtime, set_old};
 
@@ -417,8 +419,22 @@ fn what_was_broken_off_becomes_the_same_groups() {
     assert_eq!(numbers(&again, ["files", "bytes"]), [0, 0]);
 }
 
+/// The inode of each name.
+fn inodes(root: &Path) -> BTreeMap<Vec<u8>, u64> {
+    let paths = picture(root).into_keys();
+    let inode = |path: Vec<u8>| {
+        let stat = root.join(OsStr::from_bytes(&path)).symlink_metadata();
+        (path, stat.unwrap().ino())
+    };
+    paths.map(inode).collect()
+}
+
 /// A local push in which the calls that make links fail or are the last, under strace.
 fn push_under(site: &Site, inject: &str) -> Option<Value> {
+    push_under_with(site, inject, &[])
+}
+
+fn push_under_with(site: &Site, inject: &str, options: &[&str]) -> Option<Value> {
     let mut command = Command::new("strace");
     let log = site.path("strace.log");
     command
@@ -431,6 +447,7 @@ fn push_under(site: &Site, inject: &str) -> Option<Value> {
     command
         .arg(ZMOVE)
         .args(["push", "--json"])
+        .args(options)
         .arg(site.contents())
         .arg(site.target());
     let outcome = Zmove(command).outcome();
@@ -469,6 +486,18 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
             (&lack["what"], &lack["why"], &lack["entries"]),
             (&"hard link".into(), &why.into(), &8.into())
         );
+        let copies = inodes(&site.target());
+        for options in [&[][..], &["--checksum"]] {
+            let again = push_under_with(&site, &format!("error={errno}"), options).unwrap();
+            assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 32, 0]);
+            assert_eq!(again["not_kept"], summary["not_kept"], "{options:?}");
+            assert_eq!(inodes(&site.target()), copies, "{options:?}");
+        }
+        // what has changed travels, to all its names
+        paint(site.source().join("a/small"), 800);
+        let changed = push_under_with(&site, &format!("error={errno}"), &[]).unwrap();
+        assert_eq!(numbers(&changed, ["files", "bytes"]), [5, 5 * 800]);
+        assert_same(&site.source(), &site.target());
         push(&site, &[]);
         assert_same_groups(&site);
     }
@@ -502,6 +531,11 @@ fn beyond_the_most_links_a_copy_takes_the_rest() {
         summary["not_kept"][0]["why"],
         "Too many links (os error 31)"
     );
+    // no first name takes one more: all that is there stays
+    let there = inodes(&site.target());
+    let again = push_under_with(&site, "error=EMLINK", &[]).unwrap();
+    assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 12, 0]);
+    assert_eq!(inodes(&site.target()), there);
 }
 
 #[test]
@@ -588,6 +622,57 @@ fn names_on_another_file_system_are_copies() {
     assert!(groups.len() == 1 && groups[0].len() == linked, "{groups:?}");
     assert!(linked == 2 || groups == [other], "{groups:?}");
     assert_eq!(lack["entries"], copies);
+}
+
+/// A directory of the target is a subvolume, which counts as a file system of its own.
+#[test]
+fn copies_in_a_subvolume_stay_and_no_data_travels_again() {
+    copies_in_a_subvolume(&["sub/a"], &[&[], &["--checksum"]]);
+    // another first name may be found each time
+    copies_in_a_subvolume(&["b", "sub/a", "sub/b"], &[&[], &[]]);
+}
+
+fn copies_in_a_subvolume(names: &[&str], rules: &[&[&str]]) {
+    const BTRFS: Image = Image {
+        bytes: 200 << 20,
+        make: "mkfs.btrfs -q -f",
+        options: "loop",
+    };
+    if !has_program("btrfs") {
+        return skip("btrfs is missing: nothing makes a subvolume");
+    }
+    let Some(site) = Site::within_image(&BTRFS) else {
+        return;
+    };
+    let subvolume = site.path("target/sub");
+    assert!(site.namespace().run(&[
+        "btrfs".as_ref(),
+        "subvolume".as_ref(),
+        "create".as_ref(),
+        subvolume.as_os_str()
+    ]));
+    paint(site.source().join("a"), 3 * GROUP_BYTES);
+    std::fs::create_dir(site.source().join("sub")).unwrap();
+    for name in names {
+        hard_link(site.source().join("a"), site.source().join(name)).unwrap();
+    }
+    // one file, and a copy for each name on the other file system than its own
+    let copies = names.len().div_ceil(2) as u64;
+    let bytes = (1 + copies) * 3 * GROUP_BYTES;
+    let first = push(&site, &[]);
+    assert_same(&site.source(), &site.target());
+    assert_eq!(numbers(&first, ["bytes"]), [bytes]);
+    let places = || ["a", "sub/a"].map(|name| site.target().join(name).metadata().unwrap().ino());
+    let there = places();
+    for options in rules {
+        let again = push(&site, options);
+        assert_eq!(numbers(&again, ["bytes"]), [0], "{options:?}");
+        assert_eq!(again["not_kept"][0]["entries"], copies, "{again}");
+        assert_same(&site.source(), &site.target());
+        if names.len() == 1 {
+            assert_eq!(places(), there);
+        }
+    }
 }
 
 #[test]

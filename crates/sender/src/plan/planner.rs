@@ -91,7 +91,9 @@ pub(crate) fn plan_all(
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         // Links are sent when the first names of their files are at the target.
-        planner.take_replies(&replies.offers, |planner| planner.links.is_done());
+        planner.take_replies(&replies.offers, |planner| {
+            planner.links.is_done() && is_answered(planner)
+        });
         planner.flush_unlisted();
     }
     // Where nothing was at the target, nothing is there alone.
@@ -445,10 +447,18 @@ impl Planner<'_> {
                         ..entry
                     }),
                 };
+                let cannot_be = why.lack().is_some();
                 match part {
+                    // A copy may be there since an earlier push. What is read again has been counted when it was found.
+                    Part::File(entry) if cannot_be && !self.is_again => {
+                        self.take_alone(&directory, entry)
+                    }
                     Part::File(entry) => self.need(&directory, entry),
+                    Part::Copy(entry, _) if cannot_be && !self.is_again => {
+                        self.take_alone(&directory, entry)
+                    }
                     Part::Copy(entry, lack) => {
-                        if why.lack().is_none() {
+                        if !cannot_be {
                             self.lacks_link(&directory, &entry, lack);
                         }
                         self.need(&directory, entry);

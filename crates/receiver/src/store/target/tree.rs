@@ -22,7 +22,7 @@ use zmove_disk::{
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
 };
-use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
+use zmove_wire::{Compare, FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
 use crate::shared_job::session::SharedJobSession;
@@ -373,6 +373,17 @@ impl TargetTree {
     /// Whether the file of a name looks in all that is kept like another, whole one that would get the name.
     pub(crate) fn looks_like(
         &self,
+        place @ (directory, name): (&OwnedFd, &Name),
+        whole: (&OwnedFd, &Name),
+    ) -> bool {
+        self.is_alike(place, whole)
+            && FileIdentity::at(directory, name)
+                .is_ok_and(|there| !self.is_of_another(directory, name, &there))
+    }
+
+    /// Whether the files of two names look the same in all that is kept.
+    fn is_alike(
+        &self,
         (directory, name): (&OwnedFd, &Name),
         (elsewhere, whole): (&OwnedFd, &Name),
     ) -> bool {
@@ -392,12 +403,11 @@ impl TargetTree {
         let Some((whole, wanted_xattrs)) = look(elsewhere, whole) else {
             return false;
         };
-        let is_alike = there.bytes == whole.bytes
+        there.bytes == whole.bytes
             && there.mtime == whole.mtime
             && there.mode == whole.mode
             && there.ids == whole.ids
-            && xattrs == wanted_xattrs;
-        is_alike && !self.is_of_another(directory, name, &there)
+            && xattrs == wanted_xattrs
     }
 
     /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
@@ -489,7 +499,8 @@ impl TargetTree {
         self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
     }
 
-    /// Makes a link.
+    /// Makes a link. Where that is not possible, a whole copy stays that is there already, and is counted. By its
+    /// contents only the sender compares it.
     pub(crate) fn place_link(
         &self,
         (from, first): (&OwnedFd, &Name),
@@ -500,7 +511,9 @@ impl TargetTree {
         at: At<'_>,
     ) -> Result<Linked, Failure> {
         let is_it = |there: &FileIdentity| {
-            there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
+            there.regular
+                && there.bytes == *bytes
+                && self.times.is_kept(from, there.mtime, metadata.mtime)
         };
         let replace = self.rules.replaces();
         let cannot = failed_to(Operation::Link);
@@ -516,7 +529,26 @@ impl TargetTree {
                     place_link(&hidden, (from, first), fresh, is_it, Replace::Nothing)
                 })
                 .map_err(cannot),
-        }?;
+        };
+        let refusal = linked
+            .as_ref()
+            .err()
+            .and_then(|(_, error)| Errno::from_io_error(error))
+            .filter(|error| is_no_link(*error));
+        if let Some(error) = refusal
+            && self.rules.compare == Compare::Quick
+            && FileIdentity::at(from, first).is_ok_and(|there| is_it(&there))
+            && self.is_alike(place, (from, first))
+        {
+            let misses = [Miss {
+                kind: Kinds::LINKS,
+                error,
+            }];
+            self.keeper
+                .note(&self.rules, &Wanted::default(), &misses, at);
+            return Ok(Linked::There);
+        }
+        let linked = linked?;
         self.flush_if_each(place.0)
             .map_err(failed_to(Operation::Flush))?;
         Ok(linked)
@@ -559,6 +591,14 @@ impl TargetTree {
         self.counters.replaced_below.add(removed);
         Ok(true)
     }
+}
+
+/// Whether the system says by this that a name cannot be one of a file, or of no file.
+fn is_no_link(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::MLINK | Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV
+    )
 }
 
 /// Whether two names lead to one entry.
