@@ -469,14 +469,16 @@ fn without_the_grant_owners_are_counted_and_not_set() {
         (0, 0, 0o755)
     );
     assert_eq!(xattr(&site.target().join("f5"), "trusted.secret"), None);
+    std::os::unix::fs::chown(site.source(), Some(2200), None).unwrap();
     let named = site.push(&["-a", "-v", "--strict-metadata"], site.contents(), "");
     let named = named
         .expect(23)
-        .says(&["not kept: owner of 'f3' (the key's grant does not allow it)"]);
+        .says(&["not kept: owner of 'f3' (the key's grant does not allow it)"])
+        .says(&["not kept: owner of the target itself (the key's grant does not allow it)"]);
     assert!(
         named
             .stdout
-            .contains("not kept: owner of 23 (the key's grant"),
+            .contains("not kept: owner of 24 (the key's grant"),
         "{}",
         named.stdout
     );

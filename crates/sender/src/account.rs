@@ -308,13 +308,13 @@ impl Account {
     /// Names an entry that lacks something.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
+        let entry = if path.is_root() {
+            "the target itself".to_owned()
+        } else {
+            format!("'{}'", Escaped::path(&path.as_path()))
+        };
         for lack in lacks {
-            let message = format!(
-                "{} of '{}' ({})",
-                lack.kind,
-                Escaped::path(&path.as_path()),
-                lack.why
-            );
+            let message = format!("{} of {entry} ({})", lack.kind, lack.why);
             self.observer.on(&Event::NotKept { message });
         }
     }
