@@ -291,6 +291,7 @@ pub(crate) fn opened(state: TargetState) -> ToSender {
         lanes_max: 8,
         single_name: None,
         free_bytes: None,
+        process: String::new(),
         extensions: Extensions::NONE,
     })
 }

@@ -14,6 +14,7 @@ mod command;
 mod daemon;
 mod dead_mount;
 mod deceiver;
+mod half_cut;
 mod harness;
 mod hooked_queue;
 mod hooks;

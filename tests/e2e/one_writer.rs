@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command::ZMOVE;
+use crate::command::{Outcome, Runner, ZMOVE, finish};
+use crate::daemon::Daemon;
+use crate::half_cut::HalfCut;
 use crate::harness::{PATIENCE, Site};
-use crate::ssh::{Sshd, push_by};
+use crate::ssh::{Sshd, push_by, script};
 
 const FILES: usize = 10_000;
 /// The unpublished files of a receiver that is worth stopping.
@@ -21,8 +23,11 @@ const LATE_CALLS_MAX: usize = 8;
 
 /// Fills the source with files whose contents tell which push they belong to.
 fn fill(site: &Site, content: u8) {
-    let directory = site.source().join("d");
-    std::fs::create_dir_all(&directory).unwrap();
+    fill_directory(&site.source().join("d"), content);
+}
+
+fn fill_directory(directory: &Path, content: u8) {
+    std::fs::create_dir_all(directory).unwrap();
     for number in 0..FILES {
         std::fs::write(directory.join(format!("{number:05}")), [content; 100]).unwrap();
     }
@@ -56,24 +61,32 @@ fn unpublished(directory: &Path) -> usize {
     entries.flatten().map(count).sum()
 }
 
-/// Stops a receiver that has much to publish, and kills its sender.
-fn stop_and_kill(site: &Site, receiver: Pid, mut sender: Child) -> Instant {
+/// Stops a receiver when it has much to publish.
+fn stop(site: &Site, receiver: Pid) -> Instant {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if unpublished(&site.target()) >= UNPUBLISHED_MIN {
             kill_process(receiver, Signal::STOP).unwrap();
             if unpublished(&site.target()) >= UNPUBLISHED_MIN {
-                break;
+                return Instant::now();
             }
             kill_process(receiver, Signal::CONT).unwrap();
         }
         assert!(Instant::now() < deadline, "it never has much to publish");
     }
-    let stopped = Instant::now();
-    sender.kill().unwrap();
-    // Its output is not read to the end: the ssh that it has started lives on and has it as well.
-    assert_eq!(sender.wait().unwrap().code(), None);
+}
+
+/// Stops a receiver that has much to publish, and kills its sender.
+fn stop_and_kill(site: &Site, receiver: Pid, sender: Child) -> Instant {
+    let stopped = stop(site, receiver);
+    kill(sender);
     stopped
+}
+
+/// Kills a sender. Its output is not read to the end: the ssh that it has started lives on and has it as well.
+fn kill(mut sender: Child) {
+    sender.kill().unwrap();
+    assert_eq!(sender.wait().unwrap().code(), None);
 }
 
 /// Lets a stopped receiver go on once it has been stopped for long enough.
@@ -180,4 +193,159 @@ fn a_daemon_that_wakes_up_after_lanes_in_clear_stores_nothing_over_what_another_
 fn a_daemon_that_wakes_up_after_a_push_over_quic_stores_nothing_over_what_another_has_stored() {
     let quic = &["--transport", "quic"];
     to_another_daemon(Site::local(), quic, quic);
+}
+
+/// A push that has said that it waits for an earlier connection.
+#[track_caller]
+fn assert_waited(outcome: Outcome) {
+    outcome.expect(0).says(&[
+        "zmove: waiting: an earlier connection of this push may still write at the target; the push continues within ",
+        " s",
+    ]);
+}
+
+/// The source changes while the sender is without a connection.
+#[test]
+fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_push_has_stored_by_another() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    fill(&site, b'1');
+    fill_directory(&site.path("new"), b'2');
+    let port = site.path("port");
+    let ports = port.clone();
+    let relay = HalfCut::start(usize::MAX, move |_| {
+        let port = std::fs::read_to_string(&ports).unwrap();
+        ([127, 0, 0, 1], port.trim_end().parse().unwrap()).into()
+    });
+    // Has the receiver's answer contain the port of the relay, and keeps its own.
+    let keeps = format!(r#"h; s/.*"port":\([0-9]*\).*/\1/w {}"#, port.display());
+    let tells = format!(r#"g; s/"port":[0-9]*/"port":{}/"#, relay.address.port());
+    let zmove = script(
+        &site,
+        "relayed",
+        &format!("'{ZMOVE}' \"$@\" | sed -u -e '{keeps}' -e '{tells}'"),
+    );
+    let target = sshd.at(&site.target());
+    let sender = push_by(&site, &sshd.command(), &zmove, &[], &target).start();
+    let receiver = receiver_over_ssh(&site);
+    let stopped = stop(&site, receiver);
+    std::fs::rename(site.source().join("d"), site.path("old")).unwrap();
+    std::fs::rename(site.path("new"), site.source().join("d")).unwrap();
+    relay.cut();
+    let outcome = finish(sender);
+    wake(receiver, stopped);
+    wait_for_end(receiver);
+    assert_new(&site);
+    assert_waited(outcome);
+}
+
+#[test]
+fn a_push_does_not_wait_for_a_receiver_over_ssh_that_has_ended() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    fill(&site, b'1');
+    let target = sshd.at(&site.target());
+    let sender = push_by(&site, &sshd.command(), Path::new(ZMOVE), &[], &target).start();
+    let receiver = receiver_over_ssh(&site);
+    stop(&site, receiver);
+    kill_process(receiver, Signal::KILL).unwrap();
+    // The loss and the new connection are reported, and no wait.
+    finish(sender).expect(0).lines(2);
+    assert_eq!(with_content(&site, b'1'), FILES);
+}
+
+/// A small file, which is sent only once the transfer has been opened: it is too long for a guess.
+const HELD_BACK_BYTES: usize = 3 << 20;
+/// The bytes that reach the first receiver: more than the handshakes and the opening.
+const PASSES_BYTES: usize = 1 << 20;
+/// How long a receiver is watched that is to publish nothing: it publishes what it has within about a second.
+const WATCH: Duration = Duration::from_secs(3);
+
+/// A push to two daemons behind one name. The path to the first holds back what the sender has sent, and breaks at the
+/// side of the sender alone. The next connections lead to the second daemon.
+struct TwoDaemons {
+    site: Site,
+    first: Daemon,
+    _second: Daemon,
+    relay: HalfCut,
+}
+
+impl TwoDaemons {
+    /// Also returns the push, which has just lost its first connection.
+    fn begin() -> (Self, Child) {
+        let mut site = Site::local();
+        site.start_daemon();
+        let first = site.take_daemon();
+        std::fs::create_dir(site.path("second")).unwrap();
+        for entry in std::fs::read_dir(site.path("server")).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                std::fs::copy(entry.path(), site.path("second").join(entry.file_name())).unwrap();
+            }
+        }
+        let second = Daemon::start(&site.path("second"), "127.0.0.1:0", &Runner::default());
+        let addresses = [first.address, second.address];
+        let relay = HalfCut::start(PASSES_BYTES, move |is_cut| addresses[usize::from(is_cut)]);
+        site.pin(&relay.address, first.fingerprint);
+        let held_back = site.source().join("f");
+        std::fs::write(&held_back, vec![b'1'; HELD_BACK_BYTES]).unwrap();
+        let sender = site.push_by(&relay.address, &["--json"]).start();
+        relay.wait_until_all_is_held_back(HELD_BACK_BYTES);
+        std::fs::write(&held_back, vec![b'2'; HELD_BACK_BYTES]).unwrap();
+        relay.cut();
+        let daemons = Self {
+            site,
+            first,
+            _second: second,
+            relay,
+        };
+        (daemons, sender)
+    }
+
+    /// Has the first daemon notice the loss and end, and looks at the target then.
+    fn end_and_assert_new(self) {
+        self.relay.end();
+        self.first.terminate();
+        assert_eq!(content(&self.site), Some(b'2'));
+        assert_eq!(unpublished(&self.site.target()), 0, "hidden names stay");
+    }
+}
+
+/// The contents of the file under its final name.
+fn content(site: &Site) -> Option<u8> {
+    let bytes = std::fs::read(site.target().join("f")).ok()?;
+    assert_eq!(bytes, vec![bytes[0]; HELD_BACK_BYTES]);
+    Some(bytes[0])
+}
+
+/// The receiver holds its lease: it has noticed nothing, and the sender has echoed its pings until just before.
+#[test]
+fn a_receiver_that_has_not_noticed_the_loss_publishes_nothing_once_the_next_session_has_begun() {
+    let (daemons, sender) = TwoDaemons::begin();
+    let outcome = finish(sender);
+    daemons.relay.let_go();
+    let watched = Instant::now();
+    while watched.elapsed() < WATCH {
+        assert_eq!(content(&daemons.site), Some(b'2'));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    daemons.end_and_assert_new();
+    assert_waited(outcome);
+}
+
+#[test]
+fn what_a_receiver_publishes_that_has_not_noticed_the_loss_is_replaced_by_the_next_session() {
+    let (daemons, sender) = TwoDaemons::begin();
+    daemons.relay.let_go();
+    let deadline = Instant::now() + PATIENCE;
+    while content(&daemons.site).is_none() {
+        assert!(Instant::now() < deadline, "nobody publishes anything");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_waited(finish(sender));
+    daemons.end_and_assert_new();
 }

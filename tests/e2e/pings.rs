@@ -130,6 +130,7 @@ fn opened(state: TargetState) -> ToSender {
         lanes_max: 1,
         single_name: None,
         free_bytes: None,
+        process: String::new(),
         extensions: Extensions::NONE,
     })
 }

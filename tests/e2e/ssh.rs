@@ -172,7 +172,7 @@ fn paint(site: &Site) {
 }
 
 /// A script in the site that stands for a program.
-fn script(site: &Site, name: &str, text: &str) -> PathBuf {
+pub(crate) fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.path(name);
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -153,6 +153,15 @@ pub fn own_process() -> &'static str {
     OWN.get_or_init(|| Process::own().to_string())
 }
 
+/// Whether a process, by its [`own_process`], was one of this machine and boot, and has ended; `false` for any other.
+#[must_use]
+pub fn has_process_ended(process: &str) -> bool {
+    let process = hex_numbers(process).map(Process::of_numbers);
+    process.is_some_and(|process| {
+        process.is_of_boot(Process::own()) && !process.runs(start_of(process.pid))
+    })
+}
+
 fn passing(parent: &Parent) -> Name {
     // One counter for the whole process: its transfers may work in the same directory.
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -225,7 +234,8 @@ struct Maker {
 fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Maker)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
-    let (process, moment_ms) = Process::parse(made)?;
+    let [machine, boot, pid, start, moment_ms, _number] = hex_numbers(made)?;
+    let process = Process::of_numbers([machine, boot, pid, start]);
     let name = Name::from_bytes(name).ok()?;
     let is_no_copy = parent == here || was_born_at(directory, &name, moment_ms);
     is_no_copy.then_some((name, Maker { process, moment_ms }))
@@ -309,12 +319,10 @@ impl Maker {
 
     fn has_ended_for(&self, own: &Process, age: impl FnOnce() -> Option<Duration>) -> bool {
         let Self { process, moment_ms } = self;
-        let is_known = |process: &Process| process.machine != 0 && process.boot != 0;
-        let is_own_machine = is_known(process) && is_known(own) && process.machine == own.machine;
-        if is_own_machine && process.boot == own.boot {
+        if process.is_of_boot(own) {
             return !process.runs(start_of(process.pid));
         }
-        let was_before_this_boot = is_own_machine && *moment_ms < booted_ms();
+        let was_before_this_boot = process.is_of_machine(own) && *moment_ms < booted_ms();
         was_before_this_boot || age().is_some_and(|age| age > FOREIGN_AGE_MAX)
     }
 }
@@ -333,20 +341,23 @@ impl Process {
         })
     }
 
-    /// Reads a process as it is displayed, the moment behind it, and a number behind that.
-    fn parse(text: &str) -> Option<(Self, u64)> {
-        let mut parts = text
-            .split('-')
-            .map(|part| u64::from_str_radix(part, 16).ok());
-        let mut next = || parts.next().flatten();
-        let process = Self {
-            machine: next()?,
-            boot: next()?,
-            pid: next()?,
-            start: next()?,
-        };
-        let (moment, _number) = (next()?, next()?);
-        parts.next().is_none().then_some((process, moment))
+    /// The process that is displayed as these numbers.
+    const fn of_numbers([machine, boot, pid, start]: [u64; 4]) -> Self {
+        Self {
+            machine,
+            boot,
+            pid,
+            start,
+        }
+    }
+
+    fn is_of_machine(&self, own: &Self) -> bool {
+        let is_known = |process: &Self| process.machine != 0 && process.boot != 0;
+        is_known(self) && is_known(own) && self.machine == own.machine
+    }
+
+    fn is_of_boot(&self, own: &Self) -> bool {
+        self.is_of_machine(own) && self.boot == own.boot
     }
 
     /// Whether the process runs. `start` is that of the present process with its number; `None` where none can be seen,
@@ -364,6 +375,13 @@ impl Display for Process {
             self.machine, self.boot, self.pid, self.start
         )
     }
+}
+
+/// The numbers of a text that has so many, in hexadecimal, with dashes between them.
+fn hex_numbers<const COUNT: usize>(text: &str) -> Option<[u64; COUNT]> {
+    let numbers = text.split('-').map(|part| u64::from_str_radix(part, 16));
+    let numbers: Vec<_> = numbers.collect::<Result<_, _>>().ok()?;
+    numbers.try_into().ok()
 }
 
 /// Whether this host has a process of that number, also one that this process may not see or signal.
@@ -751,12 +769,40 @@ pub(crate) mod tests {
     #[test]
     fn names_are_read_back_and_others_are_none() {
         let own = Process::own();
-        assert_eq!(
-            Process::parse(&format!("{own}-7b-2a")),
-            Some((own.clone(), 0x7b))
-        );
+        let [machine, boot, pid, start, moment_ms, number] =
+            hex_numbers(&format!("{own}-7b-2a")).unwrap();
+        assert_eq!(&Process::of_numbers([machine, boot, pid, start]), own);
+        assert_eq!([moment_ms, number], [0x7b, 0x2a]);
         for other in ["", "1-2-3-4-5", "1-2-3-4-5-6-7", "1-2-3-4-5-x", "t-0"] {
-            assert_eq!(Process::parse(other), None, "{other}");
+            assert_eq!(hex_numbers::<6>(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_known_to_have_ended_only_on_this_machine_and_boot() {
+        let own = Process::own();
+        let dead = Process {
+            pid: u64::MAX,
+            ..own.clone()
+        };
+        let restarted = Process {
+            start: own.start + 1,
+            ..own.clone()
+        };
+        for ended in [&dead, &restarted] {
+            assert!(has_process_ended(&ended.to_string()), "{ended:?}");
+        }
+        let elsewhere = Process {
+            machine: own.machine ^ 1,
+            ..dead.clone()
+        };
+        let before = Process {
+            boot: own.boot ^ 1,
+            ..dead
+        };
+        assert!(!has_process_ended(own_process()));
+        for unknown in [&elsewhere.to_string(), &before.to_string(), "", "1-2-3-x"] {
+            assert!(!has_process_ended(unknown), "{unknown}");
         }
     }
 

@@ -27,7 +27,7 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_types::Lock;
 
 /// The longest time after which a ping still proves that the sender is alive, from when it was sent.
-const LEASE_MAX: Duration = Duration::from_secs(10);
+pub const LEASE_MAX: Duration = Duration::from_secs(10);
 /// Whoever has not run for longer may have slept, and asks again.
 pub const GAP_MAX: Duration = Duration::from_millis(500);
 

@@ -62,11 +62,12 @@ pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
 pub use hidden::{
-    Hidden, LastingNames, hidden_in, is_hidden, is_part, is_passing, make_hidden, own_process,
+    Hidden, LastingNames, has_process_ended, hidden_in, is_hidden, is_part, is_passing,
+    make_hidden, own_process,
 };
 pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
 pub use kept_times::KeptTimes;
-pub use lease::{Clock, GAP_MAX, Lease, Permit, boot_clock};
+pub use lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use zmove_disk::Tree;
+use zmove_disk::{Tree, own_process};
 use zmove_transport::ControlError;
 use zmove_types::Escaped;
 use zmove_wire::{
@@ -51,6 +51,7 @@ pub(crate) async fn run(
             lanes_max,
             single_name: None,
             free_bytes: None,
+            process: own_process().to_owned(),
             extensions: Extensions::NONE,
         };
         connections.open(opened).await?;

@@ -61,6 +61,18 @@ impl OtherJobs {
         Arc::clone(&self.is_over)
     }
 
+    /// Whether the session has ended, or nobody waits any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lease.has_ended() || self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Tells the sender what the session waits for.
+    pub(crate) fn tell(&self, text: String) {
+        if let Some(told) = &self.told {
+            let _nobody_hears_it_any_more = told.send(text);
+        }
+    }
+
     /// Ends all waiting.
     pub(crate) fn stop(&self) {
         self.is_over.store(true, Ordering::Relaxed);
@@ -85,17 +97,15 @@ impl OtherJobs {
                 return Ok(());
             };
             self.check_goes_on()?;
-            if let Some(told) = &self.told
-                && !self.has_told.swap(true, Ordering::Relaxed)
-            {
-                let _nobody_hears_it_any_more = told.send(waits_for(job.job()));
+            if !self.has_told.swap(true, Ordering::Relaxed) {
+                self.tell(waits_for(job.job()));
             }
             self.lease.during(|| std::thread::sleep(LOOK_EVERY));
         }
     }
 
     fn check_goes_on(&self) -> io::Result<()> {
-        if self.lease.has_ended() || self.is_over.load(Ordering::Relaxed) {
+        if self.is_over() {
             return Err(Errno::CONNABORTED.into());
         }
         Ok(())

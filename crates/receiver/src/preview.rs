@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use zmove_disk::{KeptTimes, Task};
+use zmove_disk::{KeptTimes, Task, own_process};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{
     HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX, INQUIRED_ENTRIES_MAX,
@@ -145,6 +145,7 @@ fn opened(seen: &Seen, is_there: bool, lanes_max: u16, free_bytes: Option<u64>) 
         lanes_max,
         single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
         free_bytes,
+        process: own_process().to_owned(),
         extensions: Extensions::NONE,
     }
 }

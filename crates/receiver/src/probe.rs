@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use zmove_disk::own_process;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{
@@ -55,6 +56,7 @@ pub(crate) async fn run(
             lanes_max,
             single_name: None,
             free_bytes: None,
+            process: own_process().to_owned(),
             extensions: Extensions::NONE,
         };
         connections.open(opened).await?;

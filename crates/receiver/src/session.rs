@@ -4,6 +4,7 @@
 //! nothing temporary is left but the parts of large files that a journal lists.
 
 pub(crate) mod connections;
+mod earlier;
 pub(crate) mod finish;
 pub(crate) mod keeping;
 pub(crate) mod lanes;

@@ -3,6 +3,7 @@
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
 pub(crate) mod config;
+pub(crate) mod echoes;
 pub(crate) mod feed;
 pub(crate) mod job;
 pub(crate) mod piece;
@@ -28,6 +29,7 @@ use zmove_wire::{
     WireError,
 };
 
+use self::echoes::Echoes;
 use self::feed::{Asked, Feed};
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -68,10 +70,17 @@ impl Push {
         }
         let open = Open {
             run: run.id(link.transfer),
+            // Sessions of a shared job are kept from publishing by its epochs.
+            earlier: run
+                .earlier_session()
+                .filter(|_| self.open.shared_job.is_none()),
             ..self.open.clone()
         };
+        let echoes = Echoes::default();
+        let noted = echoes.clone();
+        link.control.0.answer_if(move || noted.note());
         link.ask(open, self.config.silence_max).await?;
-        let (mut running, reader) = self.begin(run, link, observer)?;
+        let (mut running, reader) = self.begin(run, link, echoes, observer)?;
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
             () = stop => Err(SessionError::Interrupted),
@@ -84,6 +93,7 @@ impl Push {
         self,
         run: &mut Run,
         link: Link,
+        echoes: Echoes,
         observer: Arc<dyn Observer>,
     ) -> Result<(Running<'_>, ControlReader), SessionError> {
         let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
@@ -125,6 +135,8 @@ impl Push {
             run,
             inbox: None,
             phase: Phase::Nothing,
+            echoes,
+            process: None,
             speaker: Speaker::start(writer, outgoing, relay),
             lanes,
             lanes_open: true,
@@ -156,6 +168,9 @@ struct Running<'a> {
     /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<Heard>>,
     phase: Phase,
+    echoes: Echoes,
+    /// The process of the receiver, once it has opened the transfer.
+    process: Option<String>,
     speaker: Speaker,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
@@ -251,6 +266,8 @@ impl Running<'_> {
         }
         self.inbox = Some(inbox);
         self.phase = Phase::Permission;
+        self.process = Some(opened.process);
+        self.run.note_opened();
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
@@ -553,6 +570,10 @@ impl Running<'_> {
         self.end_lanes(&ended);
         let run = self.run;
         run.note(self.phase);
+        let last_echo = self.echoes.end();
+        if !is_confirmed(&ended) {
+            run.note_unended(self.process, last_echo);
+        }
         run.earlier.reached = reached;
         if let Err(error) = &ended {
             self.speaker.end(Err(error)).await;
@@ -608,6 +629,16 @@ impl Running<'_> {
         drop(session);
         self.speaker.end(Ok(&summary)).await;
         Ok(summary)
+    }
+}
+
+/// Whether the receiver has confirmed that its session has ended. A sender that leaves the queue does not hear whether
+/// its turn has come meanwhile.
+fn is_confirmed(ended: &Result<Finished, SessionError>) -> bool {
+    match ended {
+        Ok(_) => true,
+        Err(SessionError::Refused(refusal)) => refusal.code != RefusalCode::Full,
+        Err(_) => false,
     }
 }
 

@@ -241,11 +241,12 @@ impl ControlReader {
         Ok(greeting)
     }
 
-    /// Leaves pings without an answer for which `answers` says no. To be called before the greeting is read. Whoever
-    /// speaks for somebody else answers only while that one is alive.
+    /// Leaves pings without an answer for which `answers` says no, or anything that was set before. To be called before
+    /// the greeting is read. `answers` is called for each ping that nothing set before leaves without an answer.
     pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
         if let Some(unheard) = &mut self.unheard {
-            unheard.answers = Arc::new(answers);
+            let before = Arc::clone(&unheard.answers);
+            unheard.answers = Arc::new(move || before() && answers());
         }
     }
 

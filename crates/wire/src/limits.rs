@@ -83,6 +83,8 @@ pub const REMOVE_NAMES_MAX: usize = 1024;
 pub const REMOVE_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most [`Remove`](crate::Remove)s that wait for an answer.
 pub const REMOVES_OUTSTANDING_MAX: usize = 8;
+/// The longest text that identifies a process, in characters: four numbers of 16 digits, with dashes between them.
+pub const PROCESS_CHARS_MAX: usize = 4 * 16 + 3;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
 /// The most lanes that a sender uses before the receiver has announced its own limit; every receiver takes so many.

@@ -55,8 +55,8 @@ pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
 };
 pub use open::{
-    Compare, Durability, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite, TargetShape,
-    TargetState, TopName,
+    Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,
+    TargetShape, TargetState, TopName,
 };
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
@@ -564,6 +564,7 @@ mod tests {
                 lanes_max: 1,
                 single_name: None,
                 free_bytes: None,
+                process: String::new(),
                 extensions: Extensions::NONE,
             })),
             0

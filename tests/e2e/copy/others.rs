@@ -46,6 +46,7 @@ async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
         lanes_max: 8,
         single_name: None,
         free_bytes: None,
+        process: String::new(),
         extensions: Extensions::NONE,
     };
     for word in [&ToSender::Opened(opened)].into_iter().chain(&words) {

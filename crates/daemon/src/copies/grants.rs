@@ -451,6 +451,7 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     let granted = &order.open;
     let asked = Open {
         run: granted.run,
+        earlier: granted.earlier.clone(),
         shape: granted.shape.clone(),
         grant: None,
         ..open.clone()

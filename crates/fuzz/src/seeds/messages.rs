@@ -8,19 +8,19 @@ use zmove_types::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
-    Differences, Durability, EndedCopy, EntryFault, Extensions, Extraneous, ExtraneousName,
-    ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding,
-    Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held,
-    InTheWay, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent,
-    JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, Leftover, LeftoverFate,
-    LeftoverKind, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferedFile,
-    OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
-    PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText,
-    Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder, SharedJobRequest,
-    SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath, StageReport, Stored,
-    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
-    ToSource, Told, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict,
-    WorkCounts, WorkEnd, encode_message,
+    Differences, Durability, EarlierSession, EndedCopy, EntryFault, Extensions, Extraneous,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash,
+    FileTotal, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder,
+    Hashed, Held, InTheWay, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
+    Intent, JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, Leftover,
+    LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
+    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
+    Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
+    RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
+    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time,
+    ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount, TransferProgress,
+    TransportChoice, Verdict, WorkCounts, WorkEnd, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -427,6 +427,10 @@ fn open(shape: TargetShape) -> Open {
         durability: Durability::End,
         delta: true,
         run: [7; 16],
+        earlier: Some(EarlierSession {
+            process: "1f-2-3-4".into(),
+            lease_left_ms: 10_000,
+        }),
         overwrite: Overwrite::Older,
         intent: Intent::Inspect,
         extraneous: Extraneous::Goes,
@@ -613,6 +617,7 @@ fn replies_to_openings() -> Vec<ToSender> {
             lanes_max: 64,
             single_name,
             free_bytes: Some(300),
+            process: "1f-2-3-4".into(),
             extensions: Extensions::NONE,
         }),
         ToSender::Opened(Opened {
@@ -620,6 +625,7 @@ fn replies_to_openings() -> Vec<ToSender> {
             lanes_max: 8,
             single_name: None,
             free_bytes: None,
+            process: String::new(),
             extensions: later(),
         }),
         ToSender::NotKept {

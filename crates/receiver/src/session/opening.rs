@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zmove_disk::{FileSystemMemory, Lease};
+use zmove_disk::{FileSystemMemory, Lease, own_process};
 use zmove_transport::ControlError;
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{
@@ -22,6 +22,7 @@ use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
 use crate::session::connections::look;
+use crate::session::earlier::wait_for_earlier;
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, wait_for_other_jobs};
 
@@ -138,6 +139,7 @@ impl Resolved {
             lanes_max,
             single_name: target.rename.as_ref().map(|(_, to)| TopName(to.clone())),
             free_bytes: self.free_bytes,
+            process: own_process().to_owned(),
             extensions: Extensions::NONE,
         }
     }
@@ -151,6 +153,10 @@ pub(super) async fn resolve(
     lease: Lease,
     other_jobs: OtherJobs,
 ) -> Result<Resolved, Refusal> {
+    // Sessions of a shared job are kept from publishing by its epochs.
+    if let (Some(earlier), None) = (&open.earlier, &open.shared_job) {
+        wait_for_earlier(earlier, &other_jobs).await?;
+    }
     look(move || {
         let Rights {
             access,

@@ -19,11 +19,13 @@ use std::time::{Duration, Instant};
 
 use zmove_scan::FirstWalk;
 use zmove_types::{Counters, Sample, TransferId};
+use zmove_wire::EarlierSession;
 
 use crate::account::file_ledger::FileLedger;
 use crate::account::manifest::Manifest;
 use crate::account::totals::Totals;
 use crate::mirror::Removals;
+use crate::push::echoes::UnendedSession;
 
 /// One run of a push, of as many sessions as it takes.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub struct Run {
     pub(crate) files: FileLedger,
     /// The longest wait of the next session for its turn at a busy receiver.
     pub(crate) patience: Duration,
+    /// The last session that broke off and may still publish. All others before it are over before it is.
+    unended: Option<UnendedSession>,
     /// The sources as the first walk found them, where the target becomes a mirror of them.
     first_walk: Option<Arc<FirstWalk>>,
 }
@@ -101,6 +105,7 @@ impl Run {
             earlier: Earlier::default(),
             files: FileLedger::new(manifest),
             patience: Duration::ZERO,
+            unended: None,
             first_walk: None,
         }
     }
@@ -157,6 +162,29 @@ impl Run {
     /// The id by which the receiver recognizes the run that this `transfer` belongs to.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
+    }
+
+    /// The earlier session of the run whose receiver may still publish, for an opening that is sent now.
+    pub(crate) fn earlier_session(&self) -> Option<EarlierSession> {
+        self.unended.as_ref().and_then(UnendedSession::in_opening)
+    }
+
+    /// Notes that the receiver has opened a session: it has waited until no earlier one could publish.
+    pub(crate) fn note_opened(&mut self) {
+        self.unended = None;
+    }
+
+    /// Notes that a session has broken off whose receiver has not confirmed the end. `process` is the receiver's, if it
+    /// has said so, and `last_echo` is when the last ping was received that was echoed. Without an echo a receiver
+    /// publishes nothing.
+    pub(crate) fn note_unended(
+        &mut self,
+        process: Option<String>,
+        last_echo: Option<tokio::time::Instant>,
+    ) {
+        if let Some(last_echo) = last_echo {
+            self.unended = Some(UnendedSession::new(process, last_echo));
+        }
     }
 
     pub(crate) fn cpu(&self) -> Duration {
@@ -243,9 +271,11 @@ pub(crate) fn cpu_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
     use zmove_types::{AtomicCounters, ByteOrigins, Lock};
 
     use super::*;
+    use crate::push::echoes::Echoes;
 
     fn removed(entries: u64) -> Totals {
         Totals {
@@ -377,16 +407,64 @@ mod tests {
         assert_eq!(run.take_fate(), SessionFate::OfUse);
     }
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The echoes of a session whose pings come now, and have ended.
+    fn echoes() -> Option<tokio::time::Instant> {
+        let echoes = Echoes::default();
+        assert!(echoes.note());
+        echoes.end()
+    }
+
+    fn earlier(process: &str, lease_left_ms: u16) -> Option<EarlierSession> {
+        let process = process.to_owned();
+        Some(EarlierSession {
+            process,
+            lease_left_ms,
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_broke_off_may_publish_until_ten_seconds_after_the_last_ping_came() {
+        let mut run = Run::begin(None, Instant::now());
+        assert_eq!(run.earlier_session(), None);
+        let echoes = Echoes::default();
+        assert!(echoes.note());
+        advance(2 * SECOND).await;
+        assert!(echoes.note());
+        advance(3 * SECOND).await;
+        run.note_unended(Some("p".into()), echoes.end());
+        assert!(!echoes.note(), "it is over, and nothing more is echoed");
+        assert_eq!(run.earlier_session(), earlier("p", 7_000));
+        advance(Duration::from_micros(6_999_999)).await;
+        assert_eq!(run.earlier_session(), earlier("p", 1));
+        advance(Duration::from_micros(1)).await;
+        assert_eq!(run.earlier_session(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_session_that_may_publish_counts() {
+        let mut run = Run::begin(None, Instant::now());
+        run.note_unended(Some("p".into()), echoes());
+        advance(SECOND).await;
+        // a session that was lost before a ping came, and one that was lost before it was opened
+        run.note_unended(None, None);
+        assert_eq!(run.earlier_session(), earlier("p", 9_000));
+        run.note_unended(None, echoes());
+        assert_eq!(run.earlier_session(), earlier("", 10_000));
+        run.note_opened();
+        assert_eq!(run.earlier_session(), None);
+    }
+
     #[test]
     fn leave_is_not_forgotten_and_the_time_of_answers_is_known() {
         let mut run = Run::begin(None, Instant::now());
         assert!(!run.was_up());
-        let second = Duration::from_secs(1);
-        run.note(Phase::Answer(Instant::now() - second));
+        run.note(Phase::Answer(Instant::now() - SECOND));
         let SessionFate::InVain { answered } = run.take_fate() else {
             panic!("it has begun")
         };
-        assert!(answered >= second && run.was_up());
+        assert!(answered >= SECOND && run.was_up());
         run.note(Phase::Nothing);
         assert_eq!(
             (run.take_fate(), run.was_up()),

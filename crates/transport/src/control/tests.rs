@@ -1,7 +1,9 @@
 //! Pings between messages, over a pair of connected streams.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use zmove_types::TransferId;
-use zmove_wire::{Role, ToReceiver, encode_message};
+use zmove_wire::{Role, ToReceiver, encode_message, encode_ping};
 
 use super::*;
 
@@ -48,10 +50,37 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
 }
 
 #[tokio::test]
+async fn a_ping_is_left_without_an_answer_if_anything_says_no() {
+    let (mut near, mut far) = pair(1 << 10);
+    let first = AtomicUsize::new(0);
+    let second = Arc::new(AtomicUsize::new(0));
+    let asked = Arc::clone(&second);
+    far.0
+        .answer_if(move || first.fetch_add(1, Ordering::Relaxed) > 0);
+    far.0
+        .answer_if(move || asked.fetch_add(1, Ordering::Relaxed) > 0);
+    near.1.greet(&greeting()).await.unwrap();
+    far.1.greet(&greeting()).await.unwrap();
+    near.0.greeting().await.unwrap();
+    far.0.greeting().await.unwrap();
+    let mut pongs = near.1.pinger().pongs();
+    for value in 1..=3 {
+        near.1.send(&encode_ping(value)).await.unwrap();
+    }
+    let pong = pongs.wait_for(Option::is_some).await.unwrap();
+    assert_eq!(*pong, Some(3));
+    assert_eq!(
+        second.load(Ordering::Relaxed),
+        2,
+        "one ping was not shown to it"
+    );
+}
+
+#[tokio::test]
 async fn no_pong_goes_before_the_greeting() {
     let (mut near, mut far) = pair(1 << 10);
     near.1.greet(&greeting()).await.unwrap();
-    near.1.send(&zmove_wire::encode_ping(5)).await.unwrap();
+    near.1.send(&encode_ping(5)).await.unwrap();
     far.0.greeting().await.unwrap();
     // as soon as the ping may have been read
     tokio::task::yield_now().await;
@@ -229,9 +258,7 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     heard.unwrap();
     let began = tokio::time::Instant::now();
     for value in 0..10 {
-        far.write_all(&zmove_wire::encode_ping(value))
-            .await
-            .unwrap();
+        far.write_all(&encode_ping(value)).await.unwrap();
         // until it has been read, and its pong written if there is room
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -6,6 +6,7 @@ use zmove_types::Name;
 use crate::extensions::{Extensible, Extensions};
 
 use super::{Extraneous, GrantToken, Keeping, Proof, RuleText, SharedJobOpening, bytes, list};
+use crate::limits::PROCESS_CHARS_MAX;
 
 /// The order for a transfer: the target and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +26,8 @@ pub struct Open {
     /// The run that the transfer belongs to: the id of the run's first transfer. An earlier transfer of the same run
     /// and key ends first.
     pub run: [u8; 16],
+    /// An earlier session of the run that broke off, if its receiver may still publish.
+    pub earlier: Option<EarlierSession>,
     /// Whether existing entries of the same name are replaced.
     pub overwrite: Overwrite,
     /// What the conversation may do at the target.
@@ -87,6 +90,7 @@ impl Open {
             durability: Durability::None,
             delta: false,
             run,
+            earlier: None,
             overwrite: Overwrite::Differing,
             intent: Intent::Write,
             extraneous: Extraneous::Stays,
@@ -103,6 +107,19 @@ impl Open {
             extensions: Extensions::NONE,
         }
     }
+}
+
+/// A session that broke off, and whose receiver may still publish: it has not confirmed the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierSession {
+    /// The process of that receiver, as it was reported in [`Opened`]; empty if `Opened` was not received.
+    #[serde(
+        serialize_with = "bytes::cut::<PROCESS_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<PROCESS_CHARS_MAX, _>"
+    )]
+    pub process: String,
+    /// The maximum time for which that receiver may still publish, in milliseconds.
+    pub lease_left_ms: u16,
 }
 
 /// The shape that the target will have.
@@ -201,6 +218,13 @@ pub struct Opened {
     pub single_name: Option<TopName>,
     /// The bytes that the receiver's user may still store in the file system of the target, if they are limited.
     pub free_bytes: Option<u64>,
+    /// The process of the receiver, as no other that has ever run on any host, for the [`EarlierSession`] of a later
+    /// opening.
+    #[serde(
+        serialize_with = "bytes::cut::<PROCESS_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<PROCESS_CHARS_MAX, _>"
+    )]
+    pub process: String,
     /// The fields that later releases have added.
     #[serde(deserialize_with = "Extensions::deserialize::<Opened, _>")]
     pub extensions: Extensions,

@@ -16,7 +16,7 @@ pub(super) const LIMIT: KnownExtension = KnownExtension::critical(77);
 /// The fields of [`Open::new`] with a short target and this byte throughout its run.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
     let length = u8::try_from(target.len()).unwrap();
-    let after_run = [0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let after_run = [0, 0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
 }
 
@@ -44,6 +44,10 @@ fn an_opening_with_all_options_is_pinned() {
         compare: Compare::Checksum,
         durability: Durability::End,
         delta: true,
+        earlier: Some(EarlierSession {
+            process: "a-b".to_owned(),
+            lease_left_ms: 300,
+        }),
         overwrite: Overwrite::Older,
         intent: Intent::Inspect,
         extraneous: Extraneous::Goes,
@@ -66,6 +70,7 @@ fn an_opening_with_all_options_is_pinned() {
     let expected = [
         &[0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1][..],
         &[7; 16],
+        &[1, 3, b'a', b'-', b'b', 0xAC, 2],
         &[1, 1, 1, 1, 0xB3, 44, 0, 0, 1, 1, 1],
         &[9; 32],
         &[1, 0xAC, 2, 1, 0, 1],
@@ -102,11 +107,24 @@ fn the_permission_to_begin_is_pinned() {
         lanes_max: 300,
         single_name: Some(TopName(Name::from_bytes(b"f").unwrap())),
         free_bytes: Some(258),
+        process: "p".to_owned(),
         extensions: Extensions::NONE,
     });
     let bytes = encode_message(&opened);
-    assert_eq!(bytes[4..], [0, 1, 0xAC, 2, 1, 1, b'f', 1, 0x82, 2, 0]);
+    let expected = [0, 1, 0xAC, 2, 1, 1, b'f', 1, 0x82, 2, 1, b'p', 0];
+    assert_eq!(bytes[4..], expected);
     assert_eq!(decode_message(&bytes[4..]), Ok(opened));
+}
+
+#[test]
+fn the_text_of_a_process_is_bounded() {
+    let decoded = |chars: u8| {
+        let earlier = [&[chars][..], &vec![b'0'; usize::from(chars)], &[1]].concat();
+        decode_message::<EarlierSession>(&earlier)
+    };
+    let longest = u8::try_from(PROCESS_CHARS_MAX).unwrap();
+    assert!(decoded(longest).is_ok());
+    assert_eq!(decoded(longest + 1), Err(WireError::Message));
 }
 
 /// An opening with one extension.
@@ -224,6 +242,7 @@ fn each_message_knows_its_own_extensions_alone() {
         lanes_max: 1,
         single_name: None,
         free_bytes: None,
+        process: String::new(),
         extensions: extended(&LIMIT).extensions,
     };
     let error = WireError::UnknownExtension {
