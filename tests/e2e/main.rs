@@ -48,6 +48,7 @@ mod doctor;
 mod dry_run;
 mod exit_codes;
 mod faults;
+mod forged;
 mod full_disk;
 mod generated;
 mod giving_way;

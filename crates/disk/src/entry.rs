@@ -115,6 +115,12 @@ pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
     )?))
 }
 
+/// Whether an entry of a directory is a directory itself, without following a link.
+pub(crate) fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
+    rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
 /// Whether two open files are one; `false` where the system cannot tell.
 #[must_use]
 pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {

@@ -14,6 +14,8 @@
 //!
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
 //! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.
+//! Names can be forged, so a directory only goes from a directory in which nobody else can have given it that name
+//! ([`guarded`](crate::guarded)). Only there are directories made to be filled under hidden names.
 //!
 //! An entry in the very directory that its name contains was made there. An entry that was born at the moment in its
 //! name is no copy either, since a copy would be younger. Either is enough, for neither can always be known. A
@@ -37,6 +39,8 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, SharedJobId};
 
+use crate::entry::is_directory;
+use crate::guarded::Guarded;
 use crate::proc::boot_id;
 use crate::shared_job_names::job_of;
 
@@ -64,6 +68,8 @@ pub(crate) struct Parent {
     born: (i64, u32),
     /// Whether its entries can neither be removed nor renamed (`chattr +a`).
     is_append_only: bool,
+    /// The entries that only this user and root can rename.
+    guarded: Guarded,
 }
 
 /// A process, as no other that has ever run.
@@ -129,6 +135,22 @@ pub fn make_hidden<T>(
     make_hidden_beneath(&Parent::of(directory), make)
 }
 
+/// Like [`make_hidden`], for a directory that is to be filled under the hidden name.
+///
+/// # Errors
+/// Also `EPERM` for a directory in which others may rename the new one: a leftover could not be told from a directory
+/// of theirs.
+pub(crate) fn make_hidden_directory(
+    directory: BorrowedFd<'_>,
+    make: impl Fn(&Name) -> rustix::io::Result<()>,
+) -> rustix::io::Result<Name> {
+    let parent = Parent::of(directory);
+    if parent.guarded == Guarded::None {
+        return Err(Errno::PERM);
+    }
+    Ok(make_hidden_beneath(&parent, make)?.0)
+}
+
 /// Like [`make_hidden`], in a directory that has been looked at already.
 pub(crate) fn make_hidden_beneath<T>(
     parent: &Parent,
@@ -177,7 +199,7 @@ fn passing(parent: &Parent) -> Name {
 impl Parent {
     /// Looks at a directory; what the kernel does not report is 0.
     pub(crate) fn of(directory: BorrowedFd<'_>) -> Self {
-        let asked = StatxFlags::INO | StatxFlags::BTIME;
+        let asked = StatxFlags::INO | StatxFlags::BTIME | Guarded::ASKED;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
         stat.map_or_else(
             |_unknown| Self::default(),
@@ -185,8 +207,14 @@ impl Parent {
                 inode: stat.stx_ino,
                 born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
                 is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
+                guarded: Guarded::of(&stat),
             },
         )
+    }
+
+    /// The entries that only this user and root can rename.
+    pub(crate) const fn guarded(&self) -> Guarded {
+        self.guarded
     }
 }
 
@@ -250,7 +278,7 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
 /// The hidden entries of a directory, without those of processes that run.
 #[derive(Debug, Default)]
 pub struct Hidden {
-    /// The entries that ended processes have left.
+    /// The entries that ended processes have left, without directories that others may have given such a name.
     pub left: Vec<Name>,
     /// The parts of large files.
     pub parts: Vec<Name>,
@@ -267,7 +295,8 @@ pub fn hidden_in(
     mut other: impl FnMut(&DirEntry),
 ) -> io::Result<Hidden> {
     let mut hidden = Hidden::default();
-    let here = Parent::of(directory).to_string();
+    let parent = Parent::of(directory);
+    let here = parent.to_string();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
@@ -279,6 +308,7 @@ pub fn hidden_in(
             hidden.parts.extend(Name::from_bytes(name));
         } else if let Some((name, maker)) = maker_of(directory, &here, name)
             && maker.has_ended(|| age_of(directory, &name))
+            && (parent.guarded.covers(directory, &name) || !is_directory(directory, &name))
         {
             hidden.left.push(name);
         }

@@ -20,6 +20,7 @@ mod dead_mount;
 mod entry;
 mod file_io;
 mod final_names;
+mod guarded;
 mod hidden;
 mod holes;
 mod inheritance;
@@ -73,7 +74,9 @@ pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remembered::{Remembered, today};
-pub use remove::{RemovalBudget, refuse_mount, remove_entries, remove_entries_within};
+pub use remove::{
+    RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,
+};
 pub use replace_file::replace_file;
 pub use shared_job_directory::{
     DEAD_AFTER, EpochError, EpochSession, FENCED, GroupOfNew, Heartbeat, JOURNAL_PREFIX,

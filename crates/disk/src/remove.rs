@@ -15,8 +15,8 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes
 use rustix::io::Errno;
 use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
-use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
+use crate::entry::{is_directory, number_of};
 use crate::final_names::{Place, place, remove};
 use crate::hidden::{is_hidden, is_left_over};
 use crate::lease::Lease;
@@ -88,16 +88,69 @@ pub fn remove_entries_within<'n>(
     names: impl Iterator<Item = &'n Name>,
     mut failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    let opened = match tree.open_directory(directory) {
-        Ok(opened) => opened,
+    let allowed = Allowed {
+        lease: tree.lease(),
+        budget,
+    };
+    match tree.open_directory(directory) {
+        Ok(opened) => remove_from(allowed, stops, directory, opened.as_fd(), names, failed),
         Err(error) => {
             failed(directory.clone(), error);
-            return 0;
+            0
         }
+    }
+}
+
+/// Like [`remove_entries`], from the directory that is open as `opened`, and whose path may lead elsewhere by now.
+pub(crate) fn remove_entries_of<'n>(
+    tree: &Tree,
+    directory: &RelPath,
+    opened: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'n Name>,
+    failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    let allowed = Allowed {
+        lease: tree.lease(),
+        budget: &RemovalBudget::new(u64::MAX),
     };
+    remove_from(allowed, || false, directory, opened, names, failed)
+}
+
+/// Removes a directory that is open, with all that is in it. Its name in `parent` may lead elsewhere by now: only an
+/// empty directory is removed by that name. `failed` gets the error of each entry that stays.
+pub fn remove_open_directory(
+    parent: BorrowedFd<'_>,
+    name: &Name,
+    directory: BorrowedFd<'_>,
+    mut failed: impl FnMut(io::Error),
+) {
+    let opened = directory.try_clone_to_owned();
+    let (opened, itself) = match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
+        Ok(opened) => opened,
+        Err(error) => return failed(error),
+    };
+    let allowed = Allowed {
+        lease: &Lease::constant(),
+        budget: &RemovalBudget::new(u64::MAX),
+    };
+    let failed = |_below: &[Name], error: io::Error| failed(error);
+    let mut removal = Removal::new(parent, name, allowed, failed);
+    removal.entered(name.clone(), opened, itself);
+    removal.empty(&|| false);
+}
+
+/// Removes entries of an open directory.
+fn remove_from<'n>(
+    allowed: Allowed<'_>,
+    stops: impl Fn() -> bool,
+    directory: &RelPath,
+    opened: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'n Name>,
+    mut failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
     // The target root belongs to the user, so its mode is not changed.
     if !directory.is_root()
-        && let Err(error) = make_writable(tree.lease(), &opened)
+        && let Err(error) = make_writable(allowed.lease, opened)
     {
         failed(directory.clone(), error.into());
         return 0;
@@ -111,15 +164,11 @@ pub fn remove_entries_within<'n>(
             let path = path.fold(directory.clone(), |path, name| {
                 path.join(name).unwrap_or(path)
             });
-            let over = error.kind() == io::ErrorKind::QuotaExceeded && budget.left() == 0;
+            let over = error.kind() == io::ErrorKind::QuotaExceeded && allowed.budget.left() == 0;
             is_used_up.set(is_used_up.get() || over);
             failed(path, error);
         };
-        let allowed = Allowed {
-            lease: tree.lease(),
-            budget,
-        };
-        removed += Removal::new(opened.as_fd(), name, allowed, failed).run(&stops);
+        removed += Removal::new(opened, name, allowed, failed).run(&stops);
     }
     removed
 }
@@ -204,6 +253,11 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             }
         }
         self.enter(self.name.clone());
+        self.empty(stops)
+    }
+
+    /// Removes the directories that were entered, with all that is in them.
+    fn empty(mut self, stops: &impl Fn() -> bool) -> u64 {
         while let Some(level) = self.levels.last_mut()
             && !stops()
         {
@@ -219,11 +273,14 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     fn enter(&mut self, name: Name) {
         let parent = self.here.as_ref().map_or(self.top, OwnedFd::as_fd);
         let opened = open_to_empty(self.allowed.lease, parent, &name);
-        let (directory, itself) =
-            match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
-                Ok(opened) => opened,
-                Err(error) => return self.fail(Some(&name), error),
-            };
+        match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
+            Ok((directory, itself)) => self.entered(name, directory, itself),
+            Err(error) => self.fail(Some(&name), error),
+        }
+    }
+
+    /// Goes on in a directory that has been opened.
+    fn entered(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
         let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
             above.is_unread |= !above.directories.is_empty();
@@ -397,17 +454,12 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 }
 
-fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
-    rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-}
-
 /// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
 fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;
-            make_writable(lease, &directory)?;
+            make_writable(lease, directory.as_fd())?;
             Ok(directory)
         }
         Err(Errno::ACCESS) => {

@@ -3,7 +3,7 @@
 //! Files are created in it under their own names, one directory operation each instead of the two of a file that is
 //! [staged](crate::Staged), and all get their final names in one rename. Everything that comes below it meanwhile,
 //! directories too, is made in it, so nothing waits for a flush. Until then the directory has a hidden name in its
-//! parent.
+//! parent. In a directory in which others may rename entries there is none ([`guarded`](crate::guarded)).
 //!
 //! If an entry has its name by then, its own entries are moved there one by one, and it is removed when it is empty. A
 //! process that still has it open and puts something into it finds that moved too, or gets the error that the directory
@@ -28,12 +28,12 @@ use zmove_types::{Name, RelPath};
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
 use crate::final_names::{place, remove, rename, rename_with};
-use crate::hidden::make_hidden;
+use crate::hidden::{make_hidden, make_hidden_directory};
 use crate::lease::{Lease, Permit};
 use crate::new_files::NewFiles;
 use crate::publish::Replace;
-use crate::remove::remove_entries;
-use crate::tree::{DIRECTORY, DirectoryModes, Tree};
+use crate::remove::remove_open_directory;
+use crate::tree::{DIRECTORY, DirectoryModes};
 
 pub use merging::Answers;
 use merging::Merge;
@@ -55,7 +55,7 @@ impl StagingDirectory {
     /// Begins a staging directory for the directory `name` of `parent`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where what is made could not get another name.
+    /// The system's error, `EPERM` where what is made could not get another name, or where others may rename entries.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name, modes: DirectoryModes) -> io::Result<Self> {
         Self::make(parent, Some(name), modes)
     }
@@ -70,7 +70,7 @@ impl StagingDirectory {
 
     fn make(parent: &Arc<OwnedFd>, name: Option<&Name>, modes: DirectoryModes) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new());
-        let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
+        let hidden = make_hidden_directory(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let directory = directory.inspect_err(|_error| {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
@@ -141,6 +141,15 @@ impl StagingDirectory {
             name.as_os_str(),
             AtFlags::empty(),
         )?)
+    }
+
+    /// Removes a file or link, so that a directory can be made in its place where there is no staging directory.
+    ///
+    /// # Errors
+    /// The system's error, `EISDIR` or `EPERM` when a directory has that name.
+    pub fn make_way(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
+        let at = place(parent, name.as_os_str());
+        Ok(remove(lease.permit()?, at, AtFlags::empty())?)
     }
 
     /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
@@ -234,10 +243,14 @@ impl Drop for StagingDirectory {
             if rustix::fs::unlinkat(&parent, self.hidden.as_os_str(), AtFlags::REMOVEDIR).is_ok() {
                 return;
             }
-            let parent = Tree::at(parent);
-            let hidden = std::iter::once(&self.hidden);
-            // The next transfer to this directory removes what stays.
-            let _counted = remove_entries(&parent, &RelPath::root(), hidden, |_path, _error| {});
+            // The next transfer to this directory removes what stays. The parent may be one in which others rename
+            // entries by now, where a merge has moved the staging directory.
+            remove_open_directory(
+                parent.as_fd(),
+                &self.hidden,
+                self.directory.as_fd(),
+                |_error| {},
+            );
         }
     }
 }
@@ -248,6 +261,7 @@ pub(crate) mod tests {
     use crate::abandoned::remove_abandoned;
     use crate::entry::proven::ProvenKinds;
     use crate::staged::Staged;
+    use crate::tree::Tree;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use zmove_types::{Metadata, Timestamp};
@@ -264,6 +278,11 @@ pub(crate) mod tests {
 
     fn name(text: &str) -> Name {
         Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn set_mode(home: &tempfile::TempDir, mode: u32) {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(home.path(), mode).unwrap();
     }
 
     fn names(home: &tempfile::TempDir) -> Vec<String> {
@@ -329,6 +348,39 @@ pub(crate) mod tests {
                 "{number}"
             );
         }
+    }
+
+    #[test]
+    fn there_is_none_where_others_may_rename_entries() {
+        let (home, fd) = place();
+        for (mode, is_begun) in [
+            (0o755, true),
+            (0o1777, true),
+            (0o775, false),
+            (0o777, false),
+        ] {
+            set_mode(&home, mode);
+            let begun = StagingDirectory::begin(&fd, &name("d"), DirectoryModes::default());
+            assert_eq!(begun.is_ok(), is_begun, "{mode:o}");
+            let errno = begun.err().and_then(|error| Errno::from_io_error(&error));
+            assert_eq!(errno, (!is_begun).then_some(Errno::PERM), "{mode:o}");
+            assert_eq!(names(&home), [""; 0], "{mode:o}");
+        }
+    }
+
+    /// Others may rename entries of a directory that the staging directory was moved into by a merge.
+    #[test]
+    fn one_that_is_dropped_removes_its_own_entries_alone() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        std::fs::rename(&hidden, home.path().join("moved")).unwrap();
+        std::fs::create_dir(&hidden).unwrap();
+        std::fs::write(hidden.join("theirs"), "x").unwrap();
+        drop(staging);
+        assert!(hidden.join("theirs").exists());
+        assert!(!home.path().join("moved/a").exists());
     }
 
     #[test]

@@ -372,7 +372,7 @@ impl Tree {
         {
             fence.check()?;
         }
-        make_writable(&self.lease, directory)
+        make_writable(&self.lease, directory.as_fd())
     }
 
     /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
@@ -457,11 +457,11 @@ pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<O
 
 /// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew
 /// at the end. Where this is not allowed, the create that follows fails.
-pub(crate) fn make_writable(lease: &Lease, directory: &OwnedFd) -> rustix::io::Result<()> {
+pub(crate) fn make_writable(lease: &Lease, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mode = Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
         let permit = lease.permit()?;
-        let directory = Descriptor::Open(directory.as_fd());
+        let directory = Descriptor::Open(directory);
         let _best_effort = directory.set_mode(&permit, mode | Mode::RWXU);
     }
     Ok(())
