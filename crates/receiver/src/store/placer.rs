@@ -256,7 +256,8 @@ impl<'a> Placer<'a> {
         Ok(self.directory(path)?.directory)
     }
 
-    /// Begins a staging directory for a path where a file or link is. That stays until the directory is published.
+    /// Begins a staging directory for a path where a file or link is. That stays until the directory is published, or
+    /// goes at once if there can be no staging directory.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job nothing waits under a name in the target.
         if self.transfer.target.staging_place.epoch().is_some() {
@@ -297,6 +298,10 @@ impl<'a> Placer<'a> {
             if let Some(staging) = begun {
                 staging.leave(Vec::new(), Vec::new());
                 return Ok(());
+            }
+            // Others may rename entries there, so the directory cannot wait under a hidden name.
+            if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
+                return StagingDirectory::make_way(transfer.target.tree.lease(), &parent, name);
             }
             if let Some(error) = error {
                 return Err(error);
