@@ -3,16 +3,17 @@
 //! The directory is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep
 //! lives. **Invariant:** nothing outside it is changed but leftovers of a sweep of this user on this host: a directory
 //! of such a name that nobody holds the lock of and whose mark names this very directory, not one that it was copied
-//! from.
+//! from. Others may rename it meanwhile, so what is in it is removed by its descriptor and not by its name.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use zmove_disk::{DirectoryModes, Tree, remove_entries};
+use zmove_disk::{DirectoryModes, Tree, remove_entries, remove_open_directory};
 use zmove_types::{Name, RelPath};
 
 use crate::error::SweepError;
@@ -81,7 +82,7 @@ impl Place {
             parent,
             name,
             path: path.to_owned(),
-            tree: Tree::at(opened),
+            tree: Self::new_tree(opened)?,
             removed: false,
         };
         // Where there are no locks, the next sweep only reports a directory that is left.
@@ -92,6 +93,16 @@ impl Place {
         let file = rustix::fs::openat(place.tree.fd(), MARK, flags, Mode::RUSR | Mode::WUSR)?;
         File::from(file).write_all(mark(place.tree.fd())?.as_bytes())?;
         Ok(place)
+    }
+
+    /// The tree at a directory that has just been made and opened. Others may have given its name to another directory
+    /// between the two, whose entries would go at the end, so it must be empty.
+    fn new_tree(opened: Arc<OwnedFd>) -> io::Result<Tree> {
+        if names(opened.as_fd(), |_| true)?.is_empty() {
+            Ok(Tree::at(opened))
+        } else {
+            Err(Errno::STALE.into())
+        }
     }
 
     /// Empties and removes a directory of the sweep by several threads, since that takes part of the sweep's time.
@@ -108,7 +119,12 @@ impl Place {
                 scope.spawn(move || remove_entries(&self.tree, path, part.iter(), |_, _| {}));
             }
         });
-        self.remove_from(&self.tree, directory)
+        let mut failed = None;
+        let name = std::iter::once(directory);
+        remove_entries(&self.tree, &RelPath::root(), name, |_, source| {
+            failed.get_or_insert(source);
+        });
+        self.left_by(failed)
     }
 
     /// Removes the sweep's directory with all that is in it.
@@ -120,19 +136,18 @@ impl Place {
             // A directory that stays is met again below, where the error is reported.
             let _best_effort = self.empty(&directory, threads);
         }
-        self.remove_from(&self.parent, &self.name)
+        self.remove_itself()
     }
 
-    fn remove_from(&self, tree: &Tree, name: &Name) -> Result<(), SweepError> {
+    fn remove_itself(&self) -> Result<(), SweepError> {
         let mut failed = None;
-        remove_entries(
-            tree,
-            &RelPath::root(),
-            std::iter::once(name),
-            |_, source| {
-                failed.get_or_insert(source);
-            },
-        );
+        remove_open_directory(self.parent.fd(), &self.name, self.tree.fd(), |source| {
+            failed.get_or_insert(source);
+        });
+        self.left_by(failed)
+    }
+
+    fn left_by(&self, failed: Option<io::Error>) -> Result<(), SweepError> {
         failed.map_or(Ok(()), |source| {
             Err(SweepError::Left {
                 path: self.path.clone(),
@@ -146,7 +161,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         if !self.removed {
             // The error that led here is reported already.
-            let _best_effort = self.remove_from(&self.parent, &self.name);
+            let _best_effort = self.remove_itself();
         }
     }
 }
@@ -158,8 +173,12 @@ fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(_) => return Some(Found::NotOurs),
     };
-    let own = rustix::fs::fstat(&directory)
-        .is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    // Whoever else may write in a directory can give it a mark.
+    let own = rustix::fs::fstat(&directory).is_ok_and(|stat| {
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        stat.st_uid == rustix::process::geteuid().as_raw()
+            && !mode.intersects(Mode::WGRP | Mode::WOTH)
+    });
     let number = name.as_bytes().strip_prefix(prefix(host).as_bytes());
     let of_this_host =
         number.is_some_and(|number| number.len() == NUMBER_DIGITS && !number.contains(&b'-'));
@@ -172,9 +191,7 @@ fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
         Err(_no_locks) => return Some(Found::NotOurs),
     }
     let mut stays = false;
-    remove_entries(parent, &RelPath::root(), std::iter::once(name), |_, _| {
-        stays = true
-    });
+    remove_open_directory(parent.fd(), name, directory.as_fd(), |_| stays = true);
     Some(if stays {
         Found::NotOurs
     } else {
@@ -285,6 +302,50 @@ mod tests {
         place.remove(3).unwrap();
         drop(make(&home).0.unwrap());
         assert_eq!(listed(&home), ["precious"]);
+    }
+
+    /// A local user who may rename entries there gives the name to a directory that the user cannot remove.
+    #[test]
+    fn another_directory_under_the_name_of_a_place_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let place = make(&home).0.unwrap();
+        std::fs::write(place.path.join("f"), "x").unwrap();
+        let forged = place.path.clone();
+        std::fs::rename(&forged, home.path().join("moved")).unwrap();
+        std::fs::create_dir(&forged).unwrap();
+        std::fs::write(forged.join("precious"), "x").unwrap();
+        assert!(matches!(place.remove(1), Err(SweepError::Left { .. })));
+        assert!(forged.join("precious").exists());
+        assert_eq!(
+            std::fs::read_dir(home.path().join("moved"))
+                .unwrap()
+                .count(),
+            0
+        );
+    }
+
+    #[test]
+    fn a_directory_with_entries_is_not_taken_for_a_new_one() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        let opened = Tree::open(home.path()).unwrap();
+        let opened = opened.open_directory(&RelPath::root()).unwrap();
+        assert!(Place::new_tree(opened).is_err());
+    }
+
+    /// Such a directory may have been given its mark by somebody else.
+    #[test]
+    fn a_marked_directory_in_which_others_may_write_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let mut killed = make(&home).0.unwrap();
+        killed.removed = true;
+        let left = killed.path.clone();
+        drop(killed);
+        std::fs::set_permissions(&left, std::os::unix::fs::PermissionsExt::from_mode(0o775))
+            .unwrap();
+        let (_place, found) = make(&home);
+        assert_eq!(found, [Found::NotOurs]);
+        assert!(left.join("mark").exists());
     }
 
     #[test]
