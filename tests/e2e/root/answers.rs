@@ -89,9 +89,9 @@ fn an_answer_that_trickles_holds_no_command_of_root_up() {
             ),
         ] {
             let host = &host;
-            scope.spawn(move || fails(host, words, 10, &[operation, LATE]));
+            scope.spawn(move || fails(host, words, 12, &[operation, LATE]));
         }
-        scope.spawn(|| fails(&of_root, &["status"], 10, &["for its status", LATE]));
+        scope.spawn(|| fails(&of_root, &["status"], 12, &["for its status", LATE]));
     });
     assert_ne!(fs::read(host.path("home/authorized_keys")).unwrap(), list);
 }
@@ -113,5 +113,5 @@ fn a_process_that_asks_and_was_stopped_by_its_user_is_killed() {
     let Some(host) = host(stop, false) else {
         return;
     };
-    fails(&host, &["status"], 10, &["for its status", LATE]);
+    fails(&host, &["status"], 12, &["for its status", LATE]);
 }

@@ -154,7 +154,7 @@ fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
 fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || {
         let text = format!("no answer within {} s", PATIENCE.as_secs());
-        failure(Exit::Connection, text)
+        failure(Exit::Broken, text)
     };
     let answered = async { tokio::time::timeout(PATIENCE, asking).await };
     settings::block_on(1, async {
