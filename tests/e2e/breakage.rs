@@ -349,7 +349,16 @@ pub(crate) fn clean_parts(site: &Site, home: &str) {
 }
 
 pub(crate) fn interrupt(client: Child) -> Outcome {
-    end_by(client, Signal::INT)
+    end_by(client, interruption())
+}
+
+/// SIGINT, or SIGTERM if SIGINT is ignored here and so by what is started here, as in the background of a script.
+pub(crate) fn interruption() -> Signal {
+    if ignores(Signal::INT) {
+        Signal::TERM
+    } else {
+        Signal::INT
+    }
 }
 
 /// Expects that it has not ended yet.

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use zmove_cluster::jetstream::{Access as BrokerAccess, JobKey, NodeNotice, Notice, Notices};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
+use crate::breakage::interruption;
 use crate::clock::Clock;
 use crate::command::{Outcome, ZMOVE, Zmove, finish, wait_within_patience};
 use crate::daemon::Daemon;
@@ -500,7 +501,7 @@ fn of_two_pushes_the_last_one_ends_the_broker() {
         assert!(Instant::now() < until, "the other push has not begun");
         std::thread::sleep(Duration::from_millis(20));
     }
-    signal(&starter, Signal::INT);
+    signal(&starter, interruption());
     finish(starter).expect(20);
     let outcome = finish(other).expect(0);
     assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);
@@ -660,7 +661,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
         lab.daemons[0].wait_for_logs("begun by head", 2 * (number + 1));
         stop();
         let began = Instant::now();
-        signal(&push, Signal::INT);
+        signal(&push, interruption());
         finish(push).expect(20);
         assert!(
             began.elapsed() < Duration::from_secs(5),
@@ -690,7 +691,7 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     let push = lab.push(&[]).start();
     let _connection = silent.accept().unwrap();
     let began = Instant::now();
-    signal(&push, Signal::INT);
+    signal(&push, interruption());
     finish(push).expect(20);
     assert!(
         began.elapsed() < Duration::from_secs(3),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::breakage::interruption;
 use crate::command::finish;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{paint, set_mode};
@@ -100,7 +101,7 @@ fn table_and_json_agree_and_nothing_is_left() {
 #[test]
 fn whoever_is_interrupted_removes_what_there_is() {
     let site = Site::local();
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [interruption(), Signal::TERM] {
         // Too much to be written before the signal.
         let mut command = site.zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"]);
         command.0.args(["--threads", "2"]);

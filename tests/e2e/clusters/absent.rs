@@ -3,9 +3,8 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use super::{Lab, finish, signal};
+use crate::breakage::interruption;
 
 use crate::quiet_machine::quiet_machine;
 
@@ -107,7 +106,7 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     node.wait_for("waiting for it");
     let push = lab.push_at("80MB", "t", &[]).start();
     lab.daemons[1].wait_for_log("begun by node ");
-    signal(&node.process.0, Signal::INT);
+    signal(&node.process.0, interruption());
     let stopped = Instant::now();
     assert_eq!(node.exit(), Some(20));
     let outcome = finish(push)

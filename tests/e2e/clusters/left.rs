@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use super::{Lab, finish, signal};
+use crate::breakage::interruption;
 use crate::jobs::wait_for;
 use crate::quiet_machine::quiet_machine;
 
@@ -34,7 +33,7 @@ fn a_push_that_asks_for_queues_is_interrupted_at_once() {
         std::fs::read_to_string(&log).unwrap().contains("$JS.API.")
     });
     let began = Instant::now();
-    signal(&push, Signal::INT);
+    signal(&push, interruption());
     finish(push).expect(20);
     assert!(
         began.elapsed() < Duration::from_secs(3),

@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
 use super::World;
-use crate::breakage::end_by;
+use crate::breakage::{end_by, interruption};
 use crate::command::{Outcome, ZMOVE, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::Site;
@@ -123,7 +122,7 @@ fn it_ends_with_its_command_and_the_same_command_goes_on() {
     let client = copy(&site, &sshd, &super::SLOWLY, ends.clone()).start();
     crate::resume::wait_for_journal_in(&site.path("server/journal"));
     assert!(receivers(&site) > 0);
-    let ended = end_by(client, Signal::INT).expect(20);
+    let ended = end_by(client, interruption()).expect(20);
     wait_for("the end of both receivers", || receivers(&site) == 0);
     assert!(!ended.stderr.contains("zmove result"), "{}", ended.stderr);
     let went_on = copy(&site, &sshd, &[], ends).outcome().expect(0).summary();
