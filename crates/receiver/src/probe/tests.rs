@@ -279,7 +279,7 @@ async fn an_unknown_intent_is_refused_with_words() {
     };
     let other = encode_message(&ToReceiver::Open(other));
     let intent = (0..other.len()).find(|at| opening[*at] != other[*at]);
-    opening[intent.unwrap()] = 3;
+    opening[intent.unwrap()] = 99;
     writer.send(&opening).await.unwrap();
     let heard = decode_message(&reader.receive().await.unwrap().unwrap()).unwrap();
     let ToSender::Refused(refusal) = heard else {
