@@ -450,15 +450,15 @@ fn a_host_whose_opening_is_disguised_changes_nothing() {
     }
 }
 
-/// Says `bytes` after the greeting of a receiver that has dialled; returns what the daemon says.
-fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
+/// Opens transfer `id` as a pull, sends `bytes` after the greeting and returns the daemon's answer.
+fn say(site: &Site, id: u8, bytes: &[u8]) -> Vec<u8> {
     let identity = Identity::load_or_create(&site.path("client")).unwrap();
     let daemon = site.the_daemon();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    let greeting = Greeting::new(Role::Fetch, TransferId([3; 16])).encode();
+    let greeting = Greeting::new(Role::Fetch, TransferId([id; 16])).encode();
     runtime.block_on(async {
         let policy = HostPolicy::Pinned(daemon.fingerprint);
         let port = daemon.address.port();
@@ -486,7 +486,7 @@ fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
 fn a_selection_of_7_mib_is_refused_before_it_is_held() {
     let site = site();
     let before = site.the_daemon().peak_memory_kib();
-    let said = say(&site, &(7_u32 << 20).to_le_bytes());
+    let said = say(&site, 1, &(7_u32 << 20).to_le_bytes());
     let text = String::from_utf8_lossy(&said).into_owned();
     assert!(
         text.contains("message of 7340032 is over the limit of 2097152"),
@@ -500,12 +500,13 @@ fn a_selection_of_7_mib_is_refused_before_it_is_held() {
 #[test]
 fn an_order_of_nonsense_is_refused() {
     let site = site();
-    for nonsense in [
-        &[5, 0, 0, 0, 1, 2, 3, 4, 5][..],
-        &[1, 0, 0, 0, 9],
-        &[3, 0, 0, 0, 1, 1, b'x'],
+    // Each transfer has an id of its own: the one before it may still be ending.
+    for (id, nonsense) in [
+        (1, &[5, 0, 0, 0, 1, 2, 3, 4, 5][..]),
+        (2, &[1, 0, 0, 0, 9]),
+        (3, &[3, 0, 0, 0, 1, 1, b'x']),
     ] {
-        let said = say(&site, nonsense);
+        let said = say(&site, id, nonsense);
         assert!(said.len() > Greeting::BYTES, "{said:?}");
     }
     site.the_daemon().wait_for_logs("refused: ", 3);
