@@ -41,11 +41,6 @@ pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
     Ok(runtime)
 }
 
-/// The number of workers of a runtime that serves many connections.
-pub(crate) fn workers_for_many() -> usize {
-    thread::available_parallelism().map_or(1, Into::into)
-}
-
 /// Refuses limits of this process below which an allocation or a stack that cannot grow would abort the process.
 ///
 /// # Errors

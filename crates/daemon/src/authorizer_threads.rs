@@ -4,10 +4,10 @@
 //! **Invariant:** work counts until it ends, also when nobody waits for it any more: peers that leave and come back
 //! cannot have more of it run.
 
-use std::num::NonZero;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use zmove_disk::cores;
 use zmove_transport::blocking;
 
 /// The bound on authorizing threads: as many as there are cores.
@@ -16,7 +16,7 @@ pub(crate) struct AuthorizerThreads(Arc<Semaphore>);
 
 impl Default for AuthorizerThreads {
     fn default() -> Self {
-        Self::new(std::thread::available_parallelism().map_or(1, NonZero::get))
+        Self::new(cores())
     }
 }
 

@@ -91,7 +91,7 @@ pub use staging_directory::{Answers, StagingDirectory, set_usual_mode};
 pub use staging_place::StagingPlace;
 pub use storable_times::{is_beyond_range, is_held_everywhere};
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
-pub use storage_threads::{StorageThreads, Task, Turn};
+pub use storage_threads::{StorageThreads, Task, Turn, cores};
 pub use tree::trusted_path::path_parts;
 pub use tree::{DirectoryModes, Fence, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

@@ -20,7 +20,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope, Thread};
 use std::time::{Duration, Instant};
 
@@ -337,8 +337,13 @@ impl<
     }
 }
 
-fn cores() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+/// Number of cores that this process may use, as it was at the first call: the kernel takes a dozen system calls to
+/// report it.
+#[must_use]
+pub fn cores() -> usize {
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
+    *CORES
 }
 
 impl State {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
+use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, cores};
 use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RelPath, Root};
 
 use crate::grant::{Allowance, Grants, Rights};
@@ -76,9 +76,8 @@ pub struct ReceiverConfig {
 
 impl Default for ReceiverConfig {
     fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
-            writers: cores.clamp(2, 8),
+            writers: cores().clamp(2, 8),
             buffers_max: 32,
             memory_max: 72,
             lanes_max: zmove_wire::limits::LANES_MAX,

@@ -8,11 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_disk::{is_part, is_passing, is_shared_job_name, open_beneath};
+use zmove_disk::{cores, is_part, is_passing, is_shared_job_name, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
@@ -96,9 +95,8 @@ impl ScanConfig {
 
 impl Default for ScanConfig {
     fn default() -> Self {
-        let cores = available_parallelism().map_or(1, usize::from);
         Self {
-            threads: (4 * cores).clamp(8, 32),
+            threads: (4 * cores()).clamp(8, 32),
             batch_entries_max: 1024,
             queue_batches_max: 64,
             selection: None,

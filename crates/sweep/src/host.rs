@@ -3,19 +3,20 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use zmove_disk::cores;
+
 use crate::result::Host;
 
 impl Host {
     /// Describes this host. Takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let core_operations_per_second = (0..RUNS)
             .map(|_| operations_per_second())
             .fold(0.0, f64::max);
         Self {
             name: Self::own_name(),
             cpu: cpu(),
-            cores,
+            cores: cores(),
             core_operations_per_second,
         }
     }

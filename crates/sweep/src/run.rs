@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree};
+use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree, cores};
 use zmove_types::{ByteCount, Timestamp};
 
 use crate::cell::Bench;
@@ -64,13 +64,12 @@ impl SweepConfig {
     /// The default settings, below this path.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
             path: path.into(),
             opened: None,
             budget: ByteCount(10 << 30),
             time: Duration::from_secs(120),
-            threads: cores.clamp(2, 16),
+            threads: cores().clamp(2, 16),
             file_io: Arc::new(Threads),
             direct: Direct::default(),
         }

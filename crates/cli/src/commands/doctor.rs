@@ -17,6 +17,7 @@ mod tcp;
 mod windows;
 
 use anyhow::Result;
+use zmove_disk::cores;
 use zmove_engine::{RATE_TARGET, Remote};
 use zmove_types::{ByteCount, ByteRate};
 
@@ -77,7 +78,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let paths = Paths {
         rate,
         round_trip: peer.and_then(Peer::round_trip),
-        cores: std::thread::available_parallelism().map_or(2, usize::from),
+        cores: cores(),
     };
     let mut network = link.judge(rate);
     network.extend(windows::judge(root, &paths, part));

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use indicatif::ProgressBar;
+use zmove_disk::cores;
 use zmove_engine::{Connector, DialSettings, Remote};
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
@@ -55,8 +56,7 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     let prediction =
         sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
     let asked = args.streams.iter().copied().max().unwrap_or(0);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let advice = advice::of(&report, asked, cores);
+    let advice = advice::of(&report, asked, cores());
     let tree = args
         .tree
         .as_ref()

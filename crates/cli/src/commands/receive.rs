@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
-use zmove_disk::StorageMemory;
+use zmove_disk::{StorageMemory, cores};
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
 use zmove_receiver::ReceiverConfig;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
@@ -45,10 +45,7 @@ pub(crate) fn run() -> Result<Exit> {
         request => request?,
     };
     let key = request.key.parse().context("read the sender's key")?;
-    let runtime = runtime::build(
-        &mut Builder::new_multi_thread(),
-        runtime::workers_for_many(),
-    )?;
+    let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
     // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&request, key, input))?;

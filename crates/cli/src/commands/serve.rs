@@ -35,7 +35,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
-use zmove_disk::StorageMemory;
+use zmove_disk::{StorageMemory, cores};
 use zmove_receiver::ReceiverConfig;
 use zmove_transport::{
     AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig,
@@ -162,10 +162,7 @@ fn begin(
     }
     let log_directory = config.log.file.as_deref().and_then(Path::parent);
     confinement::confine(config.confine, &own, &keys, log_directory)?;
-    let runtime = runtime::build(
-        &mut Builder::new_multi_thread(),
-        runtime::workers_for_many(),
-    )?;
+    let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
     let all_ended = runtime.block_on(serve(
         (args, file),
         config,

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use zmove_disk::cores;
 use zmove_types::RateLimit;
 use zmove_wire::limits::LANES_MAX;
 
@@ -19,8 +20,7 @@ pub const LOCAL_RTT: Duration = Duration::from_millis(2);
 
 /// The number of lanes that suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
 pub(super) fn lanes_for(rtt: Duration) -> u16 {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    lanes_for_machine(rtt, cores, send_window_max())
+    lanes_for_machine(rtt, cores(), send_window_max())
 }
 
 /// The number of lanes that suit a path where each connection may have `window_bytes` in flight.
@@ -43,8 +43,7 @@ pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 
 
 /// The number of connections that suit QUIC: each has a thread here, and no window of the kernel's bounds it.
 pub(super) fn quic_lanes() -> u16 {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    u16::try_from((2 * cores).clamp(4, 8)).expect("clamped")
+    u16::try_from((2 * cores()).clamp(4, 8)).expect("clamped")
 }
 
 /// The most lanes that are of use at a rate, where there is one: each costs a handshake and a search for the path's

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
+use zmove_disk::{Auto, Direct, FileIo, StorageMemory, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
 use zmove_types::{Account, Accounts, GROUP_BYTES, Kinds, NoAccounts, RateLimit, Timestamp};
@@ -64,9 +64,8 @@ impl SenderConfig {
 
 impl Default for SenderConfig {
     fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
-            readers: cores.clamp(2, 16),
+            readers: cores().clamp(2, 16),
             readers_max: 32,
             buffers_max: 24,
             batch_files_max: 1024,

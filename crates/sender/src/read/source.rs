@@ -6,7 +6,6 @@ mod generated;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use std::thread;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{Groups, merge_root, sparse_group_cv};
-use zmove_disk::{DataFile, Direct, FileIdentity};
+use zmove_disk::{DataFile, Direct, FileIdentity, cores};
 use zmove_scan::{Directory, Entry, EntryKind, SourceRoot};
 use zmove_types::{
     ByteOrigins, Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
@@ -505,9 +504,7 @@ impl LargeSource {
                 }
             }
         };
-        let helpers = thread::available_parallelism()
-            .map_or(1, NonZeroUsize::get)
-            .min(unknown);
+        let helpers = cores().min(unknown);
         thread::scope(|scope| {
             (1..helpers).for_each(|_| drop(scope.spawn(hash)));
             hash();
