@@ -22,15 +22,19 @@ impl EndSignals {
     /// # Errors
     /// The system's error.
     pub(crate) fn listen() -> io::Result<Self> {
+        Self::listen_unless(&Ignored::read(), None)
+    }
+
+    fn listen_unless(ignored: &Ignored, hangup: Option<Signal>) -> io::Result<Self> {
         // With a handler, once set, SIGXFSZ no longer ends the process: a write beyond the limit for files fails
         // instead.
         drop(signal(SignalKind::from_raw(
             rustix::process::Signal::XFSZ.as_raw(),
         ))?);
         Ok(Self {
-            interrupt: unless_ignored(SignalKind::interrupt())?,
-            terminate: unless_ignored(SignalKind::terminate())?,
-            hangup: None,
+            interrupt: ignored.or_listen(SignalKind::interrupt())?,
+            terminate: ignored.or_listen(SignalKind::terminate())?,
+            hangup,
         })
     }
 
@@ -39,50 +43,32 @@ impl EndSignals {
     /// # Errors
     /// The system's error.
     pub(crate) fn listen_at_terminal() -> io::Result<Self> {
-        Ok(Self {
-            hangup: unless_ignored(SignalKind::hangup())?,
-            ..Self::listen()?
-        })
+        let ignored = Ignored::read();
+        let hangup = ignored.or_listen(SignalKind::hangup())?;
+        Self::listen_unless(&ignored, hangup)
+    }
+
+    /// Listens for the signals from now on, and for SIGHUP in any case, to pass them on to a child in another session.
+    /// The child ignores those, too, that the parent of this process has arranged to be ignored.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn listen_for_child() -> io::Result<Self> {
+        let hangup = signal(SignalKind::hangup())?;
+        Self::listen_unless(&Ignored::read(), Some(hangup))
     }
 
     /// Waits for one more signal.
     pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            () = one_of(&mut self.interrupt) => {}
-            () = one_of(&mut self.terminate) => {}
-            () = one_of(&mut self.hangup) => {}
-        }
-    }
-}
-
-/// Listeners for the signals that a process passes on to a child in another session, and that then no longer end the
-/// process itself. The child ignores those, too, that the parent of this process has arranged to be ignored.
-#[derive(Debug)]
-pub(crate) struct PassedSignals {
-    interrupt: Option<Signal>,
-    terminate: Option<Signal>,
-    hangup: Signal,
-}
-
-impl PassedSignals {
-    /// Listens for the signals from now on.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(crate) fn listen() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: unless_ignored(SignalKind::interrupt())?,
-            terminate: unless_ignored(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
+        self.next_to_pass().await;
     }
 
     /// Waits for one more signal, and returns it.
-    pub(crate) async fn next(&mut self) -> rustix::process::Signal {
+    pub(crate) async fn next_to_pass(&mut self) -> rustix::process::Signal {
         tokio::select! {
             () = one_of(&mut self.interrupt) => rustix::process::Signal::INT,
             () = one_of(&mut self.terminate) => rustix::process::Signal::TERM,
-            _ = self.hangup.recv() => rustix::process::Signal::HUP,
+            () = one_of(&mut self.hangup) => rustix::process::Signal::HUP,
         }
     }
 }
@@ -97,22 +83,29 @@ async fn one_of(signals: &mut Option<Signal>) {
     }
 }
 
-/// Listens for a signal, unless it is ignored.
-fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if ignores(&status, kind) {
-        return Ok(None);
-    }
-    signal(kind).map(Some)
-}
+/// The signals that this process ignores, as bits.
+struct Ignored(u64);
 
-/// Whether a process with this `/proc/PID/status` ignores a signal.
-fn ignores(status: &str, kind: SignalKind) -> bool {
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0);
-    ignored >> (kind.as_raw_value() - 1) & 1 == 1
+impl Ignored {
+    fn read() -> Self {
+        Self::parse(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
+    }
+
+    /// Reads `/proc/PID/status`.
+    fn parse(status: &str) -> Self {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        Self(mask.unwrap_or(0))
+    }
+
+    fn contains(&self, kind: SignalKind) -> bool {
+        self.0 >> (kind.as_raw_value() - 1) & 1 == 1
+    }
+
+    /// Listens for a signal, unless it is ignored.
+    fn or_listen(&self, kind: SignalKind) -> io::Result<Option<Signal>> {
+        (!self.contains(kind)).then(|| signal(kind)).transpose()
+    }
 }
 
 #[cfg(test)]
@@ -123,14 +116,14 @@ mod tests {
     fn a_signal_is_ignored_as_the_parent_has_arranged() {
         let status =
             |ignored: &str| format!("SigBlk:\t0000000000000001\nSigIgn:\t{ignored}\nSigCgt:\t1\n");
-        let hangup = |text: &str| ignores(text, SignalKind::hangup());
+        let hangup = |text: &str| Ignored::parse(text).contains(SignalKind::hangup());
         assert!(hangup(&status("0000000000000001")));
         assert!(hangup(&status("0000000000001001")));
         assert!(!hangup(&status("0000000000001000")));
         assert!(!hangup(""));
         // below a background job of a script
-        let background = status("0000000000000006");
-        assert!(ignores(&background, SignalKind::interrupt()));
-        assert!(!ignores(&background, SignalKind::terminate()));
+        let background = Ignored::parse(&status("0000000000000006"));
+        assert!(background.contains(SignalKind::interrupt()));
+        assert!(!background.contains(SignalKind::terminate()));
     }
 }

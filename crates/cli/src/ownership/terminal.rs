@@ -24,7 +24,7 @@ use zmove_jobs::THIS_PROGRAM;
 use crate::display::output;
 use crate::display::terminal::Printable;
 use crate::settings;
-use crate::signals::PassedSignals;
+use crate::signals::EndSignals;
 
 /// Runs the command of this process again in a child without a terminal, if this process has one, and returns the exit
 /// code of the child; `None` if this process has no terminal or is that child.
@@ -165,7 +165,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
             let _gone = io::stderr().write_all(text.as_bytes());
         }));
     }
-    let mut signals = PassedSignals::listen().context("handle signals")?;
+    let mut signals = EndSignals::listen_for_child().context("handle signals")?;
     let mut command = tokio::process::Command::from(command);
     let mut child = command
         .spawn()
@@ -176,7 +176,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
     let status = loop {
         tokio::select! {
             status = child.wait() => break status.context("wait for zmove as another user")?,
-            signal = signals.next() => {
+            signal = signals.next_to_pass() => {
                 // A child that has ended needs none.
                 let _ended = pid.map(|pid| kill_process(pid, signal));
             }
