@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{Mutex, mpsc, watch};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
-use zmove_wire::{ControlHeader, Greeting, GreetingError, WireError};
+use zmove_wire::{ControlHeader, Greeting, GreetingError, WireError, encode_ping};
 
 pub(crate) mod frames;
 
@@ -99,6 +99,8 @@ struct Sending {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
     /// Whether a write has not come to its end: nothing may follow.
     broken: bool,
+    /// The greatest value of a ping that is to be sent.
+    asked: watch::Receiver<Option<u64>>,
 }
 
 /// How long the peer may take nothing of a write.
@@ -186,12 +188,13 @@ pub fn control_pair(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
 ) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
+    let (ask, asked) = watch::channel(None);
     let sending = Arc::new(Mutex::new(Sending {
         stream: Box::new(writer),
         broken: false,
+        asked: asked.clone(),
     }));
     let (begun, has_begun) = watch::channel(false);
-    let (ask, asked) = watch::channel(None);
     let (pongs, answered) = watch::channel(None);
     let reader = ControlReader {
         unheard: Some(Unheard {
@@ -393,7 +396,11 @@ impl ControlWriter {
     }
 
     async fn send_with(&mut self, patience: Patience, bytes: &[u8]) -> Result<(), ControlError> {
-        self.sending.lock().await.write(bytes, patience).await?;
+        let mut sending = self.sending.lock().await;
+        match sending.take_ping() {
+            Some(ping) => sending.write(&[bytes, &ping].concat(), patience).await?,
+            None => sending.write(bytes, patience).await?,
+        }
         self.begun
             .send_if_modified(|begun| !std::mem::replace(begun, true));
         Ok(())
@@ -416,6 +423,14 @@ impl ControlWriter {
 }
 
 impl Sending {
+    /// The ping that is to be sent, once.
+    fn take_ping(&mut self) -> Option<Vec<u8>> {
+        let is_new = self.asked.has_changed().unwrap_or(false);
+        (*self.asked.borrow_and_update())
+            .filter(|_| is_new)
+            .map(|value| encode_ping(value).to_vec())
+    }
+
     /// Writes bytes whole. After a write that failed or was cancelled nothing is written any more.
     async fn write(&mut self, bytes: &[u8], patience: Patience) -> Result<(), ControlError> {
         if std::mem::replace(&mut self.broken, true) {

@@ -4,12 +4,12 @@
 //! one short message; a longer one waits until the session asks for it, and the pings behind that wait too.
 //! **Invariant:** reading never waits for writing, so two peers who both have much to send never wait for each other.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
-use zmove_wire::{ControlHeader, encode_ping, encode_pong};
+use zmove_wire::{ControlHeader, encode_pong};
 
 use super::{Answers, ControlError, Patience, Pinging, Sending};
 
@@ -183,15 +183,20 @@ async fn exchange(
             return;
         }
         loop {
-            let frame = tokio::select! {
+            let pong = tokio::select! {
                 Ok(()) = pings.changed() => (*pings.borrow_and_update()).map(encode_pong),
-                Ok(()) = asked.changed() => (*asked.borrow_and_update()).map(encode_ping),
+                Ok(()) = asked.changed() => None,
                 else => return,
             };
-            let (Some(frame), Some(sending)) = (frame, sending.upgrade()) else {
+            let Some(sending) = sending.upgrade() else {
                 return;
             };
-            match write(&sending, &frame).await {
+            let mut sending = sending.lock().await;
+            let frame = pong.map(Vec::from).or_else(|| sending.take_ping());
+            match sending
+                .write(&frame.unwrap_or_default(), Patience::Limited)
+                .await
+            {
                 Ok(()) => {}
                 Err(error @ ControlError::Unread) => {
                     // Nobody reads any more if this fails.
@@ -207,8 +212,4 @@ async fn exchange(
         () = exchanging => {}
         () = writer_gone => {}
     }
-}
-
-async fn write(sending: &Arc<Mutex<Sending>>, bytes: &[u8]) -> Result<(), ControlError> {
-    sending.lock().await.write(bytes, Patience::Limited).await
 }
