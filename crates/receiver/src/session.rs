@@ -17,6 +17,7 @@ pub(crate) mod threads;
 pub(crate) mod verify;
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_disk::Lease;
-use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
+use zmove_transport::{ChannelHandle, ControlError, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{Greeting, Intent, Open, Refusal, Role, ToSender};
 
@@ -275,7 +276,15 @@ async fn receive(
         kept,
     } = session;
     let owner = &config.rights.owner;
-    let working = config.target_sessions.begin(owner, &open.target).await;
+    let sessions = &config.target_sessions;
+    // A session that waits for this one begins when this is dropped.
+    let working = sessions.begin(owner, &open.target, &kept).await;
+    let stop = async {
+        tokio::select! {
+            error = stop => error,
+            () = working.is_lost() => ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into(),
+        }
+    };
     tokio::pin!(stop);
     let lease = kept.lease.clone();
     let opening = open_target(
@@ -318,8 +327,7 @@ async fn receive(
     let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(cpu_time()) => ended,
-        error = stop => Err(error),
-        lost = working.is_in_the_way(&kept) => Err(lost.into()),
+        error = &mut stop => Err(error),
     };
     let grants = running.grants.clone();
     let meter = Arc::clone(&running.transfer.meter);
@@ -332,8 +340,6 @@ async fn receive(
     };
     // a panic has been reported, and then less is counted
     let _best_effort = tokio::task::spawn_blocking(remember).await;
-    // whoever waits for this session begins
-    drop(working);
     ended
 }
 

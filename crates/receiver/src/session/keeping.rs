@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
 use zmove_disk::{GAP_MAX, Lease, boot_clock};
 use zmove_transport::{ChannelHandle, Pinger};
 
@@ -21,17 +21,32 @@ pub enum SenderPlace {
 #[derive(Debug)]
 pub(crate) struct KeptLease {
     pub(crate) lease: Lease,
-    keeping: Option<Keeping>,
+    /// The connection and its pongs, if the kernel does not report the end of that connection.
+    unreported: Option<Unreported>,
+    pinging: Option<JoinHandle<()>>,
 }
 
-/// What keeps a lease that is not constant.
-#[derive(Debug)]
-struct Keeping {
+/// Finds out whether the sender of a session is alive.
+#[derive(Clone, Debug)]
+pub(crate) struct SenderProof {
+    lease: Lease,
+    unreported: Option<Unreported>,
+}
+
+/// The result of asking a sender for an echo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Echo {
+    Received,
+    /// None was received in time.
+    Late,
+    /// The connection has ended, as its session knows.
+    Ended,
+}
+
+#[derive(Clone, Debug)]
+struct Unreported {
     connection: ChannelHandle,
     pongs: watch::Receiver<Option<u64>>,
-    pinging: JoinHandle<()>,
-    /// Whether the kernel reports the end of the connection.
-    is_reported: bool,
 }
 
 /// How often the sender is pinged.
@@ -49,7 +64,8 @@ impl KeptLease {
     pub(crate) const fn constant() -> Self {
         Self {
             lease: Lease::constant(),
-            keeping: None,
+            unreported: None,
+            pinging: None,
         }
     }
 
@@ -61,42 +77,60 @@ impl KeptLease {
         let asker = pinger.clone();
         let ask = move |value| asker.ping(value);
         let socket = connection.socket();
-        let is_reported = socket.is_some();
+        let unreported = socket.is_none().then(|| Unreported {
+            connection,
+            pongs: pinger.pongs(),
+        });
         let lease = Lease::timed(boot_clock(), ask, socket);
         // It goes out with what this side sends first, so that its echo comes with the opening.
         lease.ask();
-        let keeping = Keeping {
-            connection,
-            pongs: pinger.pongs(),
-            pinging: tokio::spawn(keep(lease.clone(), pinger)),
-            is_reported,
-        };
         Self {
+            unreported,
+            pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
             lease,
-            keeping: Some(keeping),
         }
     }
 
-    /// Whether the sender echoes a ping that is sent now. Where the kernel reports the end of the connection, that is
-    /// not needed.
-    pub(crate) async fn is_proved_anew(&self) -> bool {
-        let Some(keeping) = self.keeping.as_ref().filter(|keeping| !keeping.is_reported) else {
-            return true;
+    /// The proof of the sender, for other sessions.
+    pub(crate) fn proof(&self) -> SenderProof {
+        SenderProof {
+            lease: self.lease.clone(),
+            unreported: self.unreported.clone(),
+        }
+    }
+}
+
+impl SenderProof {
+    /// Whether only an echo would show that the sender is alive: the kernel does not report the end of the connection,
+    /// or the connection has ended.
+    pub(crate) fn needs_echo(&self) -> bool {
+        self.unreported.is_some() || self.lease.has_ended()
+    }
+
+    /// Asks the sender for the echo of a ping that is sent now.
+    pub(crate) async fn echo(&self) -> Echo {
+        let unreported = self.unreported.as_ref().filter(|_| !self.lease.has_ended());
+        let Some(Unreported { connection, pongs }) = unreported else {
+            return Echo::Ended;
         };
         let since = self.lease.ask();
-        let round_trip = keeping.connection.round_trip().unwrap_or_default();
-        let mut pongs = keeping.pongs.clone();
+        let round_trip = connection.round_trip().unwrap_or_default();
+        let mut pongs = pongs.clone();
         let proof = pongs.wait_for(|value| value.is_some_and(|sent| sent >= since));
         let waited = timeout(PATIENCE + ROUND_TRIPS * round_trip, proof);
-        waited.await.is_ok_and(|proof| proof.is_ok())
+        match waited.await {
+            Ok(Ok(_)) => Echo::Received,
+            Ok(Err(_nothing_is_read)) => Echo::Ended,
+            Err(_late) => Echo::Late,
+        }
     }
 }
 
 impl Drop for KeptLease {
     fn drop(&mut self) {
         self.lease.end();
-        if let Some(keeping) = &self.keeping {
-            keeping.pinging.abort();
+        if let Some(pinging) = &self.pinging {
+            pinging.abort();
         }
     }
 }
@@ -104,7 +138,8 @@ impl Drop for KeptLease {
 /// Pings the sender, and notes its echoes, until nothing is read from the connection any more.
 async fn keep(lease: Lease, pinger: Pinger) {
     let mut pongs = pinger.pongs();
-    let mut ping = interval(PING_EVERY);
+    // The first ping has been sent.
+    let mut ping = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut tick = interval(TICK_EVERY);
     for timer in [&mut ping, &mut tick] {
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
