@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_disk::{DEAD_AFTER, Lease, SharedJobDirectory, Sign, WatchedJob};
-use zmove_types::{Lock, SharedJobId};
+use zmove_disk::{DEAD_AFTER, Lease, SharedJobDirectory, Sign, Tree, WatchedJob, remove_abandoned};
+use zmove_types::{Lock, RelPath, SharedJobId};
 
 use crate::shared_job::session::PATIENCE;
 
@@ -76,6 +76,22 @@ impl OtherJobs {
     /// Ends all waiting.
     pub(crate) fn stop(&self) {
         self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes what dead processes have left in a directory, which is `path` of `tree`, and waits for the jobs of other
+    /// runs there, before anything in it is compared or published.
+    ///
+    /// # Errors
+    /// The directory cannot be listed; `ECONNABORTED` once the session has ended.
+    pub(crate) fn enter(
+        &self,
+        tree: &Tree,
+        path: &RelPath,
+        directory: &Arc<OwnedFd>,
+    ) -> io::Result<()> {
+        let jobs = none_if_closed(remove_abandoned(tree, path, directory.as_fd()))?;
+        let found = jobs.into_iter().map(|job| (Arc::clone(directory), job));
+        self.wait_for(found.collect())
     }
 
     /// Waits until each of these jobs is known to be alive or dead, and removes what dead ones have left.

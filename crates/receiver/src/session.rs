@@ -39,7 +39,7 @@ use crate::session::connections::{Connections, SessionReport, cpu_time, next, un
 use crate::session::keeping::KeptLease;
 pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
-use crate::session::opening::{Resolved, by_grant, opening, resolve, take_up};
+use crate::session::opening::{Resolved, by_grant, is_under_way, opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::{Running, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
@@ -317,6 +317,9 @@ async fn receive(
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
     let transfer = Arc::new(transfer.beside(other_jobs));
+    if !is_under_way(&open) {
+        transfer.note_entered();
+    }
     let _unlocked = UnlockJournals(Arc::downgrade(&transfer));
     let threads = match SessionThreads::start(&transfer, &config) {
         Ok(threads) => threads,

@@ -9,8 +9,7 @@ use zmove_disk::{FileSystemMemory, Lease, own_process};
 use zmove_transport::ControlError;
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{
-    Extensions, Open, Opened, Refusal, RefusalCode, SharedJobOpening, TargetShape, TargetState,
-    ToReceiver, TopName,
+    Extensions, Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver, TopName,
 };
 
 use crate::config::ReceiverConfig;
@@ -24,7 +23,7 @@ use crate::resume::parts::{Parts, begin};
 use crate::session::connections::look;
 use crate::session::earlier::wait_for_earlier;
 use crate::shared_job::session::{SharedJobSession, check};
-use crate::store::target::{Target, wait_for_other_jobs};
+use crate::store::target::{Target, wait_for_jobs_above};
 
 /// Where the opening of a session comes from.
 #[derive(Debug)]
@@ -173,11 +172,14 @@ pub(super) async fn resolve(
         }
         let quota = config.quota;
         // A job waits when it begins. One that is under way would be taken for dead if its heart stood still that long.
-        let is_under_way = |part: &SharedJobOpening| part.beginning == Beginning::UnderWay;
-        if !open.shared_job.as_deref().is_some_and(is_under_way) {
-            wait_for_other_jobs(&open, &access, &other_jobs)?;
+        let waits = !is_under_way(&open);
+        if waits {
+            wait_for_jobs_above(&open, &access, &other_jobs)?;
         }
         let mut target = Target::resolve(&open, &access, &lease)?;
+        if waits {
+            target.enter(&open, &other_jobs)?;
+        }
         let parts = match open.shared_job.clone() {
             None => Parts::new(config.journals, transfer, owner, &target.tree, &quota),
             Some(part) => {
@@ -210,6 +212,12 @@ pub(super) async fn resolve(
         })
     })
     .await
+}
+
+/// Whether an opening is of a shared job that has begun before.
+pub(super) fn is_under_way(open: &Open) -> bool {
+    let part = open.shared_job.as_ref();
+    part.is_some_and(|part| part.beginning == Beginning::UnderWay)
 }
 
 /// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.

@@ -221,6 +221,16 @@ impl Target {
         })
     }
 
+    /// [Enters](OtherJobs::enter) the target's directory.
+    pub(crate) fn enter(&self, open: &Open, other_jobs: &OtherJobs) -> Result<(), Refusal> {
+        let root = RelPath::root();
+        let directory = self.tree.open_directory(&root);
+        let entered =
+            directory.and_then(|directory| other_jobs.enter(&self.tree, &root, &directory));
+        let shown = Path::new(OsStr::from_bytes(&open.target));
+        entered.map_err(|error| cannot("look for other pushes at", shown, &error))
+    }
+
     /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
         let place = Place::of(open, access, Missing::Left)?;
@@ -245,23 +255,23 @@ impl Target {
     }
 }
 
-/// Waits for the jobs that other runs lead at the target, or above it up to the root of the grant.
-pub(crate) fn wait_for_other_jobs(
+/// Waits for the jobs that other runs lead above the target, up to the root of the grant.
+pub(crate) fn wait_for_jobs_above(
     open: &Open,
     access: &WriteAccess,
     other_jobs: &OtherJobs,
 ) -> Result<(), Refusal> {
     let wait = || {
         let place = Place::of(open, access, Missing::Left)?;
-        jobs_around(&place, access)
+        jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
             .map_err(|error| cannot("look for other pushes at", place.shown, &error))
     };
     wait().map_err(|refusal| dead_mount::named(refusal, open, access))
 }
 
-/// The jobs in and above a place, each by the directory in which it is.
-fn jobs_around(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
+/// The jobs above a place, each by the directory in which it is.
+fn jobs_above(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for directory in directories_of(place, access)? {
         let directory = directory?;
@@ -271,20 +281,20 @@ fn jobs_around(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>
     Ok(found)
 }
 
-/// The directories in which the jobs of other runs may be that write to a place, as far as they exist.
+/// The directories above a place, as far as they exist.
 fn directories_of(
     place: &Place<'_>,
     access: &WriteAccess,
 ) -> io::Result<impl Iterator<Item = io::Result<Arc<OwnedFd>>>> {
-    let (tree, path) = match &place.tree {
-        Some(tree) => (tree.clone(), place.path.clone()),
-        None => (nearest(place.shown)?, RelPath::root()),
+    let (tree, nearest) = match &place.tree {
+        Some(tree) => (tree.clone(), place.path.parent()),
+        None => (nearest(place.shown)?, Some(RelPath::root())),
     };
     let above_root = match access {
         WriteAccess::Anywhere => above(&tree),
         WriteAccess::Beneath(_) | WriteAccess::ReadOnly => Vec::new(),
     };
-    let paths = std::iter::successors(Some(path), RelPath::parent);
+    let paths = std::iter::successors(nearest, RelPath::parent);
     let there = paths.filter_map(move |path| match tree.open_directory(&path) {
         Err(error) if is_none_to_look_into(&error) => None,
         opened => Some(opened),

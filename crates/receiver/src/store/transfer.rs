@@ -1,14 +1,12 @@
 //! The state that all threads of one transfer share.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{
-    Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, remove_abandoned, set_file_mtime,
-};
+use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_file_mtime};
 use zmove_types::{
     Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
     RelPath, Root, TransferId,
@@ -21,7 +19,7 @@ use zmove_wire::{
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
-use crate::other_jobs::{OtherJobs, none_if_closed};
+use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::shared_job::session::{Heart, SharedJobSession};
@@ -142,6 +140,11 @@ impl Transfer {
         Self { other_jobs, ..self }
     }
 
+    /// Notes that the target's directory has been [entered](Self::enter).
+    pub(crate) fn note_entered(&self) {
+        let _done = self.publisher.sweep(&RelPath::root(), || Ok(()));
+    }
+
     /// Nobody waits for other jobs any more: the session ends.
     pub(crate) fn stop_waiting(&self) {
         self.other_jobs.stop();
@@ -152,15 +155,10 @@ impl Transfer {
         self.target.shared_job.as_ref()?.heart.clone()
     }
 
-    /// Removes what dead processes have left in a directory, and waits for the jobs of other runs there, before
-    /// anything in it is compared or published.
+    /// [Enters](OtherJobs::enter) a directory, once.
     pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
-        self.publisher.sweep(path, || {
-            let jobs = remove_abandoned(&self.target.tree, path, directory.as_fd());
-            let jobs = none_if_closed(jobs)?;
-            let found = jobs.into_iter().map(|job| (Arc::clone(directory), job));
-            self.other_jobs.wait_for(found.collect())
-        })
+        let enter = || self.other_jobs.enter(&self.target.tree, path, directory);
+        self.publisher.sweep(path, enter)
     }
 
     /// A turn at the cores, for a thread that is going to hash or list something.
