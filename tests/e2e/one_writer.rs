@@ -1,16 +1,17 @@
 //! A receiver that was stopped while its sender was killed stores nothing when it goes on: another push may have stored
 //! newer contents under the same names.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command::{Outcome, Runner, ZMOVE, finish};
+use crate::command::{Outcome, Runner, ZMOVE, Zmove, finish};
 use crate::daemon::Daemon;
 use crate::half_cut::HalfCut;
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, Site, has_program, skip};
 use crate::ssh::{Sshd, push_by, script};
 
 const FILES: usize = 10_000;
@@ -96,9 +97,9 @@ fn wake(receiver: Pid, stopped: Instant) {
 }
 
 /// The times of directories are not compared: whoever removes its hidden files changes them.
-fn assert_new(site: &Site) {
+fn assert_new(site: &Site, late_calls_max: usize) {
     let old = with_content(site, b'1');
-    assert!(old <= LATE_CALLS_MAX, "{old} of {FILES} files are old");
+    assert!(old <= late_calls_max, "{old} of {FILES} files are old");
     assert_eq!(with_content(site, b'2'), FILES - old);
     assert_eq!(unpublished(&site.target()), 0, "hidden names stay");
 }
@@ -153,7 +154,7 @@ fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_next_push_has_
     push().outcome().expect(0);
     wake(receiver, stopped);
     wait_for_end(receiver);
-    assert_new(&site);
+    assert_new(&site, LATE_CALLS_MAX);
 }
 
 /// Pushes to the first of two daemons on the same storage, and after that to the second, from another home.
@@ -166,17 +167,22 @@ fn to_another_daemon(mut site: Site, options: &[&str], serve_options: &[&str]) {
         .start();
     let first = site.take_daemon();
     let stopped = stop_and_kill(&site, first.pid(), sender);
-    fill(&site, b'2');
+    push_again_from_another_home(&mut site, options, serve_options);
+    wake(first.pid(), stopped);
+    first.terminate();
+    assert_new(&site, LATE_CALLS_MAX);
+}
+
+/// Pushes newer contents from another home to another daemon on the same storage.
+fn push_again_from_another_home(site: &mut Site, options: &[&str], serve_options: &[&str]) {
+    fill(site, b'2');
     std::fs::rename(site.path("client"), site.path("first_client")).unwrap();
     std::fs::rename(site.path("server"), site.path("first_server")).unwrap();
     for home in ["client", "server"] {
         std::fs::create_dir(site.path(home)).unwrap();
     }
     site.start_daemon_with(serve_options);
-    site.push(options, &contents, "").expect(0);
-    wake(first.pid(), stopped);
-    first.terminate();
-    assert_new(&site);
+    site.push(options, site.contents(), "").expect(0);
 }
 
 #[test]
@@ -193,6 +199,75 @@ fn a_daemon_that_wakes_up_after_lanes_in_clear_stores_nothing_over_what_another_
 fn a_daemon_that_wakes_up_after_a_push_over_quic_stores_nothing_over_what_another_has_stored() {
     let quic = &["--transport", "quic"];
     to_another_daemon(Site::local(), quic, quic);
+}
+
+/// The calls that give names, each held for longer than a case lasts before the kernel makes it.
+const HELD_CALLS: [&str; 4] = [
+    "-e",
+    "trace=renameat,renameat2,linkat",
+    "-e",
+    "inject=renameat,renameat2,linkat:delay_enter=600000000",
+];
+
+fn can_hold() -> bool {
+    let mut command = Command::new("strace");
+    command.args(HELD_CALLS).arg("true");
+    has_program("strace") && Zmove(command).outcome().code == Some(0)
+}
+
+/// The threads that a tracer has seen in a call.
+fn threads_in(log: &Path) -> usize {
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    let threads = log.lines().filter_map(|line| line.split(' ').next());
+    threads.collect::<HashSet<_>>().len()
+}
+
+/// The process that traces another one.
+fn tracer_of(pid: Pid) -> Pid {
+    let status = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let status = std::fs::read_to_string(status).unwrap();
+    let tracer = status
+        .lines()
+        .find_map(|line| line.strip_prefix("TracerPid:"))
+        .unwrap();
+    Pid::from_raw(tracer.trim().parse().unwrap()).unwrap()
+}
+
+/// The receiver has checked its lease, and has not made the call yet, when its sender dies.
+#[test]
+fn a_thread_that_has_its_permit_gives_one_name_after_its_sender_has_gone() {
+    if !can_hold() {
+        return skip("strace cannot run here: nothing holds a system call");
+    }
+    let mut site = Site::local();
+    let log = site.path("calls");
+    let directory = site.target().join("d");
+    std::fs::create_dir(&directory).unwrap();
+    // Other calls of the daemon, such as those in its home, are not held.
+    site.run_by_script(&format!(
+        "exec strace -D -f -qq -o '{}' -P '{}' {} '{ZMOVE}' \"$@\"",
+        log.display(),
+        directory.display(),
+        HELD_CALLS.join(" ")
+    ));
+    site.start_daemon();
+    site.runner.program = None;
+    fill(&site, b'1');
+    let contents = site.contents();
+    let sender = site.push_command(&[], &[&contents], "").start();
+    let deadline = Instant::now() + PATIENCE;
+    while threads_in(&log) == 0 || unpublished(&site.target()) < UNPUBLISHED_MIN {
+        assert!(Instant::now() < deadline, "no call is held");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(sender);
+    let first = site.take_daemon();
+    push_again_from_another_home(&mut site, &[], &[]);
+    let threads = threads_in(&log);
+    // Without the tracer, the kernel makes the calls.
+    kill_process(tracer_of(first.pid()), Signal::KILL).unwrap();
+    first.terminate();
+    assert_new(&site, threads);
 }
 
 /// A push that has said that it waits for an earlier connection.
@@ -237,7 +312,7 @@ fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_push_has_store
     let outcome = finish(sender);
     wake(receiver, stopped);
     wait_for_end(receiver);
-    assert_new(&site);
+    assert_new(&site, LATE_CALLS_MAX);
     assert_waited(outcome);
 }
 
