@@ -200,6 +200,13 @@ impl Lease {
         }
     }
 
+    /// From now on, pings that were sent before prove nothing.
+    pub fn doubt(&self) {
+        if let Some(timed) = &self.0 {
+            timed.since.fetch_max((timed.clock)(), Ordering::AcqRel);
+        }
+    }
+
     /// Whether the lease has ended: there is no permit any more.
     #[must_use]
     pub fn has_ended(&self) -> bool {

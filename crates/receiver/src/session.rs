@@ -31,6 +31,7 @@ use zmove_wire::{Greeting, Intent, Open, Refusal, Role, ToSender};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
+use crate::grant::Rights;
 use crate::other_jobs::OtherJobs;
 use crate::quota::messages::messages;
 use crate::quota::{Booking, Quota};
@@ -275,10 +276,11 @@ async fn receive(
         held,
         kept,
     } = session;
-    let owner = &config.rights.owner;
+    let Rights { access, owner, .. } = &config.rights;
+    let path = access.path_of(&open.target);
     let sessions = &config.target_sessions;
     // A session that waits for this one begins when this is dropped.
-    let working = sessions.begin(owner, &open.target, &kept).await;
+    let working = sessions.begin(owner, path, &kept).await;
     let stop = async {
         tokio::select! {
             error = stop => error,

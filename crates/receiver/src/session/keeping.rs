@@ -107,6 +107,11 @@ impl SenderProof {
         self.unreported.is_some() || self.lease.has_ended()
     }
 
+    /// Lets the session publish only after the echo of a ping that it sends from now on.
+    pub(crate) fn doubt(&self) {
+        self.lease.doubt();
+    }
+
     /// Asks the sender for the echo of a ping that is sent now.
     pub(crate) async fn echo(&self) -> Echo {
         let unreported = self.unreported.as_ref().filter(|_| !self.lease.has_ended());

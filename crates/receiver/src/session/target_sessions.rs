@@ -1,21 +1,21 @@
 //! The sessions of this process by their targets, so that the next session at a target finds no dead one there.
 //!
-//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins, it asks
-//! the senders of sessions over QUIC of the same owner at overlapping targets for an echo ([`SenderProof`]). A session
-//! whose sender does not echo in time ends as if it had been cut off.
+//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins, sessions
+//! over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets overlap by
+//! where they are in the file system: two keys may have roots within each other, and links lead from one spelling of a
+//! path to another.
 //!
-//! The new session waits for sessions that end, since they hold parts and journals that it may take over. It does not
-//! wait for ever: a session that hangs in its storage has no lease any more. Targets of different owners are beneath
-//! roots of their own, which are not compared.
+//! A session of the same owner whose sender does not echo in time ends as if it had been cut off. The new session waits
+//! for sessions of the same owner that end, since they hold parts and journals that it may take over. It does not wait
+//! for ever: a session that hangs in its storage has no lease any more.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::timeout;
 use zmove_types::Lock;
 
 use crate::session::keeping::{Echo, KeptLease, SenderProof};
@@ -24,17 +24,12 @@ use crate::session::keeping::{Echo, KeptLease, SenderProof};
 #[derive(Clone, Debug, Default)]
 pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 
-/// A target as the owner of a session asks for it, beneath a root of its own.
-#[derive(Clone, Debug)]
-struct Place {
-    owner: String,
-    target: Vec<u8>,
-}
-
 /// A session, as the next ones see it.
 #[derive(Clone, Debug)]
 struct TargetSession {
-    place: Place,
+    owner: String,
+    /// The path of the target, with links resolved; `None` if the target is to be refused.
+    target: Option<PathBuf>,
     sender: SenderProof,
     /// Ends the session with `true`. It has no receivers once the session has ended.
     lost: Arc<watch::Sender<bool>>,
@@ -52,40 +47,52 @@ pub(crate) struct Working {
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 impl TargetSessions {
-    /// Waits until each session at an overlapping target has a sender that is alive or has ended, but not for ever.
-    /// From then on the new session works there as well.
-    pub(crate) async fn begin(&self, owner: &str, target: &[u8], kept: &KeptLease) -> Working {
-        let place = Place {
-            owner: owner.to_owned(),
-            target: target.to_vec(),
-        };
+    /// Waits until each session of the owner at an overlapping target has a sender that is alive or has ended, but not
+    /// for ever. From then on the new session works there as well.
+    pub(crate) async fn begin(
+        &self,
+        owner: &str,
+        target: Option<PathBuf>,
+        kept: &KeptLease,
+    ) -> Working {
         let (own, lost) = watch::channel(false);
         let own = Arc::new(own);
-        let unproven: Vec<_> = {
+        let new = TargetSession {
+            owner: owner.to_owned(),
+            target: real_target(target).await,
+            sender: kept.proof(),
+            lost: Arc::clone(&own),
+        };
+        let mut unproven: Vec<_> = {
             let mut all = self.0.lock();
-            let unproven = all
-                .iter()
-                .filter(|other| other.place.overlaps(&place) && other.sender.needs_echo());
-            let unproven = unproven.cloned().collect();
-            all.push(TargetSession {
-                place,
-                sender: kept.proof(),
-                lost: Arc::clone(&own),
-            });
+            let needs_echo =
+                |other: &&TargetSession| other.overlaps(&new) && other.sender.needs_echo();
+            let unproven: Vec<_> = all.iter().filter(needs_echo).cloned().collect();
+            unproven.iter().for_each(|other| other.sender.doubt());
+            all.push(new);
             unproven
         };
+        unproven.retain(|other| other.owner == owner);
         let working = Working {
             sessions: self.clone(),
             own,
             lost,
         };
         let settled: JoinSet<_> = unproven.into_iter().map(TargetSession::settle).collect();
-        let _or_late = tokio::time::timeout(WAIT_MAX, settled.join_all()).await;
+        let _or_late = timeout(WAIT_MAX, settled.join_all()).await;
         working
     }
 }
 
 impl TargetSession {
+    /// Whether one target is the other, or within it.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (Some(own), Some(others)) = (&self.target, &other.target) else {
+            return false;
+        };
+        own.starts_with(others) || others.starts_with(own)
+    }
+
     /// Ends a session whose sender does not echo a ping, and waits until the session has ended. A session whose
     /// connection has ended does so by itself: it may have come to a good end.
     async fn settle(self) {
@@ -99,12 +106,20 @@ impl TargetSession {
     }
 }
 
-impl Place {
-    /// Whether one is the other, or within it.
-    fn overlaps(&self, other: &Self) -> bool {
-        let [own, others] = [self, other].map(|place| Path::new(OsStr::from_bytes(&place.target)));
-        self.owner == other.owner && (own.starts_with(others) || others.starts_with(own))
-    }
+/// The path of a target with links resolved, as far as it exists. If the storage hangs, the opening reports it later.
+async fn real_target(target: Option<PathBuf>) -> Option<PathBuf> {
+    let path = target.clone()?;
+    let real = timeout(WAIT_MAX, spawn_blocking(move || real_path(&path)));
+    real.await.ok().and_then(Result::ok).or(target)
+}
+
+fn real_path(path: &Path) -> PathBuf {
+    let mut above = path.ancestors();
+    let real = above.find_map(|top| Some((top, top.canonicalize().ok()?)));
+    real.map_or_else(
+        || path.to_owned(),
+        |(top, real)| real.join(path.strip_prefix(top).unwrap_or(path)),
+    )
 }
 
 impl Working {
@@ -139,11 +154,23 @@ mod tests {
         (kept, reader)
     }
 
+    async fn begin(
+        sessions: &TargetSessions,
+        owner: &str,
+        target: impl Into<PathBuf>,
+        kept: &KeptLease,
+    ) -> Working {
+        sessions.begin(owner, Some(target.into()), kept).await
+    }
+
     /// The time that a session waits before it begins.
-    async fn waited(sessions: &TargetSessions, owner: &str, target: &[u8]) -> Duration {
+    async fn waited(
+        sessions: &TargetSessions,
+        owner: &str,
+        target: impl Into<PathBuf>,
+    ) -> Duration {
         let started = tokio::time::Instant::now();
-        let kept = KeptLease::constant();
-        drop(sessions.begin(owner, target, &kept).await);
+        drop(begin(sessions, owner, target, &KeptLease::constant()).await);
         started.elapsed()
     }
 
@@ -151,14 +178,16 @@ mod tests {
     async fn a_session_waits_for_those_that_end_at_an_overlapping_target() {
         let sessions = TargetSessions::default();
         let (kept, _reader) = without_echo();
-        let first = sessions.begin("me", b"/a/b", &kept).await;
-        assert_eq!(waited(&sessions, "me", b"/a/bc").await, Duration::ZERO);
-        assert_eq!(waited(&sessions, "you", b"/a/b").await, Duration::ZERO);
-        for target in [&b"/a"[..], b"/a/b/", b"/a/b/c"] {
+        let first = begin(&sessions, "me", "/nowhere/b", &kept).await;
+        let [beside, of_another] = [("me", "/nowhere/bc"), ("you", "/nowhere/b")];
+        for (owner, target) in [beside, of_another] {
+            assert_eq!(waited(&sessions, owner, target).await, Duration::ZERO);
+        }
+        for target in ["/nowhere", "/nowhere/b/", "/nowhere/b/c"] {
             assert_eq!(waited(&sessions, "me", target).await, WAIT_MAX, "it hangs");
         }
         let next = async {
-            drop(sessions.begin("me", b"/a", &KeptLease::constant()).await);
+            drop(begin(&sessions, "me", "/nowhere", &KeptLease::constant()).await);
         };
         tokio::pin!(next);
         tokio::select! {
@@ -171,10 +200,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn targets_overlap_where_links_lead() {
+        let directory = tempfile::tempdir().unwrap();
+        let [real, link] = ["real", "link"].map(|name| directory.path().join(name));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let sessions = TargetSessions::default();
+        let (kept, _reader) = without_echo();
+        let _first = begin(&sessions, "me", real, &kept).await;
+        let target = link.join("new/er");
+        assert_eq!(waited(&sessions, "me", target).await, WAIT_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_a_session_whose_sender_is_alive() {
         let sessions = TargetSessions::default();
-        let working = sessions.begin("me", b"/a", &KeptLease::constant()).await;
-        assert_eq!(waited(&sessions, "me", b"/a").await, Duration::ZERO);
+        let working = begin(&sessions, "me", "/nowhere", &KeptLease::constant()).await;
+        assert_eq!(waited(&sessions, "me", "/nowhere").await, Duration::ZERO);
         assert!(!*working.lost.borrow());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_whose_end_nobody_reports_has_to_echo_a_new_ping_whoever_comes_next() {
+        let sessions = TargetSessions::default();
+        let (kept, _reader) = without_echo();
+        let _first = begin(&sessions, "me", "/nowhere", &kept).await;
+        let echo = || kept.lease.echoed(kept.lease.ask());
+        echo();
+        assert!(kept.lease.holds());
+        drop(begin(&sessions, "you", "/elsewhere", &KeptLease::constant()).await);
+        assert!(kept.lease.holds(), "of another target");
+        drop(begin(&sessions, "you", "/nowhere/b", &KeptLease::constant()).await);
+        assert!(!kept.lease.holds());
+        echo();
+        assert!(kept.lease.holds());
     }
 }
