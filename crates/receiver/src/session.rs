@@ -263,8 +263,27 @@ async fn serve(
     }
 }
 
-/// Receives what was asked for.
+/// Receives what was asked for, as one of the sessions at the target.
 async fn receive(
+    session: OpenedSession,
+    config: ReceiverConfig,
+    stop: impl Future<Output = SessionError>,
+) -> Result<SessionReport, SessionError> {
+    let Rights { access, owner, .. } = &config.rights;
+    let path = access.path_of(&session.open.target);
+    let sessions = config.target_sessions.clone();
+    // A session that waits for this one begins when this is dropped.
+    let working = sessions.begin(owner, path, &session.kept).await;
+    let stop = async {
+        tokio::select! {
+            error = stop => error,
+            () = working.is_lost() => ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into(),
+        }
+    };
+    receive_files(session, config, stop).await
+}
+
+async fn receive_files(
     session: OpenedSession,
     config: ReceiverConfig,
     stop: impl Future<Output = SessionError>,
@@ -276,17 +295,6 @@ async fn receive(
         held,
         kept,
     } = session;
-    let Rights { access, owner, .. } = &config.rights;
-    let path = access.path_of(&open.target);
-    let sessions = &config.target_sessions;
-    // A session that waits for this one begins when this is dropped.
-    let working = sessions.begin(owner, path, &kept).await;
-    let stop = async {
-        tokio::select! {
-            error = stop => error,
-            () = working.is_lost() => ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into(),
-        }
-    };
     tokio::pin!(stop);
     let lease = kept.lease.clone();
     let opening = open_target(
