@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::timeout;
-use zmove_cluster::{Lease, LocalQueue, Taken, Waiting, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{Done, Lease, LocalQueue, Taken, Waiting, WorkError, WorkItem, WorkQueue};
 use zmove_types::SharedJobId;
 
 pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
@@ -28,6 +28,11 @@ pub(crate) trait Hooks: Send + Sync + 'static {
 
     fn waiting(&self, waiting: Waiting) -> Waiting {
         waiting
+    }
+
+    /// How often the queue has lost something.
+    fn losses(&self) -> u64 {
+        0
     }
 }
 
@@ -118,7 +123,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         Ok(())
     }
 
-    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
+    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<Done, WorkError> {
         let Taken {
             item,
             deliveries,
@@ -127,7 +132,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         let Some(delivery) = delivery else {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             self.taken_again.fetch_sub(1, Ordering::Relaxed);
-            return Ok(());
+            return Ok(Done::Again);
         };
         self.note(Now::Done(&item));
         self.queue
@@ -140,13 +145,14 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
-        let Waiting { waiting, taken } = self.queue.waiting().await?;
-        let again = self.again.lock().unwrap();
-        let taken = taken + self.taken_again.load(Ordering::Relaxed);
-        Ok(self.hooks.waiting(Waiting {
-            waiting: waiting + again.len() as u64,
-            taken,
-        }))
+        let Waiting { left } = self.queue.waiting().await?;
+        let again = self.again.lock().unwrap().len() as u64;
+        let left = left + again + self.taken_again.load(Ordering::Relaxed);
+        Ok(self.hooks.waiting(Waiting { left }))
+    }
+
+    async fn losses(&self) -> Result<u64, WorkError> {
+        Ok(self.hooks.losses())
     }
 
     async fn close(&self) -> Result<(), WorkError> {

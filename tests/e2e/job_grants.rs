@@ -226,10 +226,7 @@ impl Hooks for Idle {
     }
 
     fn waiting(&self, _none: Waiting) -> Waiting {
-        Waiting {
-            waiting: 1,
-            taken: 0,
-        }
+        Waiting { left: 1 }
     }
 }
 
@@ -371,7 +368,8 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
                 .await
                 .unwrap();
             let end = leading.await.unwrap().unwrap();
-            assert_eq!((end.count.counts.files, end.count.counts.failed), (51, 0));
+            let counters = end.tally.counters();
+            assert_eq!((counters.files, counters.failed), (51, 0));
         });
         assert_same(&lab.site.source(), &lab.site.path("shared/t/run7"));
         let key = Identity::load_or_create(&lab.home("node"))

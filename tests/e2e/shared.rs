@@ -17,13 +17,12 @@ use zmove_transport::{
 };
 use zmove_types::{
     Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId,
-    WorkId,
 };
 use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
     FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, RefusalCode, Role,
     SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
-    ToReceiver, ToSender, WorkCounts, WorkEnd, decode_message, encode_message,
+    ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use crate::command::Runner;
@@ -362,26 +361,6 @@ impl Mover<'_> {
         self.orders
     }
 
-    /// Ends a work item that has announced the next ones.
-    fn end(&mut self, work: u8, parent: u8, children: u8) -> SharedJobResult {
-        let id = |number| WorkId([number; 16]);
-        let end = WorkEnd {
-            work: id(work),
-            parent: id(parent),
-            pass: 1,
-            children: children.into(),
-            children_sum: (work + 1..=work + children)
-                .map(|child| id(child).number())
-                .sum(),
-            counts: WorkCounts {
-                files: 1,
-                bytes: 1,
-                ..WorkCounts::default()
-            },
-        };
-        self.order(ended(end))
-    }
-
     fn finish(mut self) {
         let announce = encode_message(&ToReceiver::Announce {
             items: self.items,
@@ -528,14 +507,14 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     );
     mover.files("d", names(0..20), b'n');
     mover.stored(1);
-    assert_eq!(mover.end(1, 1, 0), SharedJobResult::Done);
+    assert_eq!(mover.order(SharedJobOrder::Settle), SETTLED);
     let before = tree(&cluster.root());
     old.0.signal(Signal::CONT);
     sleeper.chunk(1, &file);
     sleeper.files("d", names(0..20), b'o');
     sleeper.stored(usize::try_from(batches).unwrap() + 2);
     let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-    assert_eq!(sleeper.end(2, 1, 0), fenced);
+    assert_eq!(sleeper.order(SharedJobOrder::Settle), fenced);
     let commit = SharedJobOrder::Commit {
         head: head.encode(),
         root: None,
@@ -555,13 +534,6 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     assert!(tree(&cluster.root()) == before, "something has changed");
     let refused = cluster.try_begin(&old, 1).err();
     assert!(matches!(refused, Some(ToSender::Refused(_))), "{refused:?}");
-    let SharedJobResult::Counted(counted) = mover.order(SharedJobOrder::Count) else {
-        panic!("not counted")
-    };
-    assert!(
-        counted.work_ended == 1 && counted.is_finished(),
-        "{counted:?}"
-    );
     assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
     mover.finish();
     assert!(tree(&cluster.root()) == before);
@@ -584,15 +556,9 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
                 .for_each(|group| mover.chunk(*group, &file));
         }
         movers.iter_mut().for_each(|mover| mover.stored(3));
-        assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
+        assert_eq!(movers[0].order(SharedJobOrder::Settle), SETTLED);
         // the rest of its work is under way
-        let [parent, work] = [1, 2].map(|number| WorkId([number; 16]));
-        movers[1].say(ended(WorkEnd {
-            work,
-            parent,
-            pass: 1,
-            ..WorkEnd::default()
-        }));
+        movers[1].say(SharedJobOrder::Settle);
         other.0.signal(Signal::KILL);
         drop(movers);
         assert!(!cluster.root().join("d/large").exists());
@@ -608,8 +574,8 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
             head: head.encode(),
             root,
         };
-        assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
-        assert_eq!(movers[1].end(2, 1, 0), SharedJobResult::Done);
+        assert_eq!(movers[0].order(SharedJobOrder::Settle), SETTLED);
+        assert_eq!(movers[1].order(SharedJobOrder::Settle), SETTLED);
         // both are asked before either has answered
         let numbers = movers.each_mut().map(|mover| mover.say(commit()));
         let inode = |mover: &mut Mover<'_>, number: u64| loop {
@@ -629,13 +595,6 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         let there = cluster.root().join("d/large");
         assert_eq!(inodes, [there.metadata().unwrap().ino(); 2]);
         assert!(std::fs::read(&there).unwrap() == file);
-        let SharedJobResult::Counted(counted) = first.order(SharedJobOrder::Count) else {
-            panic!("not counted")
-        };
-        assert!(
-            counted.is_finished() && counted.work_ended == 2 && counted.repeats >= 1,
-            "{counted:?}"
-        );
         movers.into_iter().for_each(Mover::finish);
     }
 }
@@ -663,10 +622,4 @@ fn the_directory_of_a_job_is_neither_sent_nor_removed() {
     assert!(job.exists(), "its end is ordered");
 }
 
-/// The order to record an end of work in which everything was kept.
-fn ended(end: WorkEnd) -> SharedJobOrder {
-    SharedJobOrder::End {
-        end,
-        not_kept: Vec::new(),
-    }
-}
+const SETTLED: SharedJobResult = SharedJobResult::Settled(Vec::new());

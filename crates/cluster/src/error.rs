@@ -82,14 +82,12 @@ pub enum Stop {
     /// No mover goes on.
     #[error("no mover goes on: {0}")]
     Movers(Box<SessionEnd>),
-    /// Work has not ended that no walk of the sources finds any more.
-    #[error("not all work has ended, and walking the sources again and again adds nothing to it")]
-    Missing,
-    /// The sources have changed each time that all was gone through, while work had to be done twice.
+    /// The queue has lost items in each pass.
     #[error(
-        "in each of {0} passes work had to be done again, and the sources had changed meanwhile"
+        "the broker has lost work in each of {0} passes over the sources: the last one has sent what it found missing, \
+         and what was lost in it is not known"
     )]
-    Contradictory(u32),
+    QueueLoses(u32),
     /// A receiver does not see the job that another has begun.
     #[error(
         "{unseen_at} does not see the push that is under way at {seen_at}: all receivers must have one directory '{target}' \
@@ -174,8 +172,7 @@ impl SessionEnd {
                     stop,
                     Stop::Fenced
                         | Stop::Movers(_)
-                        | Stop::Missing
-                        | Stop::Contradictory(_)
+                        | Stop::QueueLoses(_)
                         | Stop::Queue(_)
                         | Stop::NotShared { .. }
                         | Stop::Differs(_)

@@ -1,26 +1,19 @@
 //! The last that is done in a job: directories get mode and time, when nothing more is put into them.
 //!
-//! ```text
-//!  walk of the sources ──► those found get what they have now ──► those that came and have gone, what they came with
-//! ```
-//!
-//! The head does so in its own session: so much is little beside the files, and what it does itself the queue need not
-//! bring to an end. What came is in the journals of the receivers.
+//! The head walks the sources, and does so in its own session: so much is little beside the files. Directories that have
+//! gone from the sources meanwhile stay closed, as they were made.
 //!
 //! **Invariant:** a directory is set after all below it where its mode takes away the right to enter it.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use futures_util::future::try_join_all;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
 use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
-use zmove_types::{Escaped, Event, HashOnlySet, Name, Observer, RelPath};
+use zmove_types::{Escaped, Event, Observer, RelPath};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder,
-    SharedJobResult, directory_batches,
+    Batch, BatchEntry, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
 };
 
 use crate::error::{Stop, refused};
@@ -33,10 +26,6 @@ use crate::session::SessionEvents;
 pub(crate) struct Finishing {
     /// What is to be done, the next last.
     steps: Vec<Step>,
-    /// The paths at the target of directories that the walk has found.
-    found: HashOnlySet,
-    /// The orders that close directories, as they were given.
-    closing: Vec<DirectoryOrder>,
     failed: u64,
 }
 
@@ -46,8 +35,6 @@ enum Step {
     Walk(Unwalked),
     /// To have directories set.
     Set(DirectoryOrder),
-    /// To look among those that came for directories which have gone since.
-    Gone,
 }
 
 impl Step {
@@ -58,7 +45,7 @@ impl Step {
             Self::Set(order) if order.closes => 0,
             Self::Set(_) => ORDERS_AT_ONCE - 1,
             Self::Walk(unwalked) if unwalked.directory.path.is_root() => 0,
-            Self::Walk(_) | Self::Gone => usize::MAX,
+            Self::Walk(_) => usize::MAX,
         }
     }
 }
@@ -93,66 +80,6 @@ impl DirectoryOrder {
     }
 }
 
-/// Directories that came and were not found at the end, as a receiver tells of them, which may not be honest.
-#[derive(Debug, Default)]
-struct Gone {
-    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
-    tops: Option<Vec<Name>>,
-    /// By their paths, the deepest first.
-    directories: BTreeMap<(Reverse<usize>, RelPath), DirectoryGroup>,
-    /// The memory that they take, about.
-    bytes: usize,
-    lists: usize,
-}
-
-impl Gone {
-    /// Takes the directories of a list that were not found.
-    fn take(&mut self, head: &[u8], found: &HashOnlySet) -> Result<(), Stop> {
-        self.lists += 1;
-        if self.lists > LISTS_MAX {
-            return Err(ENDLESS);
-        }
-        for group in Batch::decode(head, 0)
-            .map_err(|_malformed| OTHER_HEAD)?
-            .groups
-        {
-            let [BatchEntry::Itself(_)] = &*group.entries else {
-                return Err(OTHER_HEAD);
-            };
-            if found.contains(&group.directory) {
-                continue;
-            }
-            let path = &group.directory;
-            let is_sent = |tops: &Vec<Name>| {
-                tops.iter()
-                    .any(|top| path.components().next() == Some(top.as_bytes()))
-            };
-            if !self.tops.as_ref().is_none_or(is_sent) {
-                return Err(NOT_SENT);
-            }
-            self.bytes += bytes_of(&group);
-            let before = self
-                .directories
-                .insert((Reverse(path.depth()), path.clone()), group);
-            self.bytes -= before.as_ref().map_or(0, bytes_of);
-            if self.bytes > GONE_BYTES_MAX {
-                return Err(TOO_MANY_GONE);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The memory that a directory takes, about.
-fn bytes_of(group: &DirectoryGroup) -> usize {
-    let extra = group
-        .entries
-        .iter()
-        .map(|entry| entry.metadata().extra_bytes())
-        .sum::<usize>();
-    GONE_BYTES + 2 * group.directory.as_bytes().len() + extra
-}
-
 /// An order that was given, and what has become of it.
 type DirectoryOrdered = (DirectoryOrder, Result<SharedJobResult, Stop>);
 
@@ -166,15 +93,8 @@ impl Finishing {
             };
             Step::Walk(Unwalked { source, directory })
         };
-        let steps = std::iter::once(Step::Gone)
-            .chain((0..job.source_count()).rev().map(root))
-            .collect();
-        Self {
-            steps,
-            found: HashOnlySet::default(),
-            closing: Vec::new(),
-            failed: 0,
-        }
+        let steps = (0..job.source_count()).rev().map(root).collect();
+        Self { steps, failed: 0 }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -210,7 +130,6 @@ impl Finishing {
             match step {
                 Step::Walk(first) => self.walk(job, first, orders, events).await?,
                 Step::Set(order) => self.order(order, orders, ordered),
-                Step::Gone => self.look_for_gone(job, orders).await?,
             }
         }
         self.answered(job, ordered, events, 0).await
@@ -260,9 +179,6 @@ impl Finishing {
                 }
             }
             for batch in orders.feeder.directory_batches(portion.items).await? {
-                for group in &batch.groups {
-                    self.found.insert(&group.directory);
-                }
                 self.steps.push(Step::Set(DirectoryOrder::new(&batch)));
             }
             below.extend(portion.directories);
@@ -286,59 +202,12 @@ impl Finishing {
         places
     }
 
-    /// Notes the directories that came and were not found at the end. What closes others is set once more, since it is
-    /// opened for those below.
-    async fn look_for_gone(&mut self, job: &SharedJob, orders: &Orders) -> Result<(), Stop> {
-        let gone = match self.gone(job, orders).await {
-            Ok(gone) => gone,
-            Err(stop) => {
-                self.steps.push(Step::Gone);
-                return Err(stop);
-            }
-        };
-        if gone.is_empty() {
-            return Ok(());
-        }
-        let again = std::mem::take(&mut self.closing).into_iter();
-        let orders: Vec<_> = directory_batches(gone)
-            .map(|batch| DirectoryOrder::new(&batch))
-            .chain(again)
-            .collect();
-        self.steps.extend(orders.into_iter().rev().map(Step::Set));
-        Ok(())
-    }
-
-    /// The directories that came and were not found at the end, the deepest first.
-    async fn gone(&self, job: &SharedJob, orders: &Orders) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = Gone {
-            tops: job.tops(),
-            ..Gone::default()
-        };
-        let mut has_more = true;
-        while has_more {
-            let lists = (0..ORDERS_AT_ONCE).map(|_| orders.answer(SharedJobOrder::ListDirectories));
-            for result in try_join_all(lists).await? {
-                let SharedJobResult::Directories { head } = result else {
-                    return Err(refused(result));
-                };
-                has_more = !head.is_empty();
-                if has_more {
-                    gone.take(&head, &self.found)?;
-                }
-            }
-        }
-        Ok(gone.directories.into_values().collect())
-    }
-
     fn order(
-        &mut self,
+        &self,
         order: DirectoryOrder,
         orders: &Orders,
         ordered: &mut JoinSet<DirectoryOrdered>,
     ) {
-        if order.closes {
-            self.closing.push(order.clone());
-        }
         let orders = orders.clone();
         ordered.spawn(async move {
             let head = order.head.clone();
@@ -462,21 +331,13 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
 
 const OWN_HEAD: Stop =
     Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
-const OTHER_HEAD: Stop =
-    Stop::PeerMisbehaved("the receiver tells of directories what cannot be read");
-const ENDLESS: Stop = Stop::PeerMisbehaved("the receiver tells of directories without end");
-const NOT_SENT: Stop =
-    Stop::PeerMisbehaved("the receiver tells of a directory that this push does not send");
-const TOO_MANY_GONE: Stop = Stop::PeerMisbehaved(
-    "the receiver tells of more directories that are not at the source any more than are kept",
-);
 const NO_ENTRY: Stop =
     Stop::PeerMisbehaved("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str =
     ": it came while the push ran, or was removed; the same command sends what is there";
 const AS_THEY_CAME: &str =
-    "the copies of the directories there have the modes and times that they came with";
+    "the copies of the directories there keep the modes with which they were made";
 /// What an owner needs of a directory to do something below it.
 const MAY_ENTER: u32 = 0o300;
 /// How many directories are taken at once: all that wait may be very many.
@@ -484,25 +345,16 @@ const PLACES_AT_ONCE: usize = 1000;
 const WALKS_AT_ONCE: usize = 8;
 /// How many orders are on their way at once: as many as do for a long path, of 256 directories each.
 const ORDERS_AT_ONCE: usize = 16;
-/// How many lists of directories are read: each has some 2000 but where their names or attributes are long, so that
-/// these have hundreds of millions.
-const LISTS_MAX: usize = 1 << 18;
-/// About the most memory that directories take which came and were not found at the end: those are a million.
-const GONE_BYTES_MAX: usize = 256 << 20;
-/// What each of them takes beside its path and its attributes.
-const GONE_BYTES: usize = 160;
-
 #[cfg(test)]
 mod tests {
     use std::future::pending;
     use std::path::PathBuf;
-    use std::sync::Arc;
     use std::time::Duration;
 
     use tokio::time::timeout;
     use zmove_sender::SessionOver;
-    use zmove_types::{Extra, Metadata, Timestamp};
-    use zmove_wire::Operation;
+    use zmove_types::Metadata;
+    use zmove_wire::{DirectoryGroup, Operation};
 
     use super::*;
     use crate::lab::{self, feeder, session_events};
@@ -546,12 +398,7 @@ mod tests {
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
-        Finishing {
-            steps,
-            found: HashOnlySet::default(),
-            closing: Vec::new(),
-            failed: 0,
-        }
+        Finishing { steps, failed: 0 }
     }
 
     /// The directories that are to be set, or `walk`, the next first.
@@ -561,7 +408,6 @@ mod tests {
                 .directory
                 .to_string(),
             Step::Walk(unwalked) => format!("walk {}", unwalked.directory.path),
-            Step::Gone => "gone".to_owned(),
         };
         finishing.steps.iter().rev().map(name).collect()
     }
@@ -631,7 +477,7 @@ mod tests {
         );
         let mut finishing = Finishing::of(&job);
         run_without_session(&mut finishing, &["d"]).await;
-        assert_eq!(next_of(&finishing), ["d", "walk .", "gone"]);
+        assert_eq!(next_of(&finishing), ["d", "walk ."]);
     }
 
     #[tokio::test]
@@ -640,22 +486,12 @@ mod tests {
             path: path("d"),
             mark: None,
         };
-        let mut finishing = finishing(vec![
-            Step::Gone,
-            Step::Walk(Unwalked {
-                source: 0,
-                directory,
-            }),
-        ]);
+        let mut finishing = finishing(vec![Step::Walk(Unwalked {
+            source: 0,
+            directory,
+        })]);
         run_without_session(&mut finishing, &[]).await;
-        assert_eq!(next_of(&finishing), ["walk d", "gone"]);
-    }
-
-    #[tokio::test]
-    async fn what_has_gone_is_looked_for_again_when_the_session_broke() {
-        let mut finishing = finishing(vec![Step::Gone]);
-        run_without_session(&mut finishing, &[]).await;
-        assert_eq!(next_of(&finishing), ["gone"]);
+        assert_eq!(next_of(&finishing), ["walk d"]);
     }
 
     #[test]
@@ -669,7 +505,7 @@ mod tests {
                 },
             })
         };
-        let mut finishing = finishing(vec![Step::Gone, walk(1, "b"), walk(0, "a"), walk(0, "c")]);
+        let mut finishing = finishing(vec![walk(1, "b"), walk(0, "a"), walk(0, "c")]);
         let first = Unwalked {
             source: 0,
             directory: MarkedPath {
@@ -686,7 +522,7 @@ mod tests {
             (places, next_of(&finishing)),
             (
                 vec!["d".into(), "c".into(), "a".into()],
-                vec!["walk b".into(), "gone".into()]
+                vec!["walk b".into()]
             )
         );
     }
@@ -771,108 +607,5 @@ mod tests {
             ),
             (1, true, false)
         );
-    }
-
-    #[test]
-    fn what_is_kept_of_directories_that_are_gone_is_bounded_and_those_found_take_nothing() {
-        let mut found = HashOnlySet::default();
-        found.insert(&path("found"));
-        let mut gone = Gone {
-            bytes: GONE_BYTES_MAX - GONE_BYTES - 10,
-            ..Gone::default()
-        };
-        for _ in 0..10 {
-            gone.take(&head_of(&["found", "gone"], 0o755), &found)
-                .unwrap();
-        }
-        assert_eq!(
-            (gone.directories.len(), gone.bytes),
-            (1, GONE_BYTES_MAX - 2)
-        );
-        let full = gone.take(&head_of(&["other"], 0o755), &found).unwrap_err();
-        assert_eq!(full.to_string(), TOO_MANY_GONE.to_string());
-        let mut gone = Gone {
-            bytes: GONE_BYTES_MAX - GONE_BYTES - 10,
-            ..Gone::default()
-        };
-        let mut grown = batch_of(&["gone"], 0o755);
-        gone.take(&grown.encode(), &found).unwrap();
-        let extra = Extra {
-            atime: Some(Timestamp::default()),
-            ..Extra::default()
-        };
-        let metadata = Metadata {
-            extra: Some(Arc::new(extra)),
-            ..Metadata::default()
-        };
-        grown.groups[0].entries = vec![BatchEntry::Itself(metadata)];
-        let full = gone.take(&grown.encode(), &found).unwrap_err();
-        assert_eq!(
-            full.to_string(),
-            TOO_MANY_GONE.to_string(),
-            "told again with more"
-        );
-    }
-
-    #[test]
-    fn directories_that_are_gone_are_set_the_deepest_first() {
-        let mut gone = Gone::default();
-        for directory in ["a", "b/c/d", "b/c", "a/e"] {
-            gone.take(&head_of(&[directory], 0o755), &HashOnlySet::default())
-                .unwrap();
-        }
-        let order: Vec<_> = gone
-            .directories
-            .values()
-            .map(|group| group.directory.to_string())
-            .collect();
-        assert_eq!(order, ["b/c/d", "a/e", "b/c", "a"]);
-    }
-
-    #[test]
-    fn a_receiver_whose_lists_do_not_end_misbehaves() {
-        let mut gone = Gone {
-            lists: LISTS_MAX - 1,
-            ..Gone::default()
-        };
-        let list = head_of(&["d"], 0o755);
-        gone.take(&list, &HashOnlySet::default()).unwrap();
-        let endless = gone.take(&list, &HashOnlySet::default()).unwrap_err();
-        assert_eq!(endless.to_string(), ENDLESS.to_string());
-    }
-
-    #[test]
-    fn what_a_receiver_tells_of_directories_beside_those_of_the_push_is_refused() {
-        let mut gone = Gone {
-            tops: Some(vec![Name::from_bytes(b"mine").unwrap()]),
-            ..Gone::default()
-        };
-        gone.take(
-            &head_of(&["mine", "mine/below"], 0o755),
-            &HashOnlySet::default(),
-        )
-        .unwrap();
-        for other in ["other", "other/mine", "mine2", ""] {
-            let refused = gone
-                .take(&head_of(&[other], 0o777), &HashOnlySet::default())
-                .unwrap_err();
-            assert_eq!(refused.to_string(), NOT_SENT.to_string(), "{other:?}");
-        }
-    }
-
-    #[test]
-    fn a_list_of_anything_else_than_directories_is_refused() {
-        let group = DirectoryGroup {
-            directory: path("d"),
-            entries: Vec::new(),
-        };
-        let list = Batch {
-            groups: vec![group],
-        }
-        .encode();
-        let refused = Gone::default()
-            .take(&list, &HashOnlySet::default())
-            .unwrap_err();
-        assert_eq!(refused.to_string(), OTHER_HEAD.to_string());
     }
 }

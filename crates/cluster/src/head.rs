@@ -1,16 +1,14 @@
-//! The head of a job: puts in the first item, looks how far the job is, and ends it.
+//! The head of a job: puts in the first item of a pass, sees to it that the pass ends, and ends the job.
 //!
 //! ```text
-//!  Working: queue idle? ──► count ─┬─ all has ended ──► Leaving ──► Finishing ──► Finished ──► Ordered ──► Closed
-//!              ▲                   └─ something is missing ──► walk once more ──┐
-//!              └────────────────────────────────────────────────────────────────┘
+//!  Working: a pass ──► queue idle? ─┬─ nothing was lost ──► Leaving ──► Finishing ──► Ordered ──► Closed
+//!              ▲                    └─ items were lost ──► another pass ──┐
+//!              └──────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Where the journals contradict each other, since the sources have changed between two times that work was done, no
-//! walk heals that: the next one begins another pass, which goes through all and counts by itself.
-//!
-//! **Invariant:** the job has ended when the journals of the receivers say so, whatever the queue says. The queue only
-//! tells when it is worth looking.
+//! **Invariant:** the job ends with the first pass in which the queue has lost nothing, once all of it is done. Nobody
+//! else writes to the target when directories get mode and time: movers have left, and the leases of sessions that were
+//! lost have ended.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,19 +17,20 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use zmove_disk::LEASE_MAX;
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, NoObserver, Observer};
-use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
+use zmove_wire::{RefusalCode, SharedJobOrder};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
-use crate::job::SharedJob;
 use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, in_session};
+use crate::tally::Tally;
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
@@ -51,22 +50,24 @@ pub struct Head<W> {
     pub others: watch::Receiver<Others>,
 }
 
-/// How many other nodes a job has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The other nodes of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
     /// The number of those that do some of the work now.
     pub at_work: usize,
     /// The number of those, at work or not, of which not all sessions are known to have ended as they should.
     pub unfinished: usize,
+    /// What all of them have done.
+    pub tally: Tally,
 }
 
 /// A job that has come to its end.
 #[derive(Clone, Debug)]
 pub struct JobEnd {
-    /// What the journals of the receivers say.
-    pub count: SharedJobCount,
+    /// What all nodes have done.
+    pub tally: Tally,
     /// How often the sources have been walked: more than once where the queue has lost something.
-    pub walks: u32,
+    pub passes: u32,
 }
 
 /// Why a job has not come to its end.
@@ -180,7 +181,6 @@ impl<W: WorkQueue> Head<W> {
     /// Ends the job at the first receiver that does so. What is left of one that is not ended keeps the next push
     /// waiting until it is known to be dead.
     async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
-        let job = self.node.job.last_epoch();
         let events = JobEvents::new(
             Arc::new(NoObserver),
             listener,
@@ -193,7 +193,7 @@ impl<W: WorkQueue> Head<W> {
                 let session = events.within(number, receiver);
                 in_session(
                     receiver,
-                    &job,
+                    &self.node.job,
                     Beginning::UnderWay,
                     &session,
                     async |feeder| {
@@ -248,14 +248,9 @@ impl<W: WorkQueue> Head<W> {
         mut sessions: Sessions<W>,
         course: &mut Course,
     ) -> Result<JobEnd, JobError> {
-        let last_epoch = self.node.job.last_epoch();
+        let job = &self.node.job;
         loop {
             let (receiver, events) = sessions.next();
-            let job = if course.is_fenced {
-                &last_epoch
-            } else {
-                &*self.node.job
-            };
             // A job that is under way, or may be, must not begin anew in another directory, which this receiver may
             // have: two would pass for one.
             let beginning = if self.may_have_begun(course) {
@@ -278,30 +273,39 @@ impl<W: WorkQueue> Head<W> {
             let was_closed = |error: &SessionEnd| {
                 course.stage == Stage::Ordered && (is_closed(error) || error.is_absent())
             };
-            if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
-                return Ok(JobEnd {
-                    count: std::mem::take(&mut course.count),
-                    walks: course.walks.done,
-                });
-            }
             match ended {
-                // the next epoch is begun where the job's directory is
-                Ok(()) => sessions.stay_with(&events),
-                Err(error) => {
+                Err(error) if course.stage != Stage::Closed && !was_closed(&error) => {
                     if error.is_absent() {
                         course.absent_at.get_or_insert(events.number);
                     }
-                    course.lose_session(&error);
+                    if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
+                        course.answers_within = course.answers_within.saturating_mul(2);
+                    }
                     sessions.is_under_way = *self.begun.borrow();
                     let paused = sessions.pause(&events, error).await;
                     paused.map_err(|error| self.failure(*error, course))?;
                 }
+                Ok(()) | Err(_) => return Ok(self.end_of(course)),
             }
         }
     }
 
-    /// Leads the job for one session: to its end; or, where another session may still be at work, to the point from
-    /// which on the head has to have an epoch of its own.
+    /// What a job has come to that is closed.
+    fn end_of(&self, course: &Course) -> JobEnd {
+        let mut tally = self.tally();
+        tally.fail(course.failed);
+        tally.is_inexact |= course.passes > 1 || self.others.borrow().unfinished > 0;
+        let passes = course.passes;
+        JobEnd { tally, passes }
+    }
+
+    /// What all nodes have done.
+    fn tally(&self) -> Tally {
+        let others = self.others.borrow().tally.clone();
+        self.node.served.tally().and(others)
+    }
+
+    /// Leads the job for one session, as far as that lasts.
     async fn lead_in(
         &self,
         orders: Orders,
@@ -311,31 +315,25 @@ impl<W: WorkQueue> Head<W> {
         loop {
             course.stage = match course.stage {
                 Stage::Working => {
-                    course.count = self.conduct(&orders, events, course).await?;
+                    self.conduct(&orders, events, course).await?;
                     self.node.queue.close().await?;
                     course.over.send_replace(true);
                     Stage::Leaving
                 }
                 Stage::Leaving => {
-                    course.is_fenced = !self.all_have_left(events, course).await?;
-                    if course.is_fenced {
-                        course.stage = Stage::Finishing;
-                        return Ok(());
-                    }
+                    self.await_leaving(events, course).await?;
                     Stage::Finishing
                 }
                 Stage::Finishing => {
+                    self.await_leases(events, course).await;
                     let finishing = course
                         .finishing
                         .get_or_insert_with(|| Finishing::of(&self.node.job));
-                    course.count.counts.failed +=
-                        finishing.run(&self.node.job, &orders, events).await?;
-                    // what directories did not get has been recorded since all work ended
-                    course.count.not_kept = orders.count().await?.not_kept;
-                    Stage::Finished
+                    course.failed = finishing.run(&self.node.job, &orders, events).await?;
+                    events.lack(orders.settle().await?);
+                    Stage::Ordered
                 }
-                Stage::Finished | Stage::Ordered => {
-                    course.stage = Stage::Ordered;
+                Stage::Ordered => {
                     orders.give(SharedJobOrder::Close).await?;
                     events.await_end();
                     Stage::Closed
@@ -345,17 +343,13 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Whether all sessions but this have ended as they should, once those of this node have: first of its movers,
-    /// which have [`ENDS_WITHIN`] for that, then of the witnesses, each of which has a limit of its own, then of other
+    /// Waits until all sessions but this have ended: first those of the movers of this node, which have
+    /// [`ENDS_WITHIN`] for that, then those of the witnesses, each of which has a limit of its own, then those of other
     /// nodes, which have as long as movers.
     ///
     /// # Errors
     /// A receiver does not see the job.
-    async fn all_have_left(
-        &self,
-        events: &SessionEvents,
-        course: &mut Course,
-    ) -> Result<bool, Stop> {
+    async fn await_leaving(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         let movers_have = timeout(ENDS_WITHIN, async {
             while course.movers.join_next().await.is_some() {}
         })
@@ -378,9 +372,27 @@ impl<W: WorkQueue> Head<W> {
             );
             events.on(&Event::Warned { message });
         }
-        let all_others_have = self.others.borrow().unfinished == 0;
-        // those are lost that movers had when they were ended
-        Ok(all_others_have && !self.node.served.has_lost_sessions())
+        if self.others.borrow().unfinished > 0 {
+            course.others_write_until = Some(Instant::now() + NODES_WRITE_MAX);
+        }
+        Ok(())
+    }
+
+    /// Waits until the leases of all sessions that were lost have ended, of this node and of others.
+    async fn await_leases(&self, events: &SessionEvents, course: &Course) {
+        let own = self.node.served.last_lost().map(|lost| lost + LEASE_MAX);
+        let Some(until) = own.max(course.others_write_until) else {
+            return;
+        };
+        let rest = until.saturating_duration_since(Instant::now());
+        if rest > TOLD_ABOVE {
+            let message = format!(
+                "sessions were lost: directories get modes and times in {} s, when those write no more",
+                rest.as_secs() + 1
+            );
+            events.on(&Event::Warned { message });
+        }
+        sleep_until(until).await;
     }
 
     /// Checks, by what a witness says, that its receiver has the directory in which the job is under way: that of the
@@ -404,31 +416,36 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Sees to it that all work ends; returns what the journals say then.
+    /// Sees to it that all work is done in a pass in which the queue loses nothing.
     async fn conduct(
         &self,
         orders: &Orders,
         events: &SessionEvents,
         course: &mut Course,
-    ) -> Result<SharedJobCount, Stop> {
+    ) -> Result<(), Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
-        let counted = orders.count().await?;
-        let ended = (counted.pass, counted.work_ended);
-        if ended > course.ended_most {
-            course.ended_most = ended;
+        orders.give(SharedJobOrder::Ping).await?;
+        let items = self.tally().items;
+        if items > course.items {
+            course.items = items;
             events.note_use();
         }
         self.begun.send_replace(true);
+        let job = &self.node.job;
         loop {
             if self.node.queue.waiting().await?.is_idle() {
-                let counted = orders.count().await?;
-                if counted.pass == course.walks.pass && counted.is_finished() {
-                    return Ok(counted);
+                let losses = self.node.queue.losses().await?;
+                if course.passes > 0 && course.losses == losses {
+                    return Ok(());
                 }
-                self.node
-                    .queue
-                    .put(vec![course.walks.next_walk(&self.node.job, &counted)?])
-                    .await?;
+                if course.passes > PASSES_AFTER_LOSS_MAX {
+                    return Err(Stop::QueueLoses(course.passes));
+                }
+                course.passes += 1;
+                course.losses = losses;
+                let begin = Work::Begin(job.source_count());
+                let first = WorkItem::first(course.passes, job.source_marks.clone(), begin);
+                self.node.queue.put(vec![first]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -485,13 +502,16 @@ impl Standby {
 /// How far a job is: a session that breaks takes nothing of it back.
 struct Course {
     stage: Stage,
-    /// Whether the head's sessions are in the next epoch, which shuts out all sessions of this one.
-    is_fenced: bool,
-    /// What the journals of the receivers say, once all work has ended.
-    count: SharedJobCount,
-    walks: Walks,
-    /// The most work that had ended when a session began, and its pass.
-    ended_most: (u32, u64),
+    /// The passes that have begun.
+    passes: u32,
+    /// What the queue had lost when the last one began.
+    losses: u64,
+    /// The items that were done when a session began.
+    items: u64,
+    /// The directories that did not get mode and time.
+    failed: u64,
+    /// Until when nodes may write that are lost; `None` if there is none.
+    others_write_until: Option<Instant>,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when they have ended their sessions, or taken too long to.
     movers_left: watch::Sender<bool>,
@@ -517,10 +537,8 @@ enum Stage {
     Working,
     /// All work has ended; sessions of movers have not.
     Leaving,
-    /// No other session writes any more, and directories get mode and time.
+    /// Once no other session writes any more, directories get mode and time.
     Finishing,
-    /// All directories have mode and time.
-    Finished,
     /// A receiver has been told to close the job, which has perhaps been done.
     Ordered,
     /// The job is closed.
@@ -528,22 +546,14 @@ enum Stage {
 }
 
 impl Course {
-    /// A session has been lost by this.
-    fn lose_session(&mut self, error: &SessionEnd) {
-        // an order of it may still be carried out
-        self.is_fenced |= self.stage >= Stage::Finishing;
-        if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
-            self.answers_within = self.answers_within.saturating_mul(2);
-        }
-    }
-
     fn new() -> Self {
         Self {
             stage: Stage::Working,
-            is_fenced: false,
-            count: SharedJobCount::default(),
-            walks: Walks::default(),
-            ended_most: (0, 0),
+            passes: 0,
+            losses: 0,
+            items: 0,
+            failed: 0,
+            others_write_until: None,
             movers: JoinSet::new(),
             movers_left: watch::Sender::new(false),
             witnesses: JoinSet::new(),
@@ -553,62 +563,6 @@ impl Course {
             absent_at: None,
             answers_within: ORDER_MAX,
         }
-    }
-}
-
-/// The walks of a job's sources.
-struct Walks {
-    done: u32,
-    /// The pass that is under way: each goes through all work once more, and only the newest one counts.
-    pass: u32,
-    /// How much of the pass had ended before the last walk.
-    ended_before: u64,
-    /// How many walks in a row have added nothing.
-    in_vain: u32,
-}
-
-impl Default for Walks {
-    fn default() -> Self {
-        Self {
-            done: 0,
-            pass: 1,
-            ended_before: 0,
-            in_vain: 0,
-        }
-    }
-}
-
-impl Walks {
-    /// What is to be done where nobody has anything to do, and the journals say that something is missing. They
-    /// contradict each other where the sources have changed; and where no walk adds anything, work may have ended whose
-    /// parent nobody finds any more. Another pass does without what such work has told.
-    ///
-    /// # Errors
-    /// Something stays missing that no walk finds, or the sources change in each pass: another job does it.
-    fn next_walk(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
-        let is_of_pass = count.pass == self.pass;
-        let ended = if is_of_pass { count.work_ended } else { 0 };
-        let as_before = self.done > 0 && self.ended_before == ended;
-        self.ended_before = ended;
-        self.in_vain = if as_before { self.in_vain + 1 } else { 0 };
-        let is_in_vain = self.in_vain >= WALKS_IN_VAIN_MAX;
-        if is_in_vain && self.pass > 1 {
-            return Err(Stop::Missing);
-        }
-        if is_in_vain || is_of_pass && count.is_contradictory() {
-            if self.pass >= PASSES_MAX {
-                return Err(Stop::Contradictory(self.pass));
-            }
-            self.pass += 1;
-            self.in_vain = 0;
-            self.ended_before = 0;
-        }
-        self.done += 1;
-        let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.done);
-        Ok(WorkItem {
-            marks: job.source_marks.clone(),
-            ..begin.in_pass(job.id, self.pass)
-        })
     }
 }
 
@@ -625,11 +579,12 @@ fn is_closed(error: &SessionEnd) -> bool {
     }
 }
 
-/// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not
-/// lose the same each time.
-const WALKS_IN_VAIN_MAX: u32 = 10;
-/// So many passes find that the sources have changed, and work was done twice meanwhile, before the job is given up.
-const PASSES_MAX: u32 = 10;
+/// How many passes follow those in which the queue has lost something, before the job is given up.
+const PASSES_AFTER_LOSS_MAX: u32 = 5;
+/// How long after its death the receivers of a node may write: it holds a lease from the head as long, and they from it.
+const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
+/// How long nobody wonders.
+const TOLD_ABOVE: Duration = Duration::from_secs(1);
 /// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
@@ -747,86 +702,20 @@ mod tests {
             .within(0, &receiver())
     }
 
-    fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
-        let job = job();
-        let mut walks = Walks::default();
-        loop {
-            let counted = count(&walks);
-            match walks.next_walk(&job, &counted) {
-                Ok(item) => assert_eq!((item.pass, item.walk), (walks.pass, walks.done)),
-                Err(stop) => return (walks, stop),
-            }
-        }
-    }
-
-    #[test]
-    fn walks_that_add_nothing_end_the_job_after_a_second_pass() {
-        let lost = |walks: &Walks| SharedJobCount {
-            pass: walks.pass,
-            work_ended: 3,
-            work_announced: 5,
-            ..SharedJobCount::default()
-        };
-        let (walks, stop) = walks_again(lost);
-        assert!(matches!(stop, Stop::Missing), "{stop}");
-        assert_eq!((walks.pass, walks.done), (2, 2 * WALKS_IN_VAIN_MAX + 1));
-        let nothing_of_the_second = |_: &Walks| SharedJobCount {
-            pass: 1,
-            ..lost(&walks)
-        };
-        let (walks, stop) = walks_again(nothing_of_the_second);
-        assert!(matches!(stop, Stop::Missing), "{stop}");
-        assert_eq!((walks.pass, walks.done), (2, 2 * WALKS_IN_VAIN_MAX));
-    }
-
-    #[test]
-    fn a_queue_that_loses_much_has_as_many_walks_as_it_takes() {
-        const ADDING: u32 = 50;
-        let (walks, stop) = walks_again(|walks| SharedJobCount {
-            pass: walks.pass,
-            work_ended: walks.done.min(ADDING).into(),
-            work_announced: 99,
-            ..SharedJobCount::default()
-        });
-        assert!(matches!(stop, Stop::Missing), "{stop}");
-        assert_eq!(
-            (walks.pass, walks.done),
-            (2, ADDING + 2 * WALKS_IN_VAIN_MAX + 1)
-        );
-    }
-
-    #[test]
-    fn ends_that_contradict_each_other_begin_another_pass_at_once_and_are_bounded() {
-        let (walks, stop) = walks_again(|walks| SharedJobCount {
-            pass: walks.pass,
-            work_ended: 3,
-            work_announced: 5,
-            contradictions: 1,
-            ..SharedJobCount::default()
-        });
-        assert!(matches!(stop, Stop::Contradictory(PASSES_MAX)), "{stop}");
-        assert_eq!((walks.pass, walks.done), (PASSES_MAX, PASSES_MAX - 1));
-        let of_the_first = |_: &Walks| SharedJobCount {
-            pass: 1,
-            contradictions: 1,
-            ..SharedJobCount::default()
-        };
-        let (walks, stop) = walks_again(of_the_first);
-        assert!(matches!(stop, Stop::Missing) && walks.pass == 2, "{stop}");
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_at_the_end_for_sessions_that_do_not_end_and_these_may_be_at_work() {
+    async fn directories_are_set_when_all_sessions_have_ended_or_the_leases_of_lost_ones_have() {
         let nodes = watch::Sender::default();
         let head = Head {
             others: nodes.subscribe(),
             ..head()
         };
         let session = session(&head);
-        let left = async |at_work, unfinished, mover: Option<(Duration, bool)>| {
+        let waited = async |at_work, unfinished, mover: Option<(Duration, bool)>| {
+            let tally = Tally::default();
             nodes.send_replace(Others {
                 at_work,
                 unfinished,
+                tally,
             });
             let began = Instant::now();
             let mut course = Course::new();
@@ -838,42 +727,39 @@ mod tests {
                     Ok(())
                 });
             }
-            (
-                head.all_have_left(&session, &mut course).await.unwrap(),
-                began.elapsed(),
-            )
+            head.await_leaving(&session, &mut course).await.unwrap();
+            head.await_leases(&session, &course).await;
+            began.elapsed()
         };
-        assert_eq!(left(0, 0, None).await, (true, Duration::ZERO));
+        assert_eq!(waited(0, 0, None).await, Duration::ZERO);
+        assert_eq!(waited(0, 1, None).await, NODES_WRITE_MAX, "a node is lost");
         assert_eq!(
-            left(0, 1, None).await,
-            (false, Duration::ZERO),
-            "a node that is lost"
+            waited(1, 1, None).await,
+            ENDS_WITHIN + NODES_WRITE_MAX,
+            "a node does not say that it has ended"
         );
+        let leaves = Some((ENDS_WITHIN / 2, true));
         assert_eq!(
-            left(1, 1, None).await,
-            (false, ENDS_WITHIN),
-            "a node that does not say that it has ended"
-        );
-        assert_eq!(
-            left(0, 0, Some((ENDS_WITHIN / 2, false))).await,
-            (true, ENDS_WITHIN / 2)
+            waited(0, 0, leaves).await,
+            ENDS_WITHIN / 2 + LEASE_MAX,
+            "a session is dropped"
         );
         let connects = Some((Duration::MAX, false));
         assert_eq!(
-            left(0, 0, connects).await,
-            (true, ENDS_WITHIN),
-            "a mover that no receiver answers"
+            waited(0, 0, connects).await,
+            ENDS_WITHIN,
+            "no receiver answers a mover"
         );
         let hangs = Some((Duration::MAX, true));
         assert_eq!(
-            left(0, 0, hangs).await,
-            (false, ENDS_WITHIN),
-            "a mover that hangs in a session"
+            waited(0, 0, hangs).await,
+            ENDS_WITHIN + LEASE_MAX,
+            "a mover hangs in a session"
         );
         assert_eq!(
-            left(0, 0, None).await,
-            (false, Duration::ZERO),
-            "it stays lost"
+            waited(0, 0, None).await,
+            Duration::ZERO,
+            "its lease has ended"
         );
     }
 
@@ -886,7 +772,7 @@ mod tests {
             movers_left.wait_for(|left| *left).await.unwrap();
             Err("elsewhere".to_owned())
         });
-        let ended = head.all_have_left(&session(&head), &mut course).await;
+        let ended = head.await_leaving(&session(&head), &mut course).await;
         let Err(Stop::NotShared {
             unseen_at,
             seen_at,
@@ -898,30 +784,6 @@ mod tests {
         assert_eq!(
             (&*unseen_at, &*seen_at, &*target),
             ("elsewhere", "h:1", "t")
-        );
-    }
-
-    #[test]
-    fn the_head_shuts_out_a_lost_session_that_may_carry_out_an_order_for_directories_and_waits_longer()
-     {
-        let after = |stage, error: Stop| {
-            let mut course = Course {
-                stage,
-                ..Course::new()
-            };
-            course.lose_session(&error.into());
-            (course.is_fenced, course.answers_within)
-        };
-        let is_over = || Stop::Session(SessionOver);
-        for stage in [Stage::Working, Stage::Leaving] {
-            assert_eq!(after(stage, is_over()), (false, ORDER_MAX));
-        }
-        for stage in [Stage::Finishing, Stage::Finished, Stage::Ordered] {
-            assert_eq!(after(stage, is_over()), (true, ORDER_MAX));
-        }
-        assert_eq!(
-            after(Stage::Working, Stop::Hangs(ORDER_MAX)),
-            (false, 2 * ORDER_MAX)
         );
     }
 
@@ -950,6 +812,7 @@ mod tests {
         let one = Others {
             at_work: 1,
             unfinished: 1,
+            ..Others::default()
         };
         let (others, over) = (watch::Sender::new(one), watch::Sender::new(false));
         let began = Instant::now();
@@ -957,8 +820,8 @@ mod tests {
         sleep(Duration::from_secs(60)).await;
         assert!(!needed.is_finished());
         others.send_replace(Others {
-            at_work: 0,
             unfinished: 1,
+            ..Others::default()
         });
         assert!(needed.await.unwrap());
         assert_eq!(began.elapsed(), Duration::from_secs(60));

@@ -60,8 +60,8 @@ use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{LEASE, Taken, Waiting, WorkQueue};
-use broker::{Broker, Outgoing};
+use crate::work_queue::{Done, LEASE, Taken, Waiting, WorkQueue};
+use broker::{Broker, Counted, Outgoing};
 use connection::{BrokerError, Connection};
 use take::Taker;
 
@@ -339,13 +339,16 @@ impl JetStream {
     /// items delivered again.
     async fn count_waiting(&self) -> Result<Waiting, BrokerError> {
         let counted = self.broker.waiting().await?;
+        let left = |counted: &Counted| Waiting {
+            left: counted.waiting + counted.taken,
+        };
         let may_be_lost = counted.waiting == 0 && counted.taken > 0;
         if may_be_lost && self.settings.role == Role::Head && self.broker.is_another_server().await
         {
             self.restore().await?;
-            return self.broker.waiting().await;
+            return Ok(left(&self.broker.waiting().await?));
         }
-        Ok(counted)
+        Ok(left(&counted))
     }
 
     fn patience(&self, operation: &'static str) -> Patience<'_> {
@@ -406,11 +409,15 @@ impl WorkQueue for JetStream {
         .await
     }
 
-    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+    async fn done(&self, taken: Taken<Lease>) -> Result<Done, WorkError> {
         self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack)
             .await?;
         taken.delivery.settle();
-        Ok(())
+        Ok(if taken.deliveries > 1 {
+            Done::Unknown
+        } else {
+            Done::First
+        })
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
@@ -421,6 +428,10 @@ impl WorkQueue for JetStream {
                 Err(error) => patience.endure(error).await?,
             }
         }
+    }
+
+    async fn losses(&self) -> Result<u64, WorkError> {
+        Ok(0)
     }
 
     async fn close(&self) -> Result<(), WorkError> {

@@ -163,15 +163,6 @@ impl SharedJob {
             .collect()
     }
 
-    /// The job in the epoch in which its head alone has sessions, at the end.
-    #[must_use]
-    pub fn last_epoch(&self) -> Self {
-        Self {
-            epoch: self.epoch.saturating_add(1),
-            ..self.clone()
-        }
-    }
-
     /// The opening of a session, which may begin the job or finds it under way.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
         let (job, epoch, node) = (self.id, self.epoch, self.node.clone());

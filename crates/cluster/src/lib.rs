@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!  head ──► queue ──► mover ──► receiver ──┐
-//!   ▲         ▲ └───► mover ──► receiver ──┼──► one directory, one journal for each session
-//!   │         └─ children ─┘               │
-//!   └──────────── counts of the journals ◄─┘
+//!   ▲         ▲ └───► mover ──► receiver ──┼──► one directory
+//!   │         └─ children ─┘ │             ┘
+//!   └─────── tallies ────────┘
 //! ```
 //!
-//! **Invariant:** the queue is a cache. It may lose, repeat and reorder work: the job has ended when the receivers'
-//! journals say that all work has, and what the queue has lost is found again by walking the sources once more.
+//! **Invariant:** an item leaves the queue when its files are at the target and flushed, and what it announced is in the
+//! queue or done. So the job has ended when the queue is empty and has lost nothing. What a queue has lost is found
+//! again by another pass over the sources, which skips what is at the target.
 
 mod cut;
 mod error;
@@ -25,6 +26,7 @@ mod node;
 mod one_target;
 mod orders;
 mod session;
+mod tally;
 mod told;
 mod work;
 mod work_queue;
@@ -36,6 +38,7 @@ pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;
 pub use session::{Receiver, Served};
+pub use tally::Tally;
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
-pub use work_queue::{LEASE, Taken, Waiting, WorkQueue};
+pub use work_queue::{Done, LEASE, Taken, Waiting, WorkQueue};

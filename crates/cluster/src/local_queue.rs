@@ -13,7 +13,7 @@ use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{LEASE, Taken, Waiting, WorkQueue};
+use crate::work_queue::{Done, LEASE, Taken, Waiting, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ struct State {
     numbers: u64,
     taken: HashMap<u64, Leased>,
     /// What has been put in, done or not.
-    known: HashSet<(WorkId, u32)>,
+    known: HashSet<WorkId>,
     closed: bool,
 }
 
@@ -118,13 +118,24 @@ impl State {
 
     /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that
     /// takes longer than a lease for each flush there would else always be somebody who does it again.
-    fn end(&mut self, done: &Taken<Lease>) {
-        if self.taken.remove(&done.delivery.number).is_none() {
-            let is_other = |queued: &Queued| queued.item != done.item;
-            self.taken.retain(|_, leased| is_other(&leased.queued));
-            self.data.retain(is_other);
-            self.walks.retain(is_other);
+    fn end(&mut self, done: &Taken<Lease>) -> Done {
+        if self.taken.remove(&done.delivery.number).is_some() {
+            return Done::First;
         }
+        let before = self.left();
+        let is_other = |queued: &Queued| queued.item != done.item;
+        self.taken.retain(|_, leased| is_other(&leased.queued));
+        self.data.retain(is_other);
+        self.walks.retain(is_other);
+        if self.left() < before {
+            Done::First
+        } else {
+            Done::Again
+        }
+    }
+
+    fn left(&self) -> usize {
+        self.len() + self.taken.len()
     }
 
     /// Lets the items wait again whose leases are over; returns when the next one is.
@@ -203,7 +214,7 @@ impl WorkQueue for LocalQueue {
         for item in items {
             if state.len() >= ITEMS_MAX {
                 refused.push(item);
-            } else if state.known.insert((item.id(self.job), item.walk)) {
+            } else if state.known.insert(item.id(self.job)) {
                 state.push(Queued {
                     item,
                     deliveries: 0,
@@ -229,17 +240,18 @@ impl WorkQueue for LocalQueue {
         Ok(())
     }
 
-    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.shared.state.lock().end(&taken);
-        Ok(())
+    async fn done(&self, taken: Taken<Lease>) -> Result<Done, WorkError> {
+        Ok(self.shared.state.lock().end(&taken))
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
-        let state = self.shared.state.lock();
         Ok(Waiting {
-            waiting: state.len() as u64,
-            taken: state.taken.len() as u64,
+            left: self.shared.state.lock().left() as u64,
         })
+    }
+
+    async fn losses(&self) -> Result<u64, WorkError> {
+        Ok(0)
     }
 
     async fn close(&self) -> Result<(), WorkError> {
@@ -258,19 +270,16 @@ const ITEMS_MAX: usize = 65_536;
 mod tests {
     use super::*;
     use crate::lab::JOB;
-    use crate::work::{Place, Work};
+    use crate::work::{Marks, Place, Work};
     use tokio::time::sleep;
     use zmove_types::{Name, RelPath};
 
     fn walk(number: u32) -> WorkItem {
-        WorkItem::first(
-            JOB,
-            Work::Trees(vec![Place {
-                source: number,
-                path: RelPath::root(),
-            }]),
-            1,
-        )
+        let tree = Place {
+            source: number,
+            path: RelPath::root(),
+        };
+        WorkItem::first(1, Marks::new(), Work::Trees(vec![tree]))
     }
 
     fn data(number: u32) -> WorkItem {
@@ -278,14 +287,8 @@ mod tests {
             source: number,
             path: RelPath::root(),
         };
-        WorkItem::first(
-            JOB,
-            Work::Names {
-                directory,
-                names: vec![Name::from_bytes(b"n").unwrap()],
-            },
-            1,
-        )
+        let names = vec![Name::from_bytes(b"n").unwrap()];
+        WorkItem::first(1, Marks::new(), Work::Names { directory, names })
     }
 
     async fn next(queue: &LocalQueue) -> Taken<Lease> {
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
+    async fn an_item_comes_once_in_a_pass_and_again_in_the_next() {
         let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1), data(1)]).await.unwrap();
         let taken = next(&queue).await;
@@ -318,10 +321,10 @@ mod tests {
         queue.put(vec![data(1)]).await.unwrap();
         assert!(queue.waiting().await.unwrap().is_idle());
         queue
-            .put(vec![WorkItem { walk: 2, ..data(1) }])
+            .put(vec![WorkItem { pass: 2, ..data(1) }])
             .await
             .unwrap();
-        assert_eq!(next(&queue).await.item.walk, 2);
+        assert_eq!(next(&queue).await.item.pass, 2);
     }
 
     #[tokio::test]
@@ -332,13 +335,7 @@ mod tests {
         let again = next(&queue).await;
         assert_eq!(
             (again.deliveries, queue.waiting().await.unwrap()),
-            (
-                2,
-                Waiting {
-                    waiting: 0,
-                    taken: 1
-                }
-            )
+            (2, Waiting { left: 1 })
         );
     }
 
@@ -361,23 +358,14 @@ mod tests {
             (again.item.clone(), again.deliveries, began.elapsed()),
             (hangs.item.clone(), 2, LEASE)
         );
+        assert_eq!(queue.waiting().await.unwrap(), Waiting { left: 2 });
+        assert_eq!(queue.done(hangs).await.unwrap(), Done::First);
         assert_eq!(
             queue.waiting().await.unwrap(),
-            Waiting {
-                waiting: 0,
-                taken: 2
-            }
-        );
-        queue.done(hangs).await.unwrap();
-        assert_eq!(
-            queue.waiting().await.unwrap(),
-            Waiting {
-                waiting: 0,
-                taken: 1
-            },
+            Waiting { left: 1 },
             "whoever does it again"
         );
-        drop(again);
+        assert_eq!(queue.done(again).await.unwrap(), Done::Again);
         queue.done(goes_on).await.unwrap();
         assert!(queue.waiting().await.unwrap().is_idle(), "it has been done");
     }

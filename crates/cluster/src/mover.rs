@@ -1,38 +1,42 @@
 //! A mover: takes work items from the queue, and does them in one session with a receiver.
 //!
 //! ```text
-//!  take ──► walk, look up ──► announce what is left ──► send, wait until all has settled ──► end ──► done
+//!  take ──► walk, look up ──► announce what is left ──► send, wait until all has settled ──► settle ──► done
 //! ```
 //!
 //! ```text
-//!  taken ──► unsent ──► sent ──► recorded        (a large file: taken ──► waiting ──► recorded)
+//!  taken ──► unsent ──► sent ──► done        (a large file: taken ──► waiting ──► done)
 //! ```
 //!
 //! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
 //! for.
 //!
-//! **Invariant:** an item leaves the queue only after the receiver has recorded the item's end, and that is asked for
-//! only when all that it announces has been put in, or is this mover's own to do. So a mover that dies leaves nothing
-//! undone that nobody knows of.
+//! **Invariant:** an item leaves the queue only after the receiver has named and flushed what belongs to it, and when
+//! the queue has all that it announces, or that is done as well ([`assigned`]). So a mover that dies leaves nothing
+//! undone that the queue does not have.
 
+mod assigned;
 mod item;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, interval, sleep_until};
 use zmove_sender::Feeder;
 use zmove_types::{Event, Lock, Observer};
+use zmove_wire::WorkCounts;
 
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
 use crate::session::SessionEvents;
 use crate::work::{Work, WorkItem};
-use crate::work_queue::{LEASE, Taken, WorkQueue};
+use crate::work_queue::{LEASE, WorkQueue};
+
+use self::assigned::{Assigned, LeaseShare};
 
 /// A mover, in one session.
 pub(crate) struct Mover<W: WorkQueue> {
@@ -41,7 +45,7 @@ pub(crate) struct Mover<W: WorkQueue> {
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
     /// Items that the queue had no room for.
-    overflow: Lock<Vec<WorkItem>>,
+    overflow: Lock<Vec<Assigned<W::Delivery>>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
     unsent: AtomicUsize,
     /// Notified when there is one less.
@@ -64,51 +68,6 @@ type Taking<W> = Pin<
     Box<dyn Future<Output = Result<Option<Assigned<<W as WorkQueue>::Delivery>>, Stop>> + Send>,
 >;
 
-/// An item that this mover does.
-#[derive(Debug)]
-enum Assigned<D> {
-    Leased(Taken<D>),
-    Overflow(WorkItem),
-}
-
-impl<D> Assigned<D> {
-    fn item(&self) -> &WorkItem {
-        match self {
-            Self::Leased(taken) => &taken.item,
-            Self::Overflow(item) => item,
-        }
-    }
-
-    /// The item, as it is to be done.
-    fn to_do(&self) -> WorkItem {
-        let item = self.item().clone();
-        let comes_again = matches!(
-            self,
-            Self::Leased(Taken {
-                deliveries: 2..,
-                ..
-            })
-        );
-        WorkItem {
-            is_repeat: item.is_repeat || comes_again,
-            ..item
-        }
-    }
-}
-
-/// Steps made on an item. Its lease is renewed only while they go on.
-#[derive(Debug, Default)]
-struct ItemProgress {
-    steps: AtomicU64,
-    is_sent: AtomicBool,
-}
-
-impl ItemProgress {
-    fn made(&self) {
-        self.steps.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 impl<W: WorkQueue> Mover<W> {
     pub(crate) fn new(
         job: Arc<SharedJob>,
@@ -129,8 +88,8 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Does items until the job is over, or the mover is called away; calls `ended` after each. What waits for others
-    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also; what the queue had no room for
-    /// is found by another walk. A mover that has nothing to do leaves when the next item comes.
+    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also. A mover that has nothing to do
+    /// leaves when the next item comes.
     ///
     /// # Errors
     /// The session or the queue fails, or what is under way hangs.
@@ -146,6 +105,7 @@ impl<W: WorkQueue> Mover<W> {
         let mut taking: Option<Taking<W>> = None;
         let (mut over, mut leaves) = (false, false);
         let mut ends_by = Instant::now();
+        let mut renewing = interval(RENEW_EVERY);
         while !over || !doing.is_empty() {
             if leaves && taking.is_none() && doing.len() == waiting {
                 return Ok(MoverEnd::Left);
@@ -159,9 +119,9 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 assigned = taken(&mut taking) => match assigned? {
                     // it goes back to the queue: others are there for it
-                    Some(Assigned::Leased(taken)) if leaves || mover.stands() => drop(taken),
+                    Some(assigned) if leaves || mover.stands() => drop(assigned),
                     Some(assigned) => {
-                        let sends = !waits(assigned.item());
+                        let sends = !waits(&assigned.item);
                         waiting += usize::from(!sends);
                         mover.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
                         doing.spawn(Arc::clone(&mover).do_item(assigned));
@@ -176,8 +136,9 @@ impl<W: WorkQueue> Mover<W> {
                     waiting -= usize::from(waits(&item));
                     ended();
                 }
+                _ = renewing.tick(), if !mover.stands() => mover.renew_overflow().await?,
                 () = mover.has_sent.notified() => {}
-                Ok(_called) = called_away.wait_for(|called| *called), if !over && !leaves => {
+                true = is_set(&mut called_away), if !over && !leaves => {
                     leaves = true;
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
@@ -196,8 +157,8 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
-    fn note_sent(&self, item: &WorkItem, progress: &ItemProgress) {
-        if !waits(item) && !progress.is_sent.swap(true, Ordering::Relaxed) {
+    fn note_sent(&self, assigned: &Assigned<W::Delivery>) {
+        if !waits(&assigned.item) && !assigned.is_sent.swap(true, Ordering::Relaxed) {
             self.unsent.fetch_sub(1, Ordering::Relaxed);
             self.has_sent.notify_one();
         }
@@ -215,65 +176,90 @@ impl<W: WorkQueue> Mover<W> {
         }
         // the last first, so that a tree is gone through in depth, and little of it waits here
         let overflow = self.overflow.lock().pop_if(|_| !self.stands());
-        if let Some(item) = overflow {
-            return Ok(Some(Assigned::Overflow(item)));
+        if overflow.is_some() {
+            return Ok(overflow);
         }
-        Ok(self.queue.take().await?.map(Assigned::Leased))
+        Ok(self.queue.take().await?.map(Assigned::new))
+    }
+
+    /// Renews the leases of items that wait here until this mover does them.
+    async fn renew_overflow(&self) -> Result<(), Stop> {
+        let waiting = std::mem::take(&mut *self.overflow.lock());
+        for of_one_lease in waiting.chunk_by(|one, next| one.share.is_of(&next.share)) {
+            self.renew(&of_one_lease[0].share).await?;
+        }
+        let mut overflow = self.overflow.lock();
+        let newer = std::mem::replace(&mut *overflow, waiting);
+        overflow.extend(newer);
+        Ok(())
+    }
+
+    async fn renew(&self, share: &LeaseShare<W::Delivery>) -> Result<(), Stop> {
+        if let Some(taken) = share.taken() {
+            self.queue.renew(taken).await?;
+        }
+        Ok(())
     }
 
     async fn do_item(self: Arc<Self>, assigned: Assigned<W::Delivery>) -> Result<WorkItem, Stop> {
-        let item = assigned.to_do();
-        let progress = ItemProgress::default();
-        let done = {
-            let doing = self.end(&item, &progress);
-            tokio::pin!(doing);
-            let (mut before, mut stands_for) = (u64::MAX, Duration::ZERO);
-            loop {
-                tokio::select! {
-                    done = &mut doing => {
-                        if stands_for >= STANDS_AFTER {
-                            self.standing.fetch_sub(1, Ordering::Relaxed);
-                        }
-                        break done;
+        let counts = self.do_while_renewing(&assigned).await;
+        self.note_sent(&assigned);
+        let counts = counts?;
+        let Assigned { item, share, .. } = assigned;
+        if let Some((taken, counts)) = share.end_well(counts) {
+            let pass = taken.item.pass;
+            let done = self.queue.done(taken).await?;
+            self.events.count(pass, counts, done);
+        }
+        Ok(item)
+    }
+
+    /// Does an item, whose lease is renewed as long as it makes steps.
+    async fn do_while_renewing(
+        &self,
+        assigned: &Assigned<W::Delivery>,
+    ) -> Result<WorkCounts, Stop> {
+        let doing = self.end(assigned);
+        tokio::pin!(doing);
+        let mut before = u64::MAX;
+        let mut stands_for = Duration::ZERO;
+        loop {
+            tokio::select! {
+                done = &mut doing => {
+                    if stands_for >= STANDS_AFTER {
+                        self.standing.fetch_sub(1, Ordering::Relaxed);
                     }
-                    () = tokio::time::sleep(RENEW_EVERY) => {
-                        let now = progress.steps.load(Ordering::Relaxed);
-                        // what waits for its turn within a rate does not stand still
-                        let has_moved = std::mem::replace(&mut before, now) != now
-                            || self.feeder.has_used_rate_within(RENEW_EVERY);
-                        if has_moved && stands_for >= STANDS_AFTER {
-                            self.standing.fetch_sub(1, Ordering::Relaxed);
-                        }
-                        stands_for = if has_moved { Duration::ZERO } else { stands_for + RENEW_EVERY };
-                        if stands_for == STANDS_AFTER {
-                            self.standing.fetch_add(1, Ordering::Relaxed);
-                        }
-                        if stands_for == LEASE {
-                            self.events.warn_of_a_stop();
-                        }
-                        if let Assigned::Leased(taken) = &assigned && has_moved {
-                            self.queue.renew(taken).await?;
-                        }
-                    }
+                    return done;
                 }
+                () = tokio::time::sleep(RENEW_EVERY) => {}
             }
-        };
-        self.note_sent(&item, &progress);
-        match (done, assigned) {
-            (Ok(()), Assigned::Leased(taken)) => {
-                self.queue.done(taken).await?;
-                Ok(item)
+            let now = assigned.steps();
+            // what waits for its turn within a rate does not stand still
+            let has_moved = std::mem::replace(&mut before, now) != now
+                || self.feeder.has_used_rate_within(RENEW_EVERY);
+            if has_moved {
+                if stands_for >= STANDS_AFTER {
+                    self.standing.fetch_sub(1, Ordering::Relaxed);
+                }
+                stands_for = Duration::ZERO;
+                self.renew(&assigned.share).await?;
+                continue;
             }
-            (Ok(()), Assigned::Overflow(_)) => Ok(item),
-            // a lease goes back to the queue when it is dropped; of overflow the journals will say that it is missing
-            (Err(stop), _) => Err(stop),
+            stands_for += RENEW_EVERY;
+            if stands_for == STANDS_AFTER {
+                self.standing.fetch_add(1, Ordering::Relaxed);
+            }
+            if stands_for == LEASE {
+                self.events.warn_of_a_stop();
+            }
         }
     }
 
-    /// Puts in what an item announces.
-    async fn announce(&self, items: Vec<WorkItem>) -> Result<(), Stop> {
+    /// Puts in what an item announces. What the queue refuses is done here, the first before the last.
+    async fn announce(&self, by: &Assigned<W::Delivery>, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
             let refused = self.queue.put(items).await?;
+            let refused = refused.into_iter().rev().map(|item| by.refused(item));
             self.overflow.lock().extend(refused);
         }
         Ok(())
@@ -295,6 +281,11 @@ async fn taken<T>(taking: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) 
         }
         None => std::future::pending().await,
     }
+}
+
+/// Resolves with `true` once it is set, and with `false` if it never will be.
+async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
+    flag.wait_for(|is_set| *is_set).await.is_ok()
 }
 
 /// Whether an item hardly does anything but wait for other items.

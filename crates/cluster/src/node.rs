@@ -153,11 +153,6 @@ impl<W: WorkQueue> Sessions<W> {
         (receiver, events)
     }
 
-    /// Lets the next session be with the same receiver as that of these events.
-    pub(crate) fn stay_with(&mut self, session: &SessionEvents) {
-        self.next = session.number;
-    }
-
     /// Does items in sessions, one after the other, until the job is over. Each mover has a receiver of its own, to
     /// which it comes back: else all end up at one, and are lost with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
@@ -176,7 +171,7 @@ impl<W: WorkQueue> Sessions<W> {
                     |feeder| {
                         let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
                         let mover = Mover::new(job, queue, feeder, Arc::clone(&events));
-                        mover.run(called_away, || events.note_ended_item())
+                        mover.run(called_away, || events.note_use())
                     }
                 ));
                 let mut session = pin!(self.outages.watch(session));
@@ -331,7 +326,7 @@ mod tests {
         let mut goes_on = async |is_of_use: bool| {
             let (_receiver, session) = sessions.next();
             if is_of_use {
-                session.note_ended_item();
+                session.note_use();
             }
             let refusal = Refusal {
                 code: RefusalCode::Denied,

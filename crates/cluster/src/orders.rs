@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use zmove_sender::Feeder;
-use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
+use zmove_wire::{NotKept, SharedJobOrder, SharedJobResult};
 
 use crate::error::{Stop, refused};
 
@@ -34,10 +34,10 @@ impl Orders {
         }
     }
 
-    /// How far the job is.
-    pub(crate) async fn count(&self) -> Result<SharedJobCount, Stop> {
-        match self.answer(SharedJobOrder::Count).await? {
-            SharedJobResult::Counted(count) => Ok(*count),
+    /// Has the receiver name and flush all that it has. Returns what entries did not get.
+    pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, Stop> {
+        match self.answer(SharedJobOrder::Settle).await? {
+            SharedJobResult::Settled(not_kept) => Ok(not_kept),
             other => Err(refused(other)),
         }
     }

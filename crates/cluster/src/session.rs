@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,14 @@ use zmove_engine::{
 };
 use zmove_sender::{Feeder, Link, SessionError, Summary};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
-use zmove_wire::{FaultCode, FileTotal, Refusal, SharedJobOrder};
+use zmove_wire::{FaultCode, FileTotal, NotKept, Refusal, SharedJobOrder, WorkCounts};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::SharedJob;
 use crate::orders::Orders;
+use crate::tally::Tally;
 use crate::told::Told;
-use crate::work_queue::LEASE;
+use crate::work_queue::{Done, LEASE};
 
 /// A receiver of a job, and how it is reached.
 #[derive(Clone, Debug)]
@@ -173,10 +174,18 @@ impl SessionEvents {
         self.is_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// A work item has ended.
-    pub(crate) fn note_ended_item(&self) {
-        self.note_use();
-        self.events.served.items.fetch_add(1, Ordering::Relaxed);
+    /// A lease has ended well, whose items of this pass have these counts.
+    pub(crate) fn count(&self, pass: u32, counts: WorkCounts, done: Done) {
+        let mut tally = self.events.served.tally.lock();
+        if done != Done::Again {
+            tally.add(pass, counts);
+        }
+        tally.is_inexact |= done == Done::Unknown;
+    }
+
+    /// Entries of this session did not get all of what they have at the source.
+    pub(crate) fn lack(&self, not_kept: Vec<NotKept>) {
+        self.events.served.tally.lock().lack(not_kept);
     }
 
     /// Warns, once, that some work has not gone on for as long as it is leased.
@@ -371,8 +380,9 @@ impl Observer for SessionEvents {
 /// The sessions of this process, the work that has ended in them, and what the receivers have stored by it.
 #[derive(Debug, Default)]
 pub struct Served {
-    items: AtomicU64,
-    has_lost_sessions: AtomicBool,
+    tally: Lock<Tally>,
+    /// When the last session was lost.
+    lost: Lock<Option<tokio::time::Instant>>,
     stored: Lock<BTreeMap<usize, FileTotal>>,
 }
 
@@ -385,19 +395,30 @@ impl Served {
 
     /// A session has ended otherwise than it should.
     pub(crate) fn lose_session(&self) {
-        self.has_lost_sessions.store(true, Ordering::Relaxed);
+        *self.lost.lock() = Some(tokio::time::Instant::now());
     }
 
     /// Whether a session has ended otherwise than it should, so that it may still be at work at its receiver.
     #[must_use]
     pub fn has_lost_sessions(&self) -> bool {
-        self.has_lost_sessions.load(Ordering::Relaxed)
+        self.last_lost().is_some()
     }
 
-    /// How many work items have ended.
+    /// When the last session was lost.
+    pub(crate) fn last_lost(&self) -> Option<tokio::time::Instant> {
+        *self.lost.lock()
+    }
+
+    /// What the movers of this process have done.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.tally.lock().clone()
+    }
+
+    /// How many work items have ended, with those that the queue refused.
     #[must_use]
     pub fn items(&self) -> u64 {
-        self.items.load(Ordering::Relaxed)
+        self.tally.lock().items
     }
 
     /// What each receiver has stored, by its number; one that has stored nothing is left out.
@@ -695,7 +716,7 @@ mod tests {
                 answered: Duration::from_secs(5)
             }
         );
-        session.note_ended_item();
+        session.note_use();
         assert_eq!(session.fate(), SessionFate::OfUse);
     }
 

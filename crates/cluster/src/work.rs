@@ -11,12 +11,8 @@
 //! An item carries what its announcer has seen of the directories that it is about ([`DirectoryMark`]): a node that
 //! sees others there gives it back and leaves the job, and at the node that leads they fail.
 //!
-//! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
-//! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
-//! changed meanwhile, the receivers' journals contradict each other, and the head begins another *pass*, in which each
-//! item has another id. A large file that is at the
-//! target is announced by nobody, unless it has got its name by this very job: which is asked for where an item may
-//! have been done before.
+//! **Invariant:** an item's id follows from what it says, so a queue passes over an item that it has had. Each *pass*
+//! over the sources has ids of its own. Who does an item again finds what is at the target, and does the rest.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_scan::DirectoryMark;
@@ -26,16 +22,8 @@ use zmove_wire::GroupRange;
 /// A work item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkItem {
-    /// The item that has announced it; the first one has announced itself.
-    #[serde(with = "work_id")]
-    pub parent: WorkId,
-    /// How often the head has begun to walk the sources when the item was announced: a queue that passes over what it
-    /// has had takes an item of a later walk.
-    pub walk: u32,
     /// The pass of the job that the item belongs to, from 1.
     pub pass: u32,
-    /// Whether the item may have been done before, or the one that has announced it.
-    pub is_repeat: bool,
     /// What the announcer has seen of the directories that the work is about, in their order; of *begin*, of the
     /// sources. None of it is part of the id: a directory may change between two announcements.
     #[serde(with = "marks")]
@@ -109,49 +97,17 @@ impl Place {
 }
 
 impl WorkItem {
-    /// The work with which a job begins, in the `walk` of this number.
+    /// The work with which a pass begins, about sources of these marks.
     #[must_use]
-    pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
-        let is_repeat = walk > 1;
-        Self {
-            parent: WorkId([0; 16]),
-            walk,
-            pass: 1,
-            is_repeat,
-            marks: Marks::new(),
-            work,
-        }
-        .in_pass(job, 1)
-    }
-
-    /// The same as the first work of another pass.
-    #[must_use]
-    pub fn in_pass(self, job: SharedJobId, pass: u32) -> Self {
-        let parent = self.work.id(job, pass);
-        Self {
-            parent,
-            pass,
-            ..self
-        }
+    pub const fn first(pass: u32, marks: Marks, work: Work) -> Self {
+        Self { pass, marks, work }
     }
 
     /// Work that this one announces.
     #[must_use]
-    pub fn child(&self, job: SharedJobId, work: Work, marks: Marks) -> Self {
-        let Self {
-            walk,
-            pass,
-            is_repeat,
-            ..
-        } = *self;
-        Self {
-            parent: self.id(job),
-            walk,
-            pass,
-            is_repeat,
-            marks,
-            work,
-        }
+    pub fn child(&self, work: Work, marks: Marks) -> Self {
+        let pass = self.pass;
+        Self { pass, marks, work }
     }
 
     /// The mark of the directory of this number.
@@ -200,20 +156,6 @@ impl Work {
     #[must_use]
     pub const fn is_walk(&self) -> bool {
         matches!(self, Self::Begin(_) | Self::Trees(_))
-    }
-}
-
-mod work_id {
-    use super::{Deserialize, Deserializer, Serialize, Serializer, WorkId};
-
-    pub(super) fn serialize<S: Serializer>(id: &WorkId, serializer: S) -> Result<S::Ok, S::Error> {
-        id.0.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<WorkId, D::Error> {
-        Deserialize::deserialize(deserializer).map(WorkId)
     }
 }
 
@@ -385,14 +327,7 @@ mod tests {
         });
         for work in each() {
             let marks = [&marks[..], &[None]].concat();
-            let item = WorkItem {
-                parent: WorkId([3; 16]),
-                walk: 2,
-                pass: 3,
-                is_repeat: true,
-                marks,
-                work,
-            };
+            let item = WorkItem::first(3, marks, work);
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
@@ -403,45 +338,26 @@ mod tests {
             each().iter().map(|work| work.id(JOB, 1).0).collect();
         assert_eq!(ids.len(), 5);
         for work in each() {
-            let first = WorkItem::first(JOB, work.clone(), 1);
-            assert_eq!(
-                first.parent,
-                first.id(JOB),
-                "the first has announced itself"
-            );
-            let again = WorkItem {
-                parent: WorkId([1; 16]),
-                walk: 2,
-                is_repeat: true,
-                marks: vec![None],
-                ..first.clone()
-            };
+            let first = WorkItem::first(1, Marks::new(), work.clone());
+            let again = WorkItem::first(1, vec![None], work.clone());
             assert_eq!(again.id(JOB), first.id(JOB));
-            let next = first.clone().in_pass(JOB, 2);
-            assert!(next.id(JOB) != first.id(JOB) && next.parent == next.id(JOB));
+            assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
+            let next = WorkItem::first(2, Marks::new(), work.clone());
+            assert_ne!(next.id(JOB), first.id(JOB));
             let children =
-                [&first, &next].map(|parent| parent.child(JOB, work.clone(), Marks::new()).id(JOB));
+                [&first, &next].map(|parent| parent.child(work.clone(), Marks::new()).id(JOB));
             assert_eq!(
                 children,
                 [first.id(JOB), next.id(JOB)],
                 "what it announces is of its pass"
             );
-            assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
         }
     }
 
     #[test]
     fn what_is_no_item_is_refused() {
         let work = each()[2].clone();
-        let marks = vec![None];
-        let item = WorkItem {
-            parent: WorkId([3; 16]),
-            walk: 2,
-            pass: 1,
-            is_repeat: true,
-            marks,
-            work,
-        };
+        let item = WorkItem::first(1, vec![None], work);
         let bytes = item.encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_none()));
         let dots = String::from_utf8_lossy(&bytes)

@@ -44,20 +44,26 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: &Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
-    /// Takes an item out of the queue: it has ended, as a journal says. A queue that has a fall may bring it again.
+    /// Takes an item out of the queue: it is done, and so is all that it announced, or the queue has it.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn done(
         &self,
         taken: Taken<Self::Delivery>,
-    ) -> impl Future<Output = Result<(), WorkError>> + Send;
+    ) -> impl Future<Output = Result<Done, WorkError>> + Send;
 
     /// How much work there is.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn waiting(&self) -> impl Future<Output = Result<Waiting, WorkError>> + Send;
+
+    /// How often the queue has lost items, or may have.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
     /// Ends the job: whoever waits for an item gets none.
     ///
@@ -77,19 +83,28 @@ pub struct Taken<D> {
     pub delivery: D,
 }
 
+/// Whether an item that is done had been done before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// Not before.
+    First,
+    /// Before as well, so it has been counted.
+    Again,
+    /// The queue does not know.
+    Unknown,
+}
+
 /// How much work a queue holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Items that nobody has.
-    pub waiting: u64,
-    /// Items that have been handed out and are not done.
-    pub taken: u64,
+    /// Items that are not done, whether somebody has them or not.
+    pub left: u64,
 }
 
 impl Waiting {
-    /// Whether there is no work, as far as the queue knows.
+    /// Whether there is no work.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
-        self.waiting == 0 && self.taken == 0
+        self.left == 0
     }
 }

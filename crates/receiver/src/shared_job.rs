@@ -5,19 +5,17 @@
 //! |---|---|
 //! | a receiver that was stopped goes on later | its epoch's directory has gone, with all that has no final name |
 //! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
-//! | nobody knows who has done what | a journal for each session in the job's directory, with one writer, read by all |
+//! | nobody knows who has written which groups | a journal for each session in the job's directory, read by all |
 //! | two give a large file its name | both give it to one inode, and a mark in the place of the part tells of it |
 //!
-//! **Invariant:** what a journal says is true whatever becomes of its writer later: work has ended when all of it has
-//! its names and is flushed, a group counts when it has been flushed by who wrote it, and a file is committed when all
-//! of its groups count. A journal that ends anywhere tells less, and nothing that is wrong.
+//! **Invariant:** what a journal says is true whatever becomes of its writer later: a group counts when it has been
+//! flushed by who wrote it, and a file is committed when all of its groups count. A journal that ends anywhere tells
+//! less, and nothing that is wrong.
 //!
 //! What could not be held so is refused: to change or remove what is there (`--inplace`, `--delete`, metadata alone),
 //! to go on with old versions or to read files back.
 
 mod commit;
-mod count;
-mod directories;
 mod flushing;
 mod groups;
 mod journals;
@@ -29,8 +27,8 @@ use std::sync::atomic::Ordering;
 use zmove_disk::{EpochError, FENCED};
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, NotKept, Operation, SharedJobCount, SharedJobOrder,
-    SharedJobResult, WireError, WorkEnd,
+    Batch, BatchEntry, EntryFault, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult,
+    WireError,
 };
 
 use crate::shared_job::flushing::flush_file_systems;
@@ -51,9 +49,7 @@ impl SharedJobSession {
         order: SharedJobOrder,
     ) -> Result<SharedJobResult, WireError> {
         let done = match order {
-            SharedJobOrder::End { end, not_kept } => self
-                .end(transfer, end, not_kept)
-                .map(|()| SharedJobResult::Done),
+            SharedJobOrder::Settle => self.settle(transfer).map(SharedJobResult::Settled),
             SharedJobOrder::Commit { head, root } => {
                 let head = FileHead::decode(&head)?;
                 if head.path.is_root() {
@@ -72,14 +68,8 @@ impl SharedJobSession {
                     self.check(Operation::SetMetadata)
                 })
             }
-            SharedJobOrder::Count => self
-                .count()
-                .map(|count| SharedJobResult::Counted(Box::new(count))),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
-            SharedJobOrder::ListDirectories => self
-                .list_directories()
-                .map(|head| SharedJobResult::Directories { head }),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);
@@ -87,25 +77,13 @@ impl SharedJobSession {
         }))
     }
 
-    /// Ends a work item, all of which has been reported as stored, and records what was not kept of entries by the
-    /// sender and here.
-    fn end(
-        &self,
-        transfer: &Transfer,
-        end: WorkEnd,
-        mut not_kept: Vec<NotKept>,
-    ) -> Result<(), Failure> {
-        if let Err(failed) = self.flush(transfer) {
-            self.check(Operation::Rename)?;
-            return Err(failed);
-        }
-        // Something of this work may have failed for that reason alone, and will be done by others.
+    /// Names and flushes all that has been reported as stored. Returns what was not kept of entries since the last time.
+    fn settle(&self, transfer: &Transfer) -> Result<Vec<NotKept>, Failure> {
+        let flushed = self.flush(transfer);
+        // Something may have failed for that reason alone, and will be done by others.
         self.check(Operation::Rename)?;
-        not_kept.extend(transfer.target.keeper.take_counts());
-        transfer
-            .parts
-            .record_work(|journal| journal.work_ended(end, not_kept))
-            .map_err(failed_to(Operation::Flush))
+        flushed?;
+        Ok(transfer.target.keeper.take_counts())
     }
 
     /// Fails where a newer epoch has begun, or the job has ended.
@@ -128,7 +106,8 @@ impl SharedJobSession {
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
         self.flush_parts(transfer)?;
-        self.journal_directories(transfer)?;
+        // an order sets them at the end of the job
+        drop(transfer.target.directories.take());
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         *covered = asked;
         Ok(())
@@ -142,18 +121,6 @@ impl SharedJobSession {
         let flushed = transfer.parts.flush_shared(shared);
         let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
         flushed.map_err(failed_to(Operation::Flush))
-    }
-
-    /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
-    /// session is there, none has gone.
-    fn count(&self) -> Result<SharedJobCount, Failure> {
-        let counted = self
-            .ends
-            .lock()
-            .count(self.directory.fd())
-            .map_err(failed_to(Operation::Read))?;
-        self.check(Operation::Read)?;
-        Ok(counted)
     }
 
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
@@ -213,13 +180,6 @@ fn set_directories(
                 code,
             });
         }
-    }
-    let not_kept = target.keeper.take_counts();
-    if !not_kept.is_empty() {
-        transfer
-            .parts
-            .record_work(|journal| journal.not_kept(not_kept))
-            .map_err(failed_to(Operation::Flush))?;
     }
     flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
     Ok(SharedJobResult::DirectoriesSet(faults))

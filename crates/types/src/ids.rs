@@ -45,14 +45,6 @@ pub enum Beginning {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);
 
-impl WorkId {
-    /// The id as a number, of which sums are made.
-    #[must_use]
-    pub const fn number(self) -> u128 {
-        u128::from_le_bytes(self.0)
-    }
-}
-
 /// The number of a data connection within its transfer, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u16);

@@ -65,8 +65,8 @@ pub use preview::{
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, PathAccount, Relay, Told, TransferAccount, TransferProgress};
 pub use shared_job::{
-    GroupRange, NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, WorkCounts, WorkEnd,
+    GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
+    SharedJobResult, WorkCounts,
 };
 pub use verify::{HashOrder, Hashed, Proof};
 

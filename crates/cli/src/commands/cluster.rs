@@ -21,7 +21,7 @@ use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, Notices, Server,
     TELL_EVERY, check_address,
 };
-use zmove_cluster::{HeadLease, HeldGrant};
+use zmove_cluster::{HeadLease, HeldGrant, Tally};
 use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
@@ -304,7 +304,7 @@ impl<'a> Member<'a> {
     async fn leave(&mut self, notices: &Notices) -> Result<()> {
         self.running.shutdown().await;
         for (id, PartAtWork { part, .. }) in self.parts.drain().collect::<Vec<_>>() {
-            let stopped = self.part(id, NodeState::Stopped, (part.moved(), part.items()));
+            let stopped = self.part(id, NodeState::Stopped, (part.moved(), part.tally()));
             notices.tell(&self.notice(Some(stopped))).await?;
             notices.flush().await;
             part.leave().await;
@@ -351,14 +351,15 @@ impl<'a> Member<'a> {
         &self,
         job: SharedJobId,
         state: NodeState,
-        (moved, items): (TransferProgress, u64),
+        (moved, tally): (TransferProgress, Tally),
     ) -> NodePart {
         let granted_until = self.grants.get(&job).and_then(HeldGrant::ends);
         NodePart {
             job: job.0,
             state,
             moved,
-            items,
+            items: tally.items,
+            tally,
             granted_until,
             ping: self.heads.get(&job).map_or(0, HeadLease::ping),
         }
@@ -392,7 +393,7 @@ impl<'a> Member<'a> {
             (Some(_), Some(_)) => Ok(()),
             // the head answers with a number and a grant
             _ => {
-                let part = self.part(id, NodeState::Offers, (TransferProgress::default(), 0));
+                let part = self.part(id, NodeState::Offers, Default::default());
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
         }
@@ -465,7 +466,7 @@ impl<'a> Member<'a> {
             if let Some(PartAtWork { part, task, .. }) = self.parts.remove(&id) {
                 task.abort();
                 // its sessions may go on for a moment
-                let part = self.part(id, NodeState::HasLostSessions, (part.moved(), part.items()));
+                let part = self.part(id, NodeState::HasLostSessions, (part.moved(), part.tally()));
                 notices.tell(&self.notice(Some(part))).await?;
             }
             let why = failure(
@@ -483,7 +484,7 @@ impl<'a> Member<'a> {
         }
         for (job, PartAtWork { part, .. }) in &self.parts {
             self.tell_trouble(*job, part, notices).await?;
-            let part = self.part(*job, NodeState::Works, (part.moved(), part.items()));
+            let part = self.part(*job, NodeState::Works, (part.moved(), part.tally()));
             notices.tell(&self.notice(Some(part))).await?;
         }
         Ok(())
@@ -549,7 +550,7 @@ impl<'a> Member<'a> {
         self.tell_trouble(id, &part, notices).await?;
         let state = part.end();
         if ended.is_ok() || state == NodeState::HasLostSessions {
-            let part = self.part(id, state, (part.moved(), part.items()));
+            let part = self.part(id, state, (part.moved(), part.tally()));
             notices.tell(&self.notice(Some(part))).await?;
         }
         match ended {

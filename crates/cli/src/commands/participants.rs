@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Others, Told, WorkQueue};
+use zmove_cluster::{LEASE, Others, Tally, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 use zmove_wire::{FileTotal, TransferProgress};
 
@@ -42,6 +42,9 @@ struct Entry {
     moved: TransferProgress,
     /// What of that it has told since it began, which it does anew after a failure.
     part: TransferProgress,
+    /// What it has done since it began, and before.
+    tally: Tally,
+    tally_before: Tally,
     has_served: bool,
     presence: Presence,
     /// Whether it has left a session that may still be at work at its receiver.
@@ -171,6 +174,7 @@ impl Participants {
             state,
             moved,
             items,
+            tally,
             ..
         }: &NodePart,
     ) {
@@ -187,6 +191,11 @@ impl Participants {
         entry.moved.add(&more);
         // one that has been stopped before its first item had ended has moved something all the same
         entry.has_served |= *items > 0 || moved.stored != FileTotal::default();
+        if tally.items < entry.tally.items {
+            // it has begun anew
+            entry.tally_before = entry.tally();
+        }
+        entry.tally = tally.clone();
         let unsettled = entry.take(Sign::Tells(*state));
         entry.heard = Some(Instant::now());
         self.count(&entries);
@@ -252,7 +261,7 @@ impl Participants {
             if self.entries.lock().len() > 1 {
                 // A broker that is away is not waited for: it is not what is wanted here.
                 let asked = timeout(TELL_EVERY, queue.waiting()).await;
-                waiting = asked.ok().and_then(Result::ok).map(|asked| asked.waiting);
+                waiting = asked.ok().and_then(Result::ok).map(|asked| asked.left);
             }
             self.tell_now(waiting, moved());
         }
@@ -333,9 +342,16 @@ impl Participants {
         let counted = Others {
             at_work: count(Entry::is_at_work),
             unfinished: count(|entry| !entry.is_finished()),
+            tally: others()
+                .map(|(_, entry)| entry.tally())
+                .fold(Tally::default(), Tally::and),
         };
-        self.others
-            .send_if_modified(|before| std::mem::replace(before, counted) != counted);
+        self.others.send_if_modified(|before| {
+            *before != counted && {
+                *before = counted;
+                true
+            }
+        });
     }
 
     /// How many nodes have done any of the work, this one among them if it `has_served`.
@@ -421,6 +437,11 @@ impl Entry {
             part.found.take(unsettled);
         }
         unsettled
+    }
+
+    /// What it has done.
+    fn tally(&self) -> Tally {
+        self.tally_before.clone().and(self.tally.clone())
     }
 
     /// Whether all of its sessions are known to have ended as they should.
@@ -564,6 +585,7 @@ mod tests {
             state,
             moved,
             items: 1,
+            tally: Tally::default(),
             granted_until: None,
             ping: 0,
         }

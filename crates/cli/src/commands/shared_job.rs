@@ -9,7 +9,7 @@ use zmove_cluster::{JobEnd, JobError, SessionEnd, SharedJob};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
 use zmove_transport::SharedRate;
-use zmove_types::{ByteCount, ByteRate, Counters, Kinds, SharedJobId};
+use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
 
 use crate::ceiling::Shares;
@@ -56,7 +56,7 @@ pub(crate) fn tell_end(
     let is_told = !args.json && !args.quiet;
     if is_told && summary.counters.files > 0 {
         terminal::print_lines(
-            &(as_text(&summary, by, led.served) + &summary::extras(&summary, args)),
+            &(as_text(&summary, &ended, by, led.served) + &summary::extras(&summary, args)),
         );
     } else {
         let ending = Ending {
@@ -181,22 +181,32 @@ fn of_several(shape: TargetShape) -> TargetShape {
 }
 
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
-    let JobEnd { count, .. } = ended;
+    let tally = &ended.tally;
     Summary {
-        counters: Counters::from(count.counts),
-        not_kept: count.not_kept.clone(),
+        counters: tally.counters(),
+        not_kept: tally.not_kept.clone(),
         elapsed: started.elapsed(),
         measured: started.elapsed(),
         ..Summary::default()
     }
 }
 
-fn as_text(summary: &Summary, By { noun, took_part }: &By, served: usize) -> String {
+fn as_text(
+    summary: &Summary,
+    ended: &JobEnd,
+    By { noun, took_part }: &By,
+    served: usize,
+) -> String {
     let rate = ByteRate::new(summary.counters.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
     let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
     format!(
-        "{}, {} in {seconds:.2} s: {rate}, by {}\n{}verified (wire), flushed\n",
+        "{}{}, {} in {seconds:.2} s: {rate}, by {}\n{}verified (wire), flushed\n",
+        if ended.tally.is_inexact {
+            "at least "
+        } else {
+            ""
+        },
         counted(summary.counters.files, "file"),
         ByteCount(summary.counters.bytes),
         counted(served as u64, noun),
@@ -258,7 +268,7 @@ mod tests {
             let led = lead_again(3, |begins_at| {
                 begun_at.push(begins_at);
                 let absent_at = absent_at[begun_at.len() - 1];
-                let error = Box::new(SessionEnd::from(Stop::Missing));
+                let error = Box::new(SessionEnd::from(Stop::QueueLoses(6)));
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });
                 Ok(Led {
                     id: SharedJobId([0; 16]),

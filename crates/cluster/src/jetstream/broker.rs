@@ -25,7 +25,12 @@ use super::connection::{ANSWER_MAX, BrokerError, BrokerState, Connection};
 use super::seal::{JobKey, MessageId, Seal};
 use super::{OtherQueue, Settings};
 use crate::work::WorkItem;
-use crate::work_queue::Waiting;
+
+/// The items at the broker.
+pub(super) struct Counted {
+    pub(super) waiting: u64,
+    pub(super) taken: u64,
+}
 
 /// The broker of one epoch of a job.
 #[derive(Debug)]
@@ -248,7 +253,7 @@ impl Broker {
         format!("$JS.API.CONSUMER.MSG.NEXT.{}.{consumer}", self.stream())
     }
 
-    pub(super) async fn waiting(&self) -> Result<Waiting, BrokerError> {
+    pub(super) async fn waiting(&self) -> Result<Counted, BrokerError> {
         let Consumers { data, walks } = self.consumers().await?;
         let (mut taken, mut waiting) = (0, 0);
         for consumer in [data, walks] {
@@ -262,7 +267,7 @@ impl Broker {
             .api(format!("STREAM.INFO.{}", self.stream()), &json!({}))
             .await?;
         let all = info.state.messages.min(waiting + taken);
-        Ok(Waiting {
+        Ok(Counted {
             waiting: all.saturating_sub(taken),
             taken: taken.min(all),
         })

@@ -20,6 +20,7 @@ use zmove_wire::{GreetingError, PROTOCOL_VERSION, TransferProgress, check_versio
 use super::connection::{Access, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
 use crate::error::{Hindrance, WorkError};
+use crate::tally::Tally;
 
 /// The notices of a cluster.
 #[derive(Debug)]
@@ -238,6 +239,8 @@ pub struct NodePart {
     pub moved: TransferProgress,
     /// How many work items the node has done: none, and no receiver may have let it in yet.
     pub items: u64,
+    /// What the node has done.
+    pub tally: Tally,
     /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
     pub granted_until: Option<u64>,
     /// The ping to which the head answers ([`JobNotice::answered`]).

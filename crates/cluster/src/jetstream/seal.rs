@@ -97,7 +97,6 @@ impl Seal {
     pub(super) fn message_id(&self, item: &WorkItem) -> MessageId {
         let mut hasher = blake3::Hasher::new_keyed(&self.ids);
         hasher.update(&item.id(self.job).0);
-        hasher.update(&item.walk.to_le_bytes());
         let mut id = [0; 16];
         hasher.finalize_xof().fill(&mut id);
         MessageId(id)
@@ -172,7 +171,7 @@ pub(super) fn open(
 mod tests {
     use super::*;
     use crate::lab::JOB;
-    use crate::work::{Place, Work};
+    use crate::work::{Marks, Place, Work};
     use zmove_types::{Name, RelPath};
 
     fn seal_of(key: u8, job: SharedJobId, epoch: u64) -> Seal {
@@ -184,14 +183,8 @@ mod tests {
             source: 1,
             path: RelPath::root(),
         };
-        WorkItem::first(
-            JOB,
-            Work::Names {
-                directory,
-                names: vec![Name::from_bytes(name).unwrap()],
-            },
-            1,
-        )
+        let names = vec![Name::from_bytes(name).unwrap()];
+        WorkItem::first(1, Marks::new(), Work::Names { directory, names })
     }
 
     #[test]
@@ -207,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_that_of_item_walk_and_key() {
+    fn an_id_is_that_of_item_and_key() {
         let id = seal_of(1, JOB, 3).message_id(&item(b"a"));
         assert_eq!(seal_of(1, JOB, 4).message_id(&item(b"a")), id);
         assert_ne!(seal_of(2, JOB, 3).message_id(&item(b"a")), id);
         assert_ne!(seal_of(1, JOB, 3).message_id(&item(b"b")), id);
         assert_ne!(
             seal_of(1, JOB, 3).message_id(&WorkItem {
-                walk: 2,
+                pass: 2,
                 ..item(b"a")
             }),
             id

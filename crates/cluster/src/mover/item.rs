@@ -6,182 +6,92 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use zmove_scan::{
     Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanItem, look_up_portion,
     walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
-use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, SharedJobId};
+use zmove_types::{Event, GroupSpan, Name, Observer, RelPath};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{
-    FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts, WorkEnd,
-};
+use zmove_wire::{FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts};
 
-use super::{ItemProgress, Mover};
+use super::Mover;
+use super::assigned::Assigned;
 use crate::cut::{rest_of, work_of};
-use crate::error::{PANICKED, Stop, refused};
+use crate::error::{Stop, refused};
 use crate::job::ITEM;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
-/// What has become of an item.
-#[derive(Clone, Copy, Debug, Default)]
-struct Done {
-    children: u64,
-    /// The sum of their ids.
-    children_sum: u128,
-    counts: WorkCounts,
-}
-
-impl Done {
-    fn and(self, other: Self) -> Self {
-        Self {
-            children: self.children + other.children,
-            children_sum: self.children_sum.wrapping_add(other.children_sum),
-            counts: self.counts.and(other.counts),
-        }
-    }
-
-    /// The end of an item that has come to this.
-    fn end_of(self, item: &WorkItem, job: SharedJobId) -> WorkEnd {
-        WorkEnd {
-            work: item.id(job),
-            parent: item.parent,
-            pass: item.pass,
-            children: self.children,
-            children_sum: self.children_sum,
-            counts: self.counts,
-        }
-    }
-
-    /// These items have been announced.
-    fn announced(children: &[WorkItem], job: SharedJobId) -> Self {
-        let sum = |sum: u128, child: &WorkItem| sum.wrapping_add(child.id(job).number());
-        let children_sum = children.iter().fold(0, sum);
-        Self {
-            children: children.len() as u64,
-            children_sum,
-            ..Self::default()
-        }
-    }
-
-    /// A file of so many bytes that has got its name.
-    fn named(bytes: u64) -> Self {
-        Self::counting(WorkCounts {
-            files: 1,
-            bytes,
-            ..WorkCounts::default()
-        })
-    }
-
-    /// A failure.
-    fn failed() -> Self {
-        Self::counting(WorkCounts {
-            failed: 1,
-            ..WorkCounts::default()
-        })
-    }
-
-    fn counting(counts: WorkCounts) -> Self {
-        Self {
-            counts,
-            ..Self::default()
-        }
-    }
-}
-
 impl<W: WorkQueue> Mover<W> {
-    /// Does an item, and has the receiver record its end.
-    pub(super) async fn end(&self, item: &WorkItem, progress: &ItemProgress) -> Result<(), Stop> {
-        let done = self.act(item, progress).await?;
-        progress.made();
-        match &item.work {
-            // one flush and one round trip do for all of them
-            Work::Large(file) if done.counts.failed == 0 => {
-                tokio::try_join!(self.record(item, done), self.end_ranges(item, file)).map(drop)
+    /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
+    pub(super) async fn end(&self, by: &Assigned<W::Delivery>) -> Result<WorkCounts, Stop> {
+        let counts = self.act(by).await?;
+        by.made_step();
+        if !matches!(by.item.work, Work::Begin(_)) {
+            match self.feeder.order(SharedJobOrder::Settle, None).await? {
+                SharedJobResult::Settled(not_kept) => self.events.lack(not_kept),
+                other => return Err(refused(other)),
             }
-            _ => self.record(item, done).await,
         }
+        Ok(counts)
     }
 
-    /// Has the receiver record the end of an item.
-    async fn record(&self, item: &WorkItem, done: Done) -> Result<(), Stop> {
-        let end = done.end_of(item, self.job.id);
-        match self.feeder.order(ended(end), None).await? {
-            SharedJobResult::Done => Ok(()),
-            other => Err(refused(other)),
-        }
-    }
-
-    async fn act(&self, item: &WorkItem, progress: &ItemProgress) -> Result<Done, Stop> {
+    async fn act(&self, by: &Assigned<W::Delivery>) -> Result<WorkCounts, Stop> {
+        let item = &by.item;
         match &item.work {
             Work::Begin(sources) => {
                 let marks = (0..).map(|number| item.mark(number));
                 let trees = Place::roots(*sources)
                     .zip(marks)
                     .map(|(root, mark)| (Work::Trees(vec![root]), vec![mark]));
-                self.announce_work(item, trees.collect()).await
+                self.announce_work(by, trees).await?;
+                Ok(WorkCounts::default())
             }
-            Work::Trees(places) => self.walk(item, places, progress).await,
+            Work::Trees(places) => self.walk(by, places).await,
             Work::Names { directory, names } => {
                 let place = marked(directory, item.mark(0));
                 let portion = self
                     .look_up(directory.source, place, names.clone(), ITEM)
                     .await?;
                 let is_gone = portion.is_unopened;
-                let mut done = self
-                    .send_portion(item, portion, directory.source, progress)
-                    .await?;
+                let mut counts = self.send_portion(by, portion, directory.source).await?;
                 // Each item of a directory that is gone fails with the same message: the missing names count.
                 if is_gone {
-                    let failed = &mut done.counts.failed;
-                    *failed = (*failed).max(names.len() as u64);
+                    counts.failed = counts.failed.max(names.len() as u64);
                 }
-                Ok(done)
+                Ok(counts)
             }
             // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
             // missing, and tells what fails then.
             Work::Range { file, range } => {
                 if let Ok(found) = self.find(file, item.mark(0)).await?
-                    && self
-                        .send_range(item, found, *range, progress)
-                        .await?
-                        .counts
-                        .failed
-                        > 0
+                    && self.send_range(by, found, *range).await?.counts.failed > 0
                 {
-                    let large = WorkItem {
-                        work: Work::Large(file.clone()),
-                        ..item.clone()
-                    };
+                    let large = item.child(Work::Large(file.clone()), Marks::new());
                     self.events.note_failed_range(large.id(self.job.id));
                 }
-                Ok(Done::default())
+                Ok(WorkCounts::default())
             }
-            Work::Large(file) => self.commit_large(item, file, progress).await,
+            Work::Large(file) => self.commit_large(by, file).await,
         }
     }
 
-    async fn announce_work(&self, item: &WorkItem, work: Vec<(Work, Marks)>) -> Result<Done, Stop> {
-        let children: Vec<_> = work
+    async fn announce_work(
+        &self,
+        by: &Assigned<W::Delivery>,
+        work: impl IntoIterator<Item = (Work, Marks)>,
+    ) -> Result<(), Stop> {
+        let children = work
             .into_iter()
-            .map(|(work, marks)| item.child(self.job.id, work, marks))
-            .collect();
-        let announced = Done::announced(&children, self.job.id);
-        self.announce(children).await?;
-        Ok(announced)
+            .map(|(work, marks)| by.item.child(work, marks));
+        self.announce(by, children.collect()).await
     }
 
-    async fn walk(
-        &self,
-        item: &WorkItem,
-        places: &[Place],
-        progress: &ItemProgress,
-    ) -> Result<Done, Stop> {
+    async fn walk(&self, by: &Assigned<W::Delivery>, places: &[Place]) -> Result<WorkCounts, Stop> {
         let source = places.first().map_or(0, |place| place.source);
-        let marks = item.marks.iter().copied().chain(std::iter::repeat(None));
+        let marks = by.item.marks.iter().copied().chain(std::iter::repeat(None));
         let paths: Vec<_> = places
             .iter()
             .zip(marks)
@@ -193,7 +103,7 @@ impl<W: WorkQueue> Mover<W> {
                 walk_portion(root, &paths, ITEM, config)
             })
             .await?;
-        self.send_portion(item, portion, source, progress).await
+        self.send_portion(by, portion, source).await
     }
 
     async fn look_up(
@@ -211,139 +121,88 @@ impl<W: WorkQueue> Mover<W> {
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
     async fn send_portion(
         &self,
-        item: &WorkItem,
+        by: &Assigned<W::Delivery>,
         portion: Portion,
         source: u32,
-        progress: &ItemProgress,
-    ) -> Result<Done, Stop> {
-        let announced = self.announce_work(item, rest_of(&portion, source)).await?;
-        let announced = announced.and(Done::counting(WorkCounts {
+    ) -> Result<WorkCounts, Stop> {
+        self.announce_work(by, rest_of(&portion, source)).await?;
+        let left_out = WorkCounts {
             left_out: portion.left_out,
             ..WorkCounts::default()
-        }));
+        };
         self.tell_parts(&portion);
         if portion.items.is_empty() {
-            return Ok(announced);
+            return Ok(left_out);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let (
-            Settled {
-                counts, unnamed, ..
-            },
-            large,
-        ) = self
-            .settle(
-                sending,
-                Found {
-                    item,
-                    source,
-                    marks: &portion.marks,
-                },
-                progress,
-            )
-            .await?;
-        let mut done = announced.and(large).and(Done::counting(counts));
+        let found = Found {
+            by,
+            source,
+            marks: &portion.marks,
+        };
+        let Settled {
+            counts, unnamed, ..
+        } = self.settle(sending, found).await?;
+        let mut counts = counts.and(left_out);
         for file in unnamed {
-            done = done.and(self.commit_now(&file).await?);
+            counts = counts.and(self.commit_now(&file).await?);
         }
-        Ok(done)
+        Ok(counts)
     }
 
-    /// Waits until all of a piece of `item` has settled, and notes the progress meanwhile; large files that are left to
-    /// several are announced at once.
+    /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left to
+    /// several are announced at once; those that are at the target count as skipped.
     async fn settle(
         &self,
         mut sending: Sending,
-        found_by: Found<'_>,
-        progress: &ItemProgress,
-    ) -> Result<(Settled, Done), Stop> {
+        found: Found<'_, W::Delivery>,
+    ) -> Result<Settled, Stop> {
         let mut before = 0;
-        let mut announced = Done::default();
+        let mut skipped = WorkCounts::default();
         loop {
             tokio::select! {
                 next = sending.next() => match next? {
-                    sender::Progress::Settled(settled) => {
-                        self.note_sent(found_by.item, progress);
-                        return Ok((settled, announced));
+                    sender::Progress::Settled(mut settled) => {
+                        self.note_sent(found.by);
+                        settled.counts = settled.counts.and(skipped);
+                        return Ok(settled);
                     }
-                    sender::Progress::HalfRead => self.note_sent(found_by.item, progress),
-                    sender::Progress::Large(found) => {
-                        announced = announced.and(self.take_large(found_by, found).await?);
+                    sender::Progress::HalfRead => self.note_sent(found.by),
+                    sender::Progress::Large(large) => {
+                        skipped = skipped.and(self.take_large(found, large).await?);
                     }
                 },
                 () = tokio::time::sleep(LOOK_EVERY) => {
                     let now = sending.progress();
                     if std::mem::replace(&mut before, now) != now {
-                        progress.made();
+                        found.by.made_step();
                     }
                 }
             }
         }
     }
 
-    /// Leaves a large file to several, unless it is at the target already. Where `item` may have been done before, the
-    /// file may be there because of what was announced then: that is announced again, and has ended, whatever the queue
-    /// has lost of it.
+    /// Leaves a large file to several, unless it is at the target already.
     async fn take_large(
         &self,
-        Found {
-            item,
-            source,
-            marks,
-        }: Found<'_>,
-        found: LargeFound,
-    ) -> Result<Done, Stop> {
-        let at_target = found.at_target;
-        let mark = marks.get(&found.directory).copied();
-        let file = large_file(source, found);
-        match at_target {
-            AtTarget::Needed => {
-                self.announce_work(
-                    item,
-                    work_of(&file).map(|work| (work, vec![mark])).collect(),
-                )
-                .await
-            }
-            AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file, mark).await? => {
-                let large = item.child(self.job.id, Work::Large(file.clone()), vec![mark]);
-                self.end_ranges(&large, &file).await?;
-                self.record(&large, Done::named(file.bytes)).await?;
-                let children: Vec<_> = work_of(&file)
-                    .map(|work| item.child(self.job.id, work, Marks::new()))
-                    .collect();
-                Ok(Done::announced(&children, self.job.id))
-            }
-            AtTarget::There => Ok(Done::counting(WorkCounts {
+        Found { by, source, marks }: Found<'_, W::Delivery>,
+        large: LargeFound,
+    ) -> Result<WorkCounts, Stop> {
+        if large.at_target == AtTarget::There {
+            let bytes = large.entry.size;
+            return Ok(WorkCounts {
                 files: 1,
-                bytes: file.bytes,
+                bytes,
                 skipped: 1,
-                skipped_bytes: file.bytes,
+                skipped_bytes: bytes,
                 ..WorkCounts::default()
-            })),
+            });
         }
-    }
-
-    /// Whether a large file that is at the target has got its name by this job, and not before.
-    async fn has_name_by_this_job(
-        &self,
-        file: &LargeFile,
-        mark: Option<DirectoryMark>,
-    ) -> Result<bool, Stop> {
-        let Ok(found) = self.find(file, mark).await? else {
-            return Ok(false);
-        };
-        let Ok(Unnamed { head, .. }) = self
-            .feeder
-            .declaration(found.directory, found.entry)
-            .await?
-        else {
-            return Ok(false);
-        };
-        let order = SharedJobOrder::Commit { head, root: None };
-        Ok(matches!(
-            self.feeder.order(order, None).await?,
-            SharedJobResult::Committed { .. }
-        ))
+        let mark = marks.get(&large.directory).copied();
+        let file = large_file(source, large);
+        self.announce_work(by, work_of(&file).map(|work| (work, vec![mark])))
+            .await?;
+        Ok(WorkCounts::default())
     }
 
     fn tell_parts(&self, portion: &Portion) {
@@ -353,9 +212,9 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Has a file get its name, all groups of which this session has sent.
-    async fn commit_now(&self, file: &Unnamed) -> Result<Done, Stop> {
+    async fn commit_now(&self, file: &Unnamed) -> Result<WorkCounts, Stop> {
         match self.commit(file).await? {
-            Committed::Named(done) => Ok(done),
+            Committed::Named(counts) => Ok(counts),
             Committed::Missing(_) => Err(Stop::PeerMisbehaved(
                 "the receiver lacks groups that it has stored",
             )),
@@ -375,14 +234,18 @@ impl<W: WorkQueue> Mover<W> {
     fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
         let path = &file.path;
         Ok(match answer {
-            SharedJobResult::Committed { .. } => Committed::Named(Done::named(file.bytes)),
+            SharedJobResult::Committed { .. } => Committed::Named(WorkCounts {
+                files: 1,
+                bytes: file.bytes,
+                ..WorkCounts::default()
+            }),
             SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
                 Committed::Missing(ranges)
             }
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // what is newer there stays
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
-                Committed::Named(Done::default())
+                Committed::Named(WorkCounts::default())
             }
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::Fenced =>
@@ -399,26 +262,19 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file; only the file's own item gives it its name.
     async fn send_range(
         &self,
-        item: &WorkItem,
+        by: &Assigned<W::Delivery>,
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
-        progress: &ItemProgress,
     ) -> Result<Settled, Stop> {
         let sending = self
             .feeder
             .send_range(directory, entry, range.first..range.end())?;
-        let (settled, _whole) = self
-            .settle(
-                sending,
-                Found {
-                    item,
-                    source: 0,
-                    marks: &HashMap::new(),
-                },
-                progress,
-            )
-            .await?;
-        Ok(settled)
+        let found = Found {
+            by,
+            source: 0,
+            marks: &HashMap::new(),
+        };
+        self.settle(sending, found).await
     }
 
     /// A large file as it was when it was found; the inner error is why it is not there as it was.
@@ -472,11 +328,11 @@ impl<W: WorkQueue> Mover<W> {
     /// goes from here, once.
     async fn commit_large(
         &self,
-        item: &WorkItem,
+        by: &Assigned<W::Delivery>,
         file: &LargeFile,
-        progress: &ItemProgress,
-    ) -> Result<Done, Stop> {
-        let found = match self.find(file, item.mark(0)).await? {
+    ) -> Result<WorkCounts, Stop> {
+        let mark = by.item.mark(0);
+        let found = match self.find(file, mark).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
@@ -489,20 +345,20 @@ impl<W: WorkQueue> Mover<W> {
         let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
-                Committed::Named(done) => {
+                Committed::Named(counts) => {
                     // only now: of one that fails nothing is told in this session's account
                     self.feeder.find()?;
-                    return Ok(done);
+                    return Ok(counts);
                 }
                 Committed::Missing(missing) => missing,
             };
             // an answer shows that the receiver's storage does not hang
-            progress.made();
-            match awaited.look(&missing, self.stuck_after(item)) {
+            by.made_step();
+            match awaited.look(&missing, self.stuck_after(&by.item)) {
                 Look::Fewer | Look::AsMany => {}
                 Look::Stuck => {
-                    let sent = self.send_ranges(item, &found, &missing, progress).await?;
-                    if sent.counts.failed > 0 {
+                    let sent = self.send_ranges(by, &found, &missing).await?;
+                    if sent.failed > 0 {
                         return Ok(sent);
                     }
                     awaited.have_resent(missing);
@@ -519,7 +375,7 @@ impl<W: WorkQueue> Mover<W> {
             awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
-                if let Err(why) = self.find(file, item.mark(0)).await? {
+                if let Err(why) = self.find(file, mark).await? {
                     // nobody can send the rest of what it was
                     return Ok(self.fail(why));
                 }
@@ -530,21 +386,18 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file, as far as none fails; tells why one has.
     async fn send_ranges(
         &self,
-        item: &WorkItem,
+        by: &Assigned<W::Delivery>,
         found: &FoundFile,
         ranges: &[GroupRange],
-        progress: &ItemProgress,
-    ) -> Result<Done, Stop> {
+    ) -> Result<WorkCounts, Stop> {
         for &range in ranges {
-            let Settled { counts, why, .. } = self
-                .send_range(item, found.clone(), range, progress)
-                .await?;
+            let Settled { counts, why, .. } = self.send_range(by, found.clone(), range).await?;
             if counts.failed > 0 {
                 why.into_iter().for_each(|why| self.tell_failure(why));
-                return Ok(Done::failed());
+                return Ok(FAILED);
             }
         }
-        Ok(Done::default())
+        Ok(WorkCounts::default())
     }
 
     /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
@@ -570,31 +423,9 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Tells why something has failed, which counts once.
-    fn fail(&self, why: String) -> Done {
+    fn fail(&self, why: String) -> WorkCounts {
         self.tell_failure(why);
-        Done::failed()
-    }
-
-    /// Ends the ranges of a file that has its name. Where the queue has lost one, no walk would announce it again: the
-    /// receivers need the file no longer.
-    async fn end_ranges(&self, item: &WorkItem, file: &LargeFile) -> Result<(), Stop> {
-        let mut ending = JoinSet::new();
-        for range in work_of(file).filter(|work| matches!(work, Work::Range { .. })) {
-            let range = WorkItem {
-                work: range,
-                ..item.clone()
-            };
-            let end = Done::default().end_of(&range, self.job.id);
-            let feeder = self.feeder.clone();
-            ending.spawn(async move { feeder.order(ended(end), None).await });
-        }
-        while let Some(ended) = ending.join_next().await {
-            match ended.map_err(|_panic| PANICKED)?? {
-                SharedJobResult::Done => {}
-                other => return Err(refused(other)),
-            }
-        }
-        Ok(())
+        FAILED
     }
 }
 
@@ -682,14 +513,6 @@ impl Awaited {
     }
 }
 
-/// The order to record an end; the session adds what it could not carry of entries.
-fn ended(end: WorkEnd) -> SharedJobOrder {
-    SharedJobOrder::End {
-        end,
-        not_kept: Vec::new(),
-    }
-}
-
 /// Whether these are ranges of groups of a file of so many bytes: one after the other, and at least one.
 fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
     let count = GroupSpan::count(bytes).unwrap_or(0);
@@ -700,13 +523,21 @@ fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
     !ranges.is_empty() && end.is_some()
 }
 
-/// Where a portion comes from: `item` announced it, `source` is its number, and `marks` are of its directories.
-#[derive(Clone, Copy)]
-struct Found<'a> {
-    item: &'a WorkItem,
+/// Where a portion comes from: `by` is the item that it is of, `source` is its number, and `marks` are of its
+/// directories.
+struct Found<'a, D> {
+    by: &'a Assigned<D>,
     source: u32,
     marks: &'a HashMap<RelPath, DirectoryMark>,
 }
+
+impl<D> Clone for Found<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D> Copy for Found<'_, D> {}
 
 fn marked(place: &Place, mark: Option<DirectoryMark>) -> MarkedPath {
     MarkedPath {
@@ -736,11 +567,21 @@ fn large_file(
 /// What has become of the order to give a file its name.
 #[derive(Debug)]
 enum Committed {
-    Named(Done),
+    Named(WorkCounts),
     /// These groups are missing.
     Missing(Vec<GroupRange>),
 }
 
+/// One failure.
+const FAILED: WorkCounts = WorkCounts {
+    files: 0,
+    bytes: 0,
+    failed: 1,
+    skipped: 0,
+    skipped_bytes: 0,
+    specials: 0,
+    left_out: 0,
+};
 const NO_GROUPS: Stop =
     Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
@@ -757,10 +598,12 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 mod tests {
     use tokio::sync::watch;
     use tokio::time::{advance, sleep};
+    use zmove_scan::ScanRoot;
     use zmove_types::GROUP_BYTES;
 
-    use super::super::{Assigned, MoverEnd, RENEW_EVERY};
+    use super::super::{MoverEnd, RENEW_EVERY};
     use super::*;
+    use crate::job::SharedJob;
     use crate::lab::{JOB, feeder, job, pushed, session_events};
     use crate::local_queue::LocalQueue;
 
@@ -775,7 +618,7 @@ mod tests {
     }
 
     fn item() -> WorkItem {
-        WorkItem::first(JOB, Work::Begin(1), 1)
+        WorkItem::first(1, Marks::new(), Work::Begin(1))
     }
 
     /// An item that it begins ends it, since its session is over.
@@ -799,14 +642,26 @@ mod tests {
     async fn something_stands_still_before_its_lease_is_over() {
         // it never runs, and answers no order
         let (_push, feeder) = pushed();
-        let mover = Arc::new(Mover { feeder, ..mover() });
+        let job = SharedJob {
+            sources: vec![ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root())],
+            ..job()
+        };
+        let mover = Arc::new(Mover {
+            job: Arc::new(job),
+            feeder,
+            ..mover()
+        });
         mover
             .queue
-            .put(vec![WorkItem::first(JOB, Work::Begin(0), 1)])
+            .put(vec![WorkItem::first(
+                1,
+                Marks::new(),
+                Work::Trees(Vec::new()),
+            )])
             .await
             .unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
-        let doing = tokio::spawn(Arc::clone(&mover).do_item(Assigned::Leased(taken)));
+        let doing = tokio::spawn(Arc::clone(&mover).do_item(Assigned::new(taken)));
         // that it has begun counts as a step
         let over_after = RENEW_EVERY + LEASE;
         sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
@@ -861,7 +716,7 @@ mod tests {
                 bytes: GROUP_BYTES,
                 mtime,
             };
-            WorkItem::first(mover.job.id, Work::Large(file), 1)
+            WorkItem::first(1, Marks::new(), Work::Large(file))
         });
         mover.events.note_failed_range(failed.id(mover.job.id));
         assert_eq!(

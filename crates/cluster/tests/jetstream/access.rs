@@ -91,7 +91,7 @@ async fn a_mover_may_do_what_its_role_needs_and_no_more() {
     }
     let _answers_of_others = client.subscribe("_INBOX.>").await.unwrap();
     refused(&mut events, "Subscription to \"_INBOX.>\"").await;
-    assert_eq!(head.waiting().await.unwrap().waiting, 1);
+    assert_eq!(head.waiting().await.unwrap().left, 1);
     head.close().await.unwrap();
     assert!(queue.take().await.unwrap().is_none());
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use zmove_cluster::jetstream::{
     Access, BrokerState, JetStream, JobKey, Lease, Role, Server, ServerConfig, Settings,
 };
-use zmove_cluster::{Place, Taken, Work, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{Marks, Place, Taken, Work, WorkError, WorkItem, WorkQueue};
 use zmove_types::{Name, RelPath, SharedJobId};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
@@ -184,14 +184,11 @@ pub(crate) fn stream() -> String {
 }
 
 pub(crate) fn walk(number: u32) -> WorkItem {
-    WorkItem::first(
-        JOB,
-        Work::Trees(vec![Place {
-            source: number,
-            path: RelPath::root(),
-        }]),
-        1,
-    )
+    let tree = Place {
+        source: number,
+        path: RelPath::root(),
+    };
+    WorkItem::first(1, Marks::new(), Work::Trees(vec![tree]))
 }
 
 pub(crate) fn data(number: u32) -> WorkItem {
@@ -199,14 +196,8 @@ pub(crate) fn data(number: u32) -> WorkItem {
         source: number,
         path: RelPath::root(),
     };
-    WorkItem::first(
-        JOB,
-        Work::Names {
-            directory,
-            names: vec![Name::from_bytes(b"n").unwrap()],
-        },
-        1,
-    )
+    let names = vec![Name::from_bytes(b"n").unwrap()];
+    WorkItem::first(1, Marks::new(), Work::Names { directory, names })
 }
 
 pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {

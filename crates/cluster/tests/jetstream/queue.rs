@@ -86,8 +86,8 @@ async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
     head.done(taken).await.unwrap();
     put_all(&head, [data(1)]).await;
     assert!(head.waiting().await.unwrap().is_idle());
-    put_all(&head, [WorkItem { walk: 2, ..data(1) }]).await;
-    assert_eq!(next(&head).await.item.walk, 2);
+    put_all(&head, [WorkItem { pass: 2, ..data(1) }]).await;
+    assert_eq!(next(&head).await.item.pass, 2);
 }
 
 #[tokio::test]
@@ -102,13 +102,7 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
     let again = next(&head).await;
     assert_eq!(
         (again.deliveries, head.waiting().await.unwrap()),
-        (
-            2,
-            Waiting {
-                waiting: 0,
-                taken: 1
-            }
-        )
+        (2, Waiting { left: 1 })
     );
     assert!(began.elapsed() >= settings(Role::Head).lease);
 }
@@ -242,7 +236,7 @@ async fn a_queue_is_full_by_its_bytes_too() {
         .await
         .unwrap();
     let refused = head.put((0..2000).map(data).collect()).await.unwrap();
-    let waiting = usize::try_from(head.waiting().await.unwrap().waiting).unwrap();
+    let waiting = usize::try_from(head.waiting().await.unwrap().left).unwrap();
     let lost = 2000 - refused.len() - waiting;
     // nats-server 2.9.10 takes some of those that are on their way when it is full, and lets go of as many of the
     // oldest for them: the journals miss these

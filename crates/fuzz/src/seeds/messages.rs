@@ -4,7 +4,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use zmove_types::{
     Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample, SharedJobId,
-    Timestamp, WorkId,
+    Timestamp,
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
@@ -16,11 +16,11 @@ use zmove_wire::{
     LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
     OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
     Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
-    RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
-    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time,
-    ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount, TransferProgress,
-    TransportChoice, Verdict, WorkCounts, WorkEnd, encode_message,
+    RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
+    SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
+    ToSource, Told, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict,
+    encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -335,27 +335,8 @@ fn requests() -> Vec<ToReceiver> {
 
 /// All that a sender can order in a job.
 fn job_orders() -> Vec<ToReceiver> {
-    let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
     let orders = [
-        SharedJobOrder::End {
-            not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)],
-            end: WorkEnd {
-                work,
-                parent,
-                pass: 2,
-                children: 300,
-                children_sum: 1 << 100,
-                counts: WorkCounts {
-                    files: 2,
-                    bytes: 1 << 40,
-                    failed: 3,
-                    skipped: 1,
-                    skipped_bytes: 300,
-                    specials: 4,
-                    left_out: 1 << 20,
-                },
-            },
-        },
+        SharedJobOrder::Settle,
         SharedJobOrder::Commit {
             head: sample_file().encode(),
             root: Some([9; 32]),
@@ -363,10 +344,8 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::SetDirectories {
             head: extended_batch().encode(),
         },
-        SharedJobOrder::Count,
         SharedJobOrder::Close,
         SharedJobOrder::Ping,
-        SharedJobOrder::ListDirectories,
     ];
     (1..)
         .zip(orders)
@@ -403,15 +382,7 @@ fn job_answers() -> Vec<ToSender> {
         SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
-        SharedJobResult::Counted(Box::new(SharedJobCount {
-            work_ended: 300,
-            work_announced: 299,
-            missing_sum: u128::MAX,
-            ..SharedJobCount::default()
-        })),
-        SharedJobResult::Directories {
-            head: extended_batch().encode(),
-        },
+        SharedJobResult::Settled(vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)]),
     ];
     (1..)
         .zip(results)

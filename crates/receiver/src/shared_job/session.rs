@@ -17,9 +17,8 @@ use zmove_wire::{
 
 use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
-use crate::shared_job::count::ReadEnds;
 use crate::shared_job::groups::FlushedGroups;
-use crate::shared_job::journals::{self, Journals};
+use crate::shared_job::journals;
 
 /// The part that a session has in a job.
 #[derive(Debug)]
@@ -28,12 +27,9 @@ pub(crate) struct SharedJobSession {
     pub(super) epoch: Arc<EpochSession>,
     pub(super) job: SharedJobId,
     pub(super) flushes: Flushes,
-    pub(super) ends: Lock<ReadEnds>,
     pub(super) groups: Lock<FlushedGroups>,
     /// Where this receiver writes a heartbeat of the job.
     pub(crate) heart: Option<Arc<Heart>>,
-    /// How far the journals have been read for directories.
-    pub(super) listed: Lock<Journals<()>>,
     /// The name of its journal.
     journal: Name,
     /// The length in bytes of the journal in which nothing is recorded.
@@ -252,10 +248,8 @@ impl SharedJobSession {
             epoch,
             job,
             flushes: Flushes::default(),
-            ends: Lock::new(ReadEnds::new(quota)),
             groups: Lock::new(FlushedGroups::new(quota)),
             heart,
-            listed: Lock::new(Journals::new(quota.book_nothing())),
         };
         Ok((session, journal))
     }

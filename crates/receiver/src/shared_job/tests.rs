@@ -23,13 +23,12 @@ use zmove_transport::{
 };
 use zmove_types::{
     Account, Beginning, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId,
-    Kinds, Name, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
+    Kinds, Name, SharedJobId, StageClock, Timestamp, TransferId,
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
     GroupRange, Intent, Keeping, NodeName, Open, Proof, Refusal, RefusalCode, SharedJobAnswer,
-    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, WorkCounts,
-    decode_message, encode_message,
+    SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use self::mover::Mover;
@@ -199,6 +198,8 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Shown> {
     found
 }
 
+const SETTLED: SharedJobResult = SharedJobResult::Settled(Vec::new());
+
 fn job_directory(root: &Path) -> PathBuf {
     root.join(format!(".zmove-job-{JOB}"))
 }
@@ -242,7 +243,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             .iter()
             .for_each(|group| lost.chunk(5, *group, &contents));
         lost.stored(4).await;
-        assert_eq!(lost.end(1, 1, 1).await, SharedJobResult::Done);
+        assert_eq!(lost.settle().await, SETTLED);
         lost.die().await;
         let mut one = Mover::open(home.path(), 2).await;
         let mut other = Mover::open(home.path(), 2).await;
@@ -258,7 +259,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             .iter()
             .for_each(|group| one.chunk(1, *group, &contents));
         one.stored(4).await;
-        assert_eq!(one.end(1, 1, 1).await, SharedJobResult::Done);
+        assert_eq!(one.settle().await, SETTLED);
         let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
             panic!("committed")
         };
@@ -274,7 +275,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             .iter()
             .for_each(|group| other.chunk(9, *group, &contents));
         other.stored(4).await;
-        assert_eq!(other.end(2, 1, 0).await, SharedJobResult::Done);
+        assert_eq!(other.settle().await, SETTLED);
         let wrong = SharedJobOrder::Commit {
             head: head.encode(),
             root: Some([1; 32]),
@@ -290,11 +291,6 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert_eq!(other.commit(&head, &contents).await, expected, "again");
         assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77));
         assert!(std::fs::read(home.path().join("d/e/large")).unwrap() == contents);
-        let counted = other.count().await;
-        assert!(
-            counted.is_finished() && counted.repeats == 1 && counted.contradictions == 0,
-            "{counted:?}"
-        );
         one.finish().await;
         assert_is_over_once_closed(home.path(), other).await;
     }
@@ -312,9 +308,8 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
         "again"
     );
     assert_eq!(
-        last.order(SharedJobOrder::Count).await,
-        SharedJobResult::Failed(Operation::Read, FaultCode::Fenced),
-        "of no journals"
+        last.settle().await,
+        SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced)
     );
     last.finish().await;
     assert!(!job_directory(home).exists());
@@ -389,7 +384,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     one.declare(1, &head);
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
-    assert_eq!(one.end(1, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(one.settle().await, SETTLED);
     let committed = one.commit(&head, &contents).await;
     assert!(
         matches!(committed, SharedJobResult::Committed { .. }),
@@ -407,7 +402,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     late.finish().await;
 }
 
-/// A commit and a count are ordered every second until all is there.
+/// A commit is ordered every second until all is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_been_read_of_a_journal_is_not_read_again() {
     let home = tempfile::tempdir().unwrap();
@@ -417,12 +412,11 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.declare(1, &head);
     mover.chunk(1, 0, &contents);
     mover.stored(1).await;
-    assert_eq!(mover.end(1, 1, 1).await, SharedJobResult::Done);
+    assert_eq!(mover.settle().await, SETTLED);
     assert_eq!(
         mover.commit(&head, &contents).await,
         SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
     );
-    assert_eq!(mover.count().await.work_ended, 1);
     let [journal] = &journals_of(home.path())[..] else {
         panic!("one session, one journal")
     };
@@ -434,13 +428,12 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
         .unwrap();
     mover.chunk(1, 1, &contents);
     mover.stored(1).await;
-    assert_eq!(mover.end(2, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(mover.settle().await, SETTLED);
     let committed = mover.commit(&head, &contents).await;
     assert!(
         matches!(committed, SharedJobResult::Committed { .. }),
         "{committed:?}"
     );
-    assert!(mover.count().await.is_finished());
     mover.finish().await;
 }
 
@@ -461,7 +454,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     one.declare(1, &head);
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
-    assert_eq!(one.end(1, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(one.settle().await, SETTLED);
     let SharedJobResult::Committed { inode } = one.commit(&head, &contents).await else {
         panic!("not committed")
     };
@@ -475,7 +468,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
         .unwrap();
     late.chunk(1, 1, &contents);
     late.stored(1).await;
-    assert_eq!(late.end(1, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(late.settle().await, SETTLED);
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
     assert!(std::fs::read(&there).unwrap() == contents);
@@ -499,7 +492,7 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
         &[],
     );
     old.stored(2).await;
-    assert_eq!(old.end(1, 1, 1).await, SharedJobResult::Done);
+    assert_eq!(old.settle().await, SETTLED);
     let (_, begun) = tokio::join!(
         async {
             let files: Vec<_> = (0..500)
@@ -516,7 +509,7 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
     old.batch("d", vec![file("late", 0o600, b"x")], b"x");
     old.stored(2).await;
     let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-    assert_eq!(old.end(2, 1, 0).await, fenced);
+    assert_eq!(old.settle().await, fenced);
     assert_eq!(old.commit(&head, &contents).await, fenced);
     let refused = old.order(SharedJobOrder::Close).await;
     assert_eq!(
@@ -531,21 +524,12 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
     );
     assert!(!home.path().join("d/late").exists());
     assert_eq!(tree(home.path()), before);
-    // what had ended before has, and nothing else
-    assert_eq!(
-        (
-            new.count().await.work_ended,
-            new.count().await.work_announced
-        ),
-        (1, 1)
-    );
     old.finish().await;
     assert_eq!(tree(home.path()), before);
     new.batch("d", vec![file("late", 0o600, b"new")], b"new");
     new.stored(1).await;
-    assert_eq!(new.end(2, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(new.settle().await, SETTLED);
     assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
-    assert!(new.count().await.is_finished());
     new.finish().await;
 }
 
@@ -648,14 +632,14 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     one.stored(30).await;
     other.stored(30).await;
     assert_eq!(
-        (one.end(1, 1, 1).await, other.end(2, 1, 0).await),
-        (SharedJobResult::Done, SharedJobResult::Done)
+        (one.settle().await, other.settle().await),
+        (SETTLED, SETTLED)
     );
     assert_eq!(tree(home.path()).len(), 1 + 30 * 5);
     std::fs::remove_dir_all(home.path().join("a")).unwrap();
     one.batch("a/b29/c/d", vec![file("again", 0o600, b"3")], b"3");
     one.stored(1).await;
-    assert_eq!(one.end(3, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(one.settle().await, SETTLED);
     assert_eq!(
         std::fs::read(home.path().join("a/b29/c/d/again")).unwrap(),
         b"3"
@@ -1077,7 +1061,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             (0..2).for_each(|group| mover.chunk(1, group, &contents));
             mover.stored(3).await;
             if in_a_job {
-                assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
+                assert_eq!(mover.settle().await, SETTLED);
                 let committed = mover.commit(&head, &contents).await;
                 assert!(
                     matches!(committed, SharedJobResult::Committed { .. }),
@@ -1115,7 +1099,7 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     mover.batch("", vec![BatchEntry::Directory(name("d"), old.clone())], &[]);
     mover.batch("d", vec![BatchEntry::Itself(old.clone())], &[]);
     mover.stored(2).await;
-    assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(mover.settle().await, SETTLED);
     mover.batch("", vec![BatchEntry::Directory(name("e"), old.clone())], &[]);
     mover.stored(1).await;
     mover.finish().await;

@@ -169,14 +169,10 @@ impl Receipts {
     /// Sends an order about a shared job.
     pub(crate) fn order(
         &mut self,
-        mut order: SharedJobOrder,
+        order: SharedJobOrder,
         names: Option<u64>,
         answer: oneshot::Sender<SharedJobResult>,
     ) {
-        // What is not in an end that is recorded counts nowhere.
-        if let SharedJobOrder::End { not_kept, .. } = &mut order {
-            not_kept.extend(self.session.account.totals.take_not_kept());
-        }
         self.orders.last += 1;
         let number = self.orders.last;
         self.orders.open.insert(number, OpenOrder { names, answer });
@@ -187,19 +183,22 @@ impl Receipts {
 
     fn take_job_answer(
         &mut self,
-        SharedJobAnswer { number, result }: SharedJobAnswer,
+        SharedJobAnswer { number, mut result }: SharedJobAnswer,
     ) -> Result<(), WireError> {
         let unasked = WireError::OutOfOrder {
             what: "an answer about a job that nobody has asked for",
         };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
-        match (names, &result) {
+        match (names, &mut result) {
             (Some(bytes), SharedJobResult::Committed { .. }) => {
                 self.session.account.moved(&Moved {
                     files: 1,
                     whole: ByteOrigins::of(Origin::Sent, bytes),
                     ..Moved::default()
                 });
+            }
+            (_, SharedJobResult::Settled(not_kept)) => {
+                not_kept.extend(self.session.account.totals.take_not_kept());
             }
             // told by whoever has asked
             (Some(_), SharedJobResult::Failed(..)) => {

@@ -1,14 +1,14 @@
 //! A job that several receivers, on different hosts, write into one directory of a shared file system: the opening says
 //! which, and orders on control say what becomes of its work.
 //!
-//! A work item ends when all that belongs to it is flushed and has its names; who has ended what stands in journals
-//! beside the data. Large files come in groups over several sessions, and get their names by an order of their own.
+//! Work is done when all that belongs to it is flushed and has its names, which an order asks for. Large files come in
+//! groups over several sessions, and get their names by an order of their own.
 
 use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use zmove_types::{Beginning, Counters, SharedJobId, WorkId};
+use zmove_types::{Beginning, Counters, SharedJobId};
 
 use super::{EntryFault, FaultCode, NotKept, Operation, bytes, list};
 use crate::limits::{
@@ -94,14 +94,8 @@ pub struct SharedJobRequest {
 /// What a sender wants of a receiver in a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobOrder {
-    /// To flush, name and record all that belongs to this work, of which each item has been reported as stored.
-    End {
-        /// The end of the work.
-        end: WorkEnd,
-        /// What the sender could not carry of entries since the order before, by kind and reason.
-        #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
-        not_kept: Vec<NotKept>,
-    },
+    /// To name and flush all that has been reported as stored, so that the queue may forget the work.
+    Settle,
     /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
     Commit {
         /// The file's declaration, as on a lane.
@@ -122,36 +116,13 @@ pub enum SharedJobOrder {
         )]
         head: Vec<u8>,
     },
-    /// To tell how far the job is, by the journals of all receivers.
-    Count,
     /// To end the job: nothing is left of it but what has its name.
     Close,
     /// To answer at once, whatever the storage does.
     Ping,
-    /// To tell directories that have come, by the journals of all receivers: the next that this session has not told.
-    ListDirectories,
 }
 
-/// The end of a work item.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkEnd {
-    /// The work.
-    #[serde(with = "SentWorkId")]
-    pub work: WorkId,
-    /// The work that has announced it; that with which the job begins has announced itself.
-    #[serde(with = "SentWorkId")]
-    pub parent: WorkId,
-    /// The pass of the job that it belongs to. Each pass goes through all work, with ids of its own.
-    pub pass: u32,
-    /// How many work items it has announced.
-    pub children: u64,
-    /// The sum of their ids ([`WorkId::number`]), modulo 2^128.
-    pub children_sum: u128,
-    /// The counts of it.
-    pub counts: WorkCounts,
-}
-
-/// The counts of work of a job. A receiver keeps them for each item, so these are not all report counters.
+/// The counts of work of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkCounts {
     /// Files that are at the target.
@@ -236,7 +207,7 @@ impl GroupRange {
 /// What has become of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobResult {
-    /// The order is done. What *end*, *commit* and *set directories* do is on stable storage when they are answered.
+    /// The order is done. What *commit* and *set directories* do is on stable storage when they are answered.
     Done,
     /// The order is not done.
     Failed(Operation, FaultCode),
@@ -253,81 +224,10 @@ pub enum SharedJobResult {
     DirectoriesSet(
         #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
     ),
-    /// How far the job is.
-    Counted(Box<SharedJobCount>),
-    /// Directories as they have come, some perhaps several times.
-    Directories {
-        /// The head of a batch that holds nothing else; no bytes where all have been told.
-        #[serde(
-            serialize_with = "bytes::serialize",
-            deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
-        )]
-        head: Vec<u8>,
-    },
+    /// All that was reported as stored is on stable storage. What entries did not get since the order before, by kind
+    /// and reason.
+    Settled(#[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")] Vec<NotKept>),
 }
-
-/// How far the newest pass of a job is, by the journals of its receivers. A work item that has ended twice counts once.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedJobCount {
-    /// The newest pass of which something has ended.
-    pub pass: u32,
-    /// The work items that have ended.
-    pub work_ended: u64,
-    /// The work items that these have announced.
-    pub work_announced: u64,
-    /// The ended work items whose parent has not ended.
-    pub work_without_parent: u64,
-    /// The sum of the ids that have been announced less that of those that have ended, without the first work item's
-    /// own, modulo 2^128.
-    pub missing_sum: u128,
-    /// The counts of those that have ended. Files that were at the target count as skipped if they were there before
-    /// the job; of a job of several passes perhaps fewer.
-    pub counts: WorkCounts,
-    /// How often a work item has ended that had ended before, in all passes.
-    pub repeats: u64,
-    /// How many of the newest pass's repeats announce other work than the end before.
-    pub contradictions: u64,
-    /// What was not kept of entries, in all passes, by kind and reason. Of work that was done twice it counts twice.
-    #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
-    pub not_kept: Vec<NotKept>,
-}
-
-impl SharedJobCount {
-    /// Whether all work has ended: the first work item, and each that another has announced. The right number alone is
-    /// not enough: a work item may end before its parent; and where the sources have changed between two times that an
-    /// item was done, other work may have ended than what the end that counts has announced. Ids are hashes, so two
-    /// sets of as many that differ have other sums, but for odds of 2^-128.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.work_ended > 0
-            && self.work_without_parent == 0
-            && self.missing_work() == 0
-            && !self.is_contradictory()
-    }
-
-    /// How many work items have been announced and have not ended, at least.
-    #[must_use]
-    pub const fn missing_work(&self) -> u64 {
-        self.work_announced
-            .saturating_sub(self.work_ended.saturating_sub(1))
-    }
-
-    /// Whether something has ended that none of the ends which count has announced, or an item has announced other work
-    /// each time that it was done: the sources have changed meanwhile, and no walk makes these ends agree any more.
-    /// Where the end of a parent is missing as yet, its children say nothing.
-    #[must_use]
-    pub const fn is_contradictory(&self) -> bool {
-        let ended = self.work_ended.saturating_sub(1);
-        let has_strangers = ended > self.work_announced
-            || ended == self.work_announced && self.work_ended > 0 && self.missing_sum != 0;
-        self.contradictions > 0 || self.work_without_parent == 0 && has_strangers
-    }
-}
-
-/// A [`WorkId`] as it travels.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "WorkId")]
-struct SentWorkId([u8; 16]);
 
 #[cfg(test)]
 mod tests {
@@ -370,45 +270,11 @@ mod tests {
     }
 
     #[test]
-    #[expect(
-        clippy::too_many_lines,
-        reason = "a table of the bytes of each message"
-    )]
     fn orders_and_answers_are_pinned() {
         let order = |number, order| {
             encode_message(&ToReceiver::SharedJob(SharedJobRequest { number, order }))[4..].to_vec()
         };
-        let work = WorkId([5; 16]);
-        let parent = WorkId([6; 16]);
-        let end = WorkEnd {
-            work,
-            parent,
-            pass: 3,
-            children: 300,
-            children_sum: 7,
-            counts: WorkCounts {
-                files: 2,
-                bytes: 1,
-                failed: 4,
-                skipped: 5,
-                skipped_bytes: 6,
-                specials: 7,
-                left_out: 8,
-            },
-        };
-        let not_kept = vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2)];
-        let ended = order(300, SharedJobOrder::End { end, not_kept });
-        assert_eq!(
-            ended,
-            [
-                &[13, 0xAC, 2, 0][..],
-                &[5; 16],
-                &[6; 16],
-                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6, 7, 8],
-                &[1, 4, 0, 2]
-            ]
-            .concat()
-        );
+        assert_eq!(order(300, SharedJobOrder::Settle), [13, 0xAC, 2, 0]);
         let commit = SharedJobOrder::Commit {
             head: b"h".to_vec(),
             root: Some([9; 32]),
@@ -426,10 +292,8 @@ mod tests {
             ),
             [13, 1, 2, 1, b'h']
         );
-        assert_eq!(order(1, SharedJobOrder::Count), [13, 1, 3]);
-        assert_eq!(order(1, SharedJobOrder::Close), [13, 1, 4]);
-        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 5]);
-        assert_eq!(order(1, SharedJobOrder::ListDirectories), [13, 1, 6]);
+        assert_eq!(order(1, SharedJobOrder::Close), [13, 1, 3]);
+        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 4]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer {
                 number: 300,
@@ -457,35 +321,11 @@ mod tests {
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
             [15, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
-        let count = SharedJobCount {
-            pass: 11,
-            work_ended: 1,
-            work_announced: 2,
-            work_without_parent: 3,
-            missing_sum: 300,
-            counts: WorkCounts {
-                files: 4,
-                bytes: 5,
-                failed: 6,
-                skipped: 7,
-                skipped_bytes: 8,
-                specials: 9,
-                left_out: 10,
-            },
-            repeats: 11,
-            contradictions: 12,
-            not_kept: vec![NotKept::new(Kinds::MODE, Lack::Unsupported, 3)],
-        };
+        let not_kept = vec![NotKept::new(Kinds::MODE, Lack::Unsupported, 3)];
         assert_eq!(
-            answer(SharedJobResult::Counted(Box::new(count))),
-            [
-                15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 1, 2, 3
-            ]
+            answer(SharedJobResult::Settled(not_kept)),
+            [15, 0xAC, 2, 5, 1, 1, 2, 3]
         );
-        let directories = SharedJobResult::Directories {
-            head: b"h".to_vec(),
-        };
-        assert_eq!(answer(directories), [15, 0xAC, 2, 6, 1, b'h']);
     }
 
     #[test]
@@ -508,21 +348,5 @@ mod tests {
             decode_message::<ToSender>(&message[4..]).is_ok()
         };
         assert!(told(MISSING_RANGES_MAX) && !told(MISSING_RANGES_MAX + 1));
-    }
-
-    /// A child may end before its parent: one has ended, and none is announced.
-    #[test]
-    fn a_job_is_finished_when_all_that_was_announced_has_ended_and_not_by_a_number() {
-        let count = |work_ended, work_announced, work_without_parent| {
-            let count = SharedJobCount {
-                work_ended,
-                work_announced,
-                work_without_parent,
-                ..SharedJobCount::default()
-            };
-            count.is_finished()
-        };
-        assert!(count(1, 0, 0) && count(4, 3, 0));
-        assert!(!count(0, 0, 0) && !count(1, 0, 1) && !count(3, 3, 0) && !count(1, u64::MAX, 0));
     }
 }

@@ -32,9 +32,10 @@ fn lead_meddled(
         Arc::new(Failures::default()),
     );
     let observer = Arc::clone(&failures) as Arc<dyn Observer>;
-    let JobEnd { count, .. } = Spread::lead_job(job, &queue, spread.receivers(), observer);
+    let end = Spread::lead_job(job, &queue, spread.receivers(), observer);
+    let counters = end.tally.counters();
     let told = std::mem::take(&mut *failures.0.lock().unwrap());
-    (spread, (count.counts.files, count.counts.failed), told)
+    (spread, (counters.files, counters.failed), told)
 }
 
 /// Nobody has to run the command again.

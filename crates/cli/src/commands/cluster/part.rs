@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeState, Role, Settings};
-use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
+use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, Tally, View};
 use zmove_disk::Lease;
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
@@ -103,9 +103,9 @@ impl Part {
         }
     }
 
-    /// How many work items the node has done.
-    pub(super) fn items(&self) -> u64 {
-        self.served.items()
+    /// What the node has done.
+    pub(super) fn tally(&self) -> Tally {
+        self.served.tally()
     }
 
     /// How long the head may be silent before nobody leads the job: longer than it waits for a broker.

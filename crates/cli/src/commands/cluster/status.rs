@@ -164,6 +164,7 @@ mod tests {
             state,
             moved,
             items: 1,
+            tally: zmove_cluster::Tally::default(),
             granted_until: None,
             ping: 0,
         };

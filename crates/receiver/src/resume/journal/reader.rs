@@ -85,11 +85,7 @@ pub(crate) fn read_on(
     }
     while let Some(record) = records.next()? {
         let is_expected = match &record {
-            Record::Part(..)
-            | Record::Groups { .. }
-            | Record::WorkEnded(_)
-            | Record::Directories(_)
-            | Record::NotKept(_) => true,
+            Record::Part(..) | Record::Groups { .. } => true,
             Record::Flushed { upto } => upto <= position,
             Record::Begin(..)
             | Record::Kept { .. }
@@ -144,11 +140,7 @@ impl Replay {
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
-            // These stand in the journals of shared jobs alone.
-            Record::Begin(..)
-            | Record::WorkEnded(_)
-            | Record::Directories(_)
-            | Record::NotKept(_) => return false,
+            Record::Begin(..) => return false,
             Record::Part(file, part) => {
                 self.files.insert(
                     file,

@@ -4,8 +4,7 @@
 //! little-endian. **Invariant:** the first record's frame, magic and version have the same place in every version.
 
 use zmove_disk::boot_id;
-use zmove_types::{Cv, Kinds, Name, RelPath, Timestamp, TransferId, WorkId};
-use zmove_wire::{Lack, NotKept, WorkCounts, WorkEnd};
+use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
 
 use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
@@ -59,12 +58,6 @@ pub(crate) enum Record {
     Kept { file: u64, first: u32, cvs: Vec<Cv> },
     /// The transfer writes no more to the part of a file, which it has left with this change time.
     Left { file: u64, ctime: Timestamp },
-    /// A work item of a job has ended: all that belongs to it is flushed and has its names.
-    WorkEnded(WorkEnd),
-    /// Directories of a job that have come: the head of a batch of nothing else.
-    Directories(Vec<u8>),
-    /// What entries of a job did not get since the record before, by kind and reason.
-    NotKept(Vec<NotKept>),
 }
 
 const BEGIN: u8 = 1;
@@ -74,9 +67,6 @@ const FLUSHED: u8 = 4;
 const ENDED: u8 = 5;
 const KEPT: u8 = 6;
 const LEFT: u8 = 7;
-const WORK_ENDED: u8 = 8;
-const DIRECTORIES: u8 = 9;
-const NOT_KEPT: u8 = 10;
 
 impl Record {
     /// The record's bytes.
@@ -116,20 +106,6 @@ impl Record {
                 put_time(&mut body, *ctime);
                 LEFT
             }
-            Self::WorkEnded(end) => {
-                put_work_end(&mut body, end);
-                WORK_ENDED
-            }
-            Self::Directories(head) => {
-                body.extend_from_slice(head);
-                DIRECTORIES
-            }
-            Self::NotKept(counts) => {
-                counts
-                    .iter()
-                    .for_each(|count| put_not_kept(&mut body, count));
-                NOT_KEPT
-            }
         };
         frame(kind, &body)
     }
@@ -160,9 +136,6 @@ impl Record {
                 file: fields.u64()?,
                 ctime: fields.time()?,
             },
-            WORK_ENDED => Self::WorkEnded(fields.work_end()?),
-            DIRECTORIES => Self::Directories(std::mem::take(&mut fields.0).to_vec()),
-            NOT_KEPT => Self::NotKept(fields.not_kept()?),
             _ => return None,
         };
         fields.0.is_empty().then_some(record)
@@ -223,61 +196,6 @@ fn put_groups(body: &mut Vec<u8>, file: u64, first: u32, cvs: &[Cv]) {
     body.extend(first.to_le_bytes());
     cvs.iter().for_each(|cv| body.extend(cv.0));
 }
-
-fn put_work_end(body: &mut Vec<u8>, end: &WorkEnd) {
-    body.extend([end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat());
-    body.extend(end.pass.to_le_bytes());
-    let WorkCounts {
-        files,
-        bytes,
-        failed,
-        skipped,
-        skipped_bytes,
-        specials,
-        left_out,
-    } = end.counts;
-    let numbers = [
-        end.children,
-        files,
-        bytes,
-        failed,
-        skipped,
-        skipped_bytes,
-        specials,
-        left_out,
-    ];
-    for number in numbers {
-        body.extend(number.to_le_bytes());
-    }
-}
-
-/// The kind, the number that stands for the reason, the system's error or 0, and the number of entries.
-fn put_not_kept(body: &mut Vec<u8>, NotKept { kind, why, entries }: &NotKept) {
-    let (reason, errno) = match why {
-        Lack::Os(errno) => (OS_ERROR, *errno),
-        why => {
-            let place = REASONS.iter().position(|reason| reason == why);
-            let place = place.expect("each reason but that of the system is there");
-            (u8::try_from(place).expect("there are few"), 0)
-        }
-    };
-    body.extend(kind.bits().to_le_bytes());
-    body.push(reason);
-    body.extend(errno.to_le_bytes());
-    body.extend(entries.to_le_bytes());
-}
-
-/// The reasons by the numbers that stand for them.
-const REASONS: [Lack; 7] = [
-    Lack::NotPermitted,
-    Lack::NotGranted,
-    Lack::Unsupported,
-    Lack::NoRoom,
-    Lack::Invalid,
-    Lack::TooMuch,
-    Lack::Unread,
-];
-const OS_ERROR: u8 = u8::MAX;
 
 fn put_source(body: &mut Vec<u8>, source: &SourceVersion) {
     body.extend(source.bytes.to_le_bytes());
@@ -341,21 +259,6 @@ impl<'a> Fields<'a> {
         (nanos <= NANOS_MAX).then_some(Timestamp { seconds, nanos })
     }
 
-    fn not_kept(&mut self) -> Option<Vec<NotKept>> {
-        let mut counts = Vec::new();
-        while !self.0.is_empty() {
-            let kind = Kinds::from_bits(self.u32()?);
-            let [reason] = self.array()?;
-            let errno = self.array().map(i32::from_le_bytes)?;
-            let why = match reason {
-                OS_ERROR => Lack::Os(errno),
-                place => *REASONS.get(usize::from(place))?,
-            };
-            counts.push(NotKept::new(kind, why, self.u64()?));
-        }
-        Some(counts)
-    }
-
     fn text(&mut self, limit: usize) -> Option<&'a [u8]> {
         let length = usize::from(self.array().map(u16::from_le_bytes)?);
         (length <= limit).then(|| self.bytes(length)).flatten()
@@ -396,25 +299,6 @@ impl<'a> Fields<'a> {
             mtime: self.time()?,
             ctime: self.time()?,
             inode: self.u64()?,
-        })
-    }
-
-    fn work_end(&mut self) -> Option<WorkEnd> {
-        Some(WorkEnd {
-            work: WorkId(self.array()?),
-            parent: WorkId(self.array()?),
-            children_sum: self.array().map(u128::from_le_bytes)?,
-            pass: self.u32()?,
-            children: self.u64()?,
-            counts: WorkCounts {
-                files: self.u64()?,
-                bytes: self.u64()?,
-                failed: self.u64()?,
-                skipped: self.u64()?,
-                skipped_bytes: self.u64()?,
-                specials: self.u64()?,
-                left_out: self.u64()?,
-            },
         })
     }
 

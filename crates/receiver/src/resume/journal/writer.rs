@@ -10,7 +10,6 @@ use std::sync::{Arc, MutexGuard};
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use zmove_types::{Cv, Name, Timestamp};
-use zmove_wire::{NotKept, WorkEnd};
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
@@ -175,45 +174,6 @@ impl Journal {
     /// Releases the lock, for another process to take the journal.
     pub(crate) fn unlock(&self) {
         locked_file::unlock(&self.state.lock().file);
-    }
-
-    /// Records that a work item of a job has ended and what was not kept of its entries, and flushes the journal.
-    ///
-    /// # Errors
-    /// The system's error; [`JournalError::NoRoom`].
-    pub(crate) fn work_ended(
-        &self,
-        end: WorkEnd,
-        not_kept: Vec<NotKept>,
-    ) -> Result<(), JournalError> {
-        let mut state = self.state.lock();
-        self.check_room(&state)?;
-        if !not_kept.is_empty() {
-            state.append(&Record::NotKept(not_kept), &self.path)?;
-        }
-        state.append(&Record::WorkEnded(end), &self.path)?;
-        self.sync(state)
-    }
-
-    /// Records what was not kept of directories of a job, and flushes the journal.
-    ///
-    /// # Errors
-    /// The system's error; [`JournalError::NoRoom`].
-    pub(crate) fn not_kept(&self, counts: Vec<NotKept>) -> Result<(), JournalError> {
-        let mut state = self.state.lock();
-        self.check_room(&state)?;
-        state.append(&Record::NotKept(counts), &self.path)?;
-        self.sync(state)
-    }
-
-    /// Records directories of a job that have come, by the head of a batch of nothing else.
-    ///
-    /// # Errors
-    /// The system's error; [`JournalError::NoRoom`].
-    pub(crate) fn directories(&self, head: Vec<u8>) -> Result<(), JournalError> {
-        let mut state = self.state.lock();
-        self.check_room(&state)?;
-        state.append(&Record::Directories(head), &self.path)
     }
 
     /// Gives back the room that the storage keeps for what would follow: little more does.

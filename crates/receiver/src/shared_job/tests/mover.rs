@@ -24,7 +24,7 @@ impl Mover {
         self.declare(1, head);
         self.chunk(1, 0, contents);
         self.stored(1).await;
-        assert_eq!(self.end(1, 1, 0).await, SharedJobResult::Done);
+        assert_eq!(self.settle().await, SETTLED);
     }
 
     pub(super) async fn open(root: &Path, epoch: u64) -> Self {
@@ -197,25 +197,9 @@ impl Mover {
         self.answer(number).await
     }
 
-    /// Ends a work item that has announced the next ones.
-    pub(super) async fn end(&mut self, work: u8, parent: u8, children: u8) -> SharedJobResult {
-        let id = |number| WorkId([number; 16]);
-        let end = WorkEnd {
-            work: id(work),
-            parent: id(parent),
-            pass: 1,
-            children: children.into(),
-            children_sum: (work + 1..=work + children)
-                .map(|child| id(child).number())
-                .sum(),
-            counts: WorkCounts {
-                files: 1,
-                bytes: 10,
-                ..WorkCounts::default()
-            },
-        };
-        let not_kept = Vec::new();
-        self.order(SharedJobOrder::End { end, not_kept }).await
+    /// Has the receiver name and flush what was sent.
+    pub(super) async fn settle(&mut self) -> SharedJobResult {
+        self.order(SharedJobOrder::Settle).await
     }
 
     pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {
@@ -225,13 +209,6 @@ impl Mover {
             root,
         })
         .await
-    }
-
-    pub(super) async fn count(&mut self) -> SharedJobCount {
-        match self.order(SharedJobOrder::Count).await {
-            SharedJobResult::Counted(count) => *count,
-            other => panic!("{other:?}"),
-        }
     }
 
     /// Ends the session well.

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 
 use zmove_disk::{FileIdentity, boot_clock};
 use zmove_wire::Overwrite;
-use zmove_wire::limits::BATCH_ENTRIES_MAX;
 
 use super::*;
 use crate::top_names::TopNames;
@@ -39,46 +38,6 @@ async fn a_large_file_does_not_replace_what_is_kept_there() {
     }
 }
 
-/// Nobody else could give these directories mode and time.
-#[test]
-fn no_work_ends_after_directories_that_cannot_be_recorded() {
-    let home = tempfile::tempdir().unwrap();
-    let limits = Limits {
-        journal_bytes_per_identity: ByteCount(2000),
-        ..Limits::default()
-    };
-    let transfer = transfer_within(
-        home.path(),
-        &Quotas::default().of(Fingerprint([1; 32]), &limits),
-    );
-    let end = || {
-        let work = WorkId([1; 16]);
-        let end = WorkEnd {
-            work,
-            parent: work,
-            pass: 1,
-            ..WorkEnd::default()
-        };
-        transfer
-            .target
-            .shared_job
-            .as_ref()
-            .unwrap()
-            .end(&transfer, end, Vec::new())
-    };
-    end().unwrap();
-    for number in 0..200 {
-        let directory = Arc::new(path(&format!("directory-{number}")));
-        transfer
-            .target
-            .directories
-            .remember(&directory, None, Metadata::default())
-            .unwrap();
-    }
-    end().unwrap_err();
-    end().unwrap_err();
-}
-
 #[test]
 fn a_part_gets_no_attributes_once_the_sender_has_gone() {
     let home = tempfile::tempdir().unwrap();
@@ -105,33 +64,6 @@ fn a_part_gets_no_attributes_once_the_sender_has_gone() {
     assert_eq!(failed.0, Operation::SetMetadata);
     assert_eq!(Errno::from_io_error(&failed.1), Some(Errno::CONNABORTED));
     assert_eq!(FileIdentity::of(part.file()).unwrap(), before);
-}
-
-#[test]
-fn no_more_directories_are_listed_at_once_than_a_batch_has() {
-    let home = tempfile::tempdir().unwrap();
-    let transfer = transfer(home.path());
-    let session = transfer.target.shared_job.as_ref().unwrap();
-    const EACH: usize = BATCH_ENTRIES_MAX / 2 + 1;
-    for batch in 0..3 {
-        let group = |number| DirectoryGroup {
-            directory: path(&format!("{batch}-{number}")),
-            entries: vec![BatchEntry::Itself(Metadata::default())],
-        };
-        let head = Batch {
-            groups: (0..EACH).map(group).collect(),
-        }
-        .encode();
-        transfer
-            .parts
-            .record_work(|journal| journal.directories(head))
-            .unwrap();
-    }
-    let listed = || match session.list_directories().unwrap() {
-        head if head.is_empty() => 0,
-        head => Batch::decode(&head, 0).unwrap().groups.len(),
-    };
-    assert_eq!([(); 4].map(|()| listed()), [EACH, EACH, EACH, 0]);
 }
 
 /// A node may write what its head's push sends, and nothing beside.

@@ -1,0 +1,141 @@
+//! What the movers of a job have done. Each node keeps a tally and reports it to the head, which adds all of them up.
+
+use serde::{Deserialize, Serialize};
+use zmove_types::Counters;
+use zmove_wire::limits::MISSED_MAX;
+use zmove_wire::{FileTotal, NotKept, WorkCounts};
+
+/// The counts of work items that are done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Items that are done, in all passes.
+    pub items: u64,
+    /// Whether an item may count twice, or not at all.
+    pub is_inexact: bool,
+    /// What entries did not get, in all passes, by kind and reason.
+    pub not_kept: Vec<NotKept>,
+    /// The newest pass.
+    pass: u32,
+    /// The counts of the newest pass.
+    counts: WorkCounts,
+    /// The files that the passes before have moved. The newest finds them at the target.
+    moved_before: FileTotal,
+}
+
+impl Tally {
+    /// Adds an item that is done.
+    pub(crate) fn add(&mut self, pass: u32, counts: WorkCounts) {
+        self.begin_pass(pass);
+        self.items += 1;
+        if pass == self.pass {
+            self.counts = self.counts.and(counts);
+        } else {
+            self.moved_before.add(moved(&counts));
+        }
+    }
+
+    /// Adds entries that have failed in the newest pass.
+    pub(crate) const fn fail(&mut self, failed: u64) {
+        self.counts.failed = self.counts.failed.saturating_add(failed);
+    }
+
+    /// Adds what entries did not get.
+    pub(crate) fn lack(&mut self, counts: Vec<NotKept>) {
+        for count in counts {
+            let is_like = |known: &&mut NotKept| (known.kind, known.why) == (count.kind, count.why);
+            if let Some(known) = self.not_kept.iter_mut().find(is_like) {
+                known.entries = known.entries.saturating_add(count.entries);
+            } else if self.not_kept.len() < MISSED_MAX {
+                self.not_kept.push(count);
+            }
+        }
+    }
+
+    /// The tally of both together.
+    #[must_use]
+    pub fn and(mut self, mut other: Self) -> Self {
+        self.begin_pass(other.pass);
+        other.begin_pass(self.pass);
+        self.items += other.items;
+        self.is_inexact |= other.is_inexact;
+        self.counts = self.counts.and(other.counts);
+        self.moved_before.add(other.moved_before);
+        self.lack(other.not_kept);
+        self
+    }
+
+    /// The report counters of the job.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let FileTotal { files, bytes } = self.moved_before;
+        let newest = Counters::from(self.counts);
+        Counters {
+            files: newest.files.saturating_add(files),
+            bytes: newest.bytes.saturating_add(bytes),
+            skipped: newest.skipped.saturating_sub(files),
+            ..newest
+        }
+    }
+
+    /// A newer pass finds again what the passes before have skipped, and what has failed.
+    fn begin_pass(&mut self, pass: u32) {
+        if pass > self.pass {
+            self.pass = pass;
+            self.moved_before
+                .add(moved(&std::mem::take(&mut self.counts)));
+        }
+    }
+}
+
+/// The files that were not at the target.
+fn moved(counts: &WorkCounts) -> FileTotal {
+    FileTotal {
+        files: counts.files.saturating_sub(counts.skipped),
+        bytes: counts.bytes.saturating_sub(counts.skipped_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::Kinds;
+    use zmove_wire::Lack;
+
+    fn counts(files: u64, skipped: u64, failed: u64) -> WorkCounts {
+        WorkCounts {
+            files,
+            bytes: 10 * files,
+            failed,
+            skipped,
+            skipped_bytes: 10 * skipped,
+            ..WorkCounts::default()
+        }
+    }
+
+    #[test]
+    fn a_file_that_an_earlier_pass_has_moved_counts_as_moved_and_a_failure_counts_once() {
+        let mut one = Tally::default();
+        one.add(1, counts(6, 1, 2));
+        let mut other = Tally::default();
+        other.add(1, counts(3, 0, 0));
+        other.add(2, counts(10, 9, 2));
+        // late
+        one.add(1, counts(1, 0, 1));
+        let both = [one.clone().and(other.clone()), other.and(one)];
+        for tally in both {
+            let counters = tally.counters();
+            assert_eq!((counters.files, counters.bytes), (10, 100));
+            assert_eq!((counters.skipped, counters.failed), (0, 2));
+            assert_eq!(tally.items, 4);
+        }
+    }
+
+    #[test]
+    fn what_was_not_kept_adds_up_by_kind_and_reason() {
+        let lack = |entries| vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, entries)];
+        let mut tally = Tally::default();
+        tally.lack(lack(2));
+        tally.lack(lack(3));
+        assert_eq!(tally.clone().and(tally).not_kept, lack(10));
+    }
+}
