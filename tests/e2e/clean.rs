@@ -336,8 +336,8 @@ fn make_job(site: &Site, directory: &str, job: SharedJobId) -> (SharedJobDirecto
         .unwrap();
     let made = SharedJobDirectory::open(&root, job, Beginning::Allowed).unwrap();
     let path = parent.join(SharedJobDirectory::name(job).as_os_str());
-    fs::create_dir_all(path.join(".zmove-epoch-1/own")).unwrap();
-    fs::write(path.join(".zmove-epoch-1/own/f"), [7; 10_000]).unwrap();
+    fs::create_dir_all(path.join(".zmove-1-own/sub")).unwrap();
+    fs::write(path.join(".zmove-1-own/sub/f"), [7; 10_000]).unwrap();
     (made, path)
 }
 
@@ -386,13 +386,13 @@ fn the_directories_of_dead_jobs_are_removed_and_that_of_a_live_one_stays() {
         let kept =
             "kept, another user's or not made by zmove: directory of a push to several receivers";
         assert!(said.contains(&format!("{kept} 'e/")), "{said}");
-        assert!(with_data.join("data").exists() && with_data.join(".zmove-epoch-1/own/f").exists());
+        assert!(with_data.join("data").exists() && with_data.join(".zmove-1-own/sub/f").exists());
         assert!(
             !is_root() || said.contains(&format!("{kept} 'd/")) && of_other.exists(),
             "{said}"
         );
         assert_eq!([first.exists(), second.exists()], [stays; 2]);
-        assert!(of_live.join(".zmove-epoch-1/own/f").exists());
+        assert!(of_live.join(".zmove-1-own/sub/f").exists());
     }
     is_over.store(true, Ordering::Relaxed);
     beats.join().unwrap();

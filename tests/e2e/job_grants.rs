@@ -16,7 +16,7 @@ use zmove_cluster::{
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, Grant, Identity, Reach, TransportChoice};
-use zmove_types::{NoObserver, RelPath};
+use zmove_types::{NoObserver, RelPath, SharedJobId};
 use zmove_wire::{
     Durability, Extensions, JobGrant, KnownExtension, NodeName, Open, SignedJobGrant,
 };
@@ -112,7 +112,7 @@ impl Lab {
     }
 
     /// A job into `target`, as the head or a node knows it.
-    fn job(&self, target: &str, epoch: u64) -> SharedJob {
+    fn job(&self, target: &str) -> SharedJob {
         let sources = vec![ScanRoot::new(
             self.site.source(),
             RelPath::from_bytes(b"run7").unwrap(),
@@ -121,8 +121,8 @@ impl Lab {
             durability: Durability::End,
             ..Open::new(target.into(), [0; 16])
         };
-        let names = (JOB, epoch, NodeName::new("n").unwrap());
-        SharedJob::new(names, sources, open, SenderConfig::default())
+        let node = NodeName::new("n").unwrap();
+        SharedJob::new(JOB, node, sources, open, SenderConfig::default())
     }
 
     fn reached(&self, name: &str, transport: TransportChoice) -> Vec<Receiver> {
@@ -361,10 +361,10 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
         runtime().block_on(async {
             let queue = Arc::new(LocalQueue::new(JOB));
             let (_go_on, stop) = oneshot::channel();
-            let (mut begun, leading) = lab.lead((lab.job("t", 1), &queue), stop);
+            let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
             begun.wait_for(|begun| *begun).await.unwrap();
-            let grant = lab.signed(lab.grant(&lab.job("t", 1)));
-            lab.take_part((lab.job("t", 1), &queue), grant, transport)
+            let grant = lab.signed(lab.grant(&lab.job("t")));
+            lab.take_part((lab.job("t"), &queue), grant, transport)
                 .await
                 .unwrap();
             let end = leading.await.unwrap().unwrap();
@@ -391,9 +391,9 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut begun, leading) = lab.lead((lab.job("t", 2), &queue), stop);
+        let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
-        let granted = || lab.grant(&lab.job("t", 2));
+        let granted = || lab.grant(&lab.job("t"));
         let refused = async |job: SharedJob, grant: SignedJobGrant| {
             let ended = lab
                 .take_part((job, &queue), grant, TransportChoice::Tcp)
@@ -404,34 +404,36 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             node: lab.key_of("other"),
             ..granted()
         };
-        let of_another = refused(lab.job("t", 2), lab.signed(other_node)).await;
+        let of_another = refused(lab.job("t"), lab.signed(other_node)).await;
         assert!(
             of_another.contains("for the key of another node"),
             "{of_another}"
         );
         let stranger = Identity::load_or_create(&lab.home("other")).unwrap();
         let by_a_stranger =
-            refused(lab.job("t", 2), stranger.sign_job_grant(granted()).unwrap()).await;
+            refused(lab.job("t"), stranger.sign_job_grant(granted()).unwrap()).await;
         assert!(by_a_stranger.contains("is not let in"), "{by_a_stranger}");
         let over = JobGrant {
             not_before: now() - 9,
             not_after: now() - 1,
             ..granted()
         };
-        let over = refused(lab.job("t", 2), lab.signed(over)).await;
+        let over = refused(lab.job("t"), lab.signed(over)).await;
         assert!(over.contains(": it ended "), "{over}");
-        for epoch in [1, 3] {
-            let refused = refused(lab.job("t", epoch), lab.signed(granted())).await;
-            assert!(refused.contains("another epoch"), "{refused}");
-        }
+        let another = SharedJob {
+            id: SharedJobId([9; 16]),
+            ..lab.job("t")
+        };
+        let another = refused(another, lab.signed(granted())).await;
+        assert!(another.contains("another job"), "{another}");
         for target in ["", "t/..", "u", "t/run7"] {
-            let refused = refused(lab.job(target, 2), lab.signed(granted())).await;
+            let refused = refused(lab.job(target), lab.signed(granted())).await;
             assert!(refused.contains("another target"), "{target}: {refused}");
         }
-        let mut limited = lab.job("t", 2);
+        let mut limited = lab.job("t");
         limited.open.extensions = Extensions::NONE.with(&KnownExtension::critical(9), *b"z");
         let not_known = "extension 9 of the opening is not known here";
-        let in_the_grant = refused(lab.job("t", 2), lab.signed(lab.grant(&limited))).await;
+        let in_the_grant = refused(lab.job("t"), lab.signed(lab.grant(&limited))).await;
         assert!(in_the_grant.contains(not_known), "{in_the_grant}");
         let in_the_opening = refused(limited, lab.signed(granted())).await;
         assert!(in_the_opening.contains(not_known), "{in_the_opening}");
@@ -442,8 +444,8 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             ("t/../..", climbs),
             ("/", "lies in none of the roots"),
         ] {
-            let grant = lab.signed(lab.grant(&lab.job(target, 2)));
-            let refused = refused(lab.job(target, 2), grant).await;
+            let grant = lab.signed(lab.grant(&lab.job(target)));
+            let refused = refused(lab.job(target), grant).await;
             assert!(refused.contains(why), "{target}: {refused}");
         }
         end.send(()).unwrap();
@@ -459,13 +461,13 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut begun, leading) = lab.lead((lab.job("t", 1), &queue), stop);
+        let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
         end.send(()).unwrap();
         leading.await.unwrap().unwrap_err();
-        let grant = lab.signed(lab.grant(&lab.job("t", 1)));
+        let grant = lab.signed(lab.grant(&lab.job("t")));
         let ended = lab
-            .take_part((lab.job("t", 1), &queue), grant, TransportChoice::Tcp)
+            .take_part((lab.job("t"), &queue), grant, TransportChoice::Tcp)
             .await;
         let refused = ended.unwrap_err().to_string();
         assert!(refused.contains("is not under way"), "{refused}");
@@ -477,12 +479,12 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (_go_on, stop) = oneshot::channel();
-        let (mut begun, _leading) = lab.lead((lab.job("t", 1), &queue), stop);
+        let (mut begun, _leading) = lab.lead((lab.job("t"), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
         let meanwhile = tokio::task::spawn_blocking(meanwhile);
         let ended = lab
             .take_part(
-                (lab.job("t", 1), &queue),
+                (lab.job("t"), &queue),
                 lab.signed(grant),
                 TransportChoice::Tcp,
             )
@@ -497,7 +499,7 @@ fn a_node_s_session_ends_with_its_grant() {
     let lab = Lab::new(1);
     let grant = JobGrant {
         not_after: now() + 10,
-        ..lab.grant(&lab.job("t", 1))
+        ..lab.grant(&lab.job("t"))
     };
     let refused = cut_off(&lab, grant, || {});
     // and then it is not let in again
@@ -512,7 +514,7 @@ fn a_node_s_session_ends_with_its_grant() {
 #[test]
 fn a_node_s_session_ends_when_the_operator_removes_its_head_s_key() {
     let lab = Lab::new(1);
-    let grant = lab.grant(&lab.job("t", 1));
+    let grant = lab.grant(&lab.job("t"));
     let mut removal = lab.zmove("receiver0", &["allow", "remove", "ann", "--now"]);
     removal.0.env("ZMOVE_HOME", lab.receiver_home(0));
     let daemon = &lab.receivers[0];
@@ -539,11 +541,11 @@ fn a_node_s_session_ends_when_the_operator_removes_its_head_s_key() {
 #[test]
 fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
     let lab = Lab::new(1);
-    let mut signed = lab.signed(lab.grant(&lab.job("t", 1)));
+    let mut signed = lab.signed(lab.grant(&lab.job("t")));
     signed.text.truncate(40);
     let queue = HookedQueue::new(Idle);
     let ended =
-        runtime().block_on(lab.take_part((lab.job("t", 1), &queue), signed, TransportChoice::Tcp));
+        runtime().block_on(lab.take_part((lab.job("t"), &queue), signed, TransportChoice::Tcp));
     let refused = ended.unwrap_err().to_string();
     assert!(refused.contains("it cannot be read"), "{refused}");
     lab.receivers[0].wait_for_log("with a grant that does not count");

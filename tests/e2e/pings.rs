@@ -147,7 +147,6 @@ fn openings() -> Vec<(&'static str, Open)> {
     let open = |run| Open::new(b"in".to_vec(), [run; 16]);
     let job = SharedJobOpening {
         job: SharedJobId([9; 16]),
-        epoch: 1,
         beginning: Beginning::Allowed,
         leads: true,
         node: NodeName::new("n").unwrap(),

@@ -98,9 +98,9 @@ impl Cluster {
     }
 
     /// Begins a session as somebody else, or returns what the node says instead.
-    fn try_begin_as(&mut self, other: Identity, node: &Node, epoch: u64) -> Result<(), ToSender> {
+    fn try_begin_as(&mut self, other: Identity, node: &Node) -> Result<(), ToSender> {
         let own = std::mem::replace(&mut self.identity, other);
-        let begun = self.try_begin(node, epoch).map(drop);
+        let begun = self.try_begin(node).map(drop);
         self.identity = own;
         begun
     }
@@ -127,13 +127,12 @@ impl Cluster {
     }
 
     /// Begins a session with a node, or returns what it says instead.
-    fn try_begin(&self, node: &Node, epoch: u64) -> Result<Mover<'_>, ToSender> {
+    fn try_begin(&self, node: &Node) -> Result<Mover<'_>, ToSender> {
         self.sessions.set(self.sessions.get() + 1);
         let run = [self.sessions.get(); 16];
         let transfer = TransferId(run);
         let job = SharedJobOpening {
             job: JOB,
-            epoch,
             beginning: Beginning::Allowed,
             leads: true,
             node: NodeName::new("mover").unwrap(),
@@ -192,17 +191,14 @@ impl Cluster {
         })
     }
 
-    fn begin(&self, node: &Node, epoch: u64) -> Mover<'_> {
-        self.try_begin(node, epoch)
+    fn begin(&self, node: &Node) -> Mover<'_> {
+        self.try_begin(node)
             .unwrap_or_else(|said| panic!("{said:?}"))
     }
 
     /// How many files wait for their names.
-    fn waiting(&self, epoch: u64) -> usize {
-        let epoch = self
-            .root()
-            .join(format!(".zmove-job-{JOB}/.zmove-epoch-{epoch}"));
-        let Ok(sessions) = std::fs::read_dir(epoch) else {
+    fn waiting(&self) -> usize {
+        let Ok(sessions) = std::fs::read_dir(self.root().join(format!(".zmove-job-{JOB}"))) else {
             return 0;
         };
         let files = |session: std::io::Result<std::fs::DirEntry>| {
@@ -451,13 +447,13 @@ fn a_key_that_may_not_lead_cannot_take_over_or_begin_a_job() {
     let grant = Grant::new(other().fingerprint(), "other", roots, Access::ReadWrite);
     AuthorizedKeys::allow(&cluster.site.path("node1"), grant).unwrap();
     let others = [other(), other()];
-    let mut mover = cluster.begin(&node, 1);
-    let work = mover.end(1, 1, 0);
+    let mut mover = cluster.begin(&node);
+    let work = mover.order(SharedJobOrder::Settle);
     mover.finish();
-    for (epoch, other) in (1..).zip(others) {
-        let refusal = match cluster.try_begin_as(other, &node, epoch) {
+    for other in others {
+        let refusal = match cluster.try_begin_as(other, &node) {
             Err(ToSender::Refused(refusal)) => refusal,
-            begun => panic!("epoch {epoch}: {begun:?}"),
+            begun => panic!("{begun:?}"),
         };
         assert_eq!(refusal.code, RefusalCode::Denied);
         assert!(
@@ -465,21 +461,21 @@ fn a_key_that_may_not_lead_cannot_take_over_or_begin_a_job() {
             "{refusal:?}"
         );
     }
-    assert_eq!(work, SharedJobResult::Done);
-    let mut mover = cluster.begin(&node, 1);
+    assert_eq!(work, SETTLED);
+    let mut mover = cluster.begin(&node);
     assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
 }
 
-/// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. Others take over, and it
-/// wakes up.
+/// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. The job ends, and the
+/// node wakes up.
 #[test]
-fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
+fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing() {
     let mut cluster = Cluster::new();
     let (old, new) = (cluster.start(), cluster.start());
     let names = |range: std::ops::Range<u32>| range.map(|number| format!("f{number}"));
     let file = contents(3 << 22);
     let head = large("large", &file);
-    let mut sleeper = cluster.begin(&old, 1);
+    let mut sleeper = cluster.begin(&old);
     sleeper.declare(&head);
     sleeper.chunk(0, &file);
     sleeper.stored(1);
@@ -489,41 +485,37 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     loop {
         sleeper.files("d", names(1000 * batches..1000 * (batches + 1)), b'o');
         batches += 1;
-        while cluster.waiting(1) == 0 && began.elapsed() < PATIENCE {
+        while cluster.waiting() == 0 && began.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
         old.0.signal(Signal::STOP);
-        if cluster.waiting(1) > 0 {
+        if cluster.waiting() > 0 {
             break;
         }
         old.0.signal(Signal::CONT);
     }
-    let waiting = cluster.waiting(1);
-    let mut mover = cluster.begin(&new, 2);
-    assert_eq!(
-        (cluster.waiting(1), cluster.waiting(2)),
-        (0, 0),
-        "of {waiting} files"
-    );
+    let mut mover = cluster.begin(&new);
     mover.files("d", names(0..20), b'n');
     mover.stored(1);
     assert_eq!(mover.order(SharedJobOrder::Settle), SETTLED);
+    assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
+    mover.finish();
     let before = tree(&cluster.root());
     old.0.signal(Signal::CONT);
     sleeper.chunk(1, &file);
     sleeper.files("d", names(0..20), b'o');
     sleeper.stored(usize::try_from(batches).unwrap() + 2);
-    let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-    assert_eq!(sleeper.order(SharedJobOrder::Settle), fenced);
+    let ended = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
+    assert_eq!(sleeper.order(SharedJobOrder::Settle), ended);
     let commit = SharedJobOrder::Commit {
         head: head.encode(),
         root: None,
     };
-    assert_eq!(sleeper.order(commit), fenced);
+    assert_eq!(sleeper.order(commit), ended);
     let failed = sleeper
         .faults
         .iter()
-        .filter(|code| **code == FaultCode::Fenced)
+        .filter(|code| **code == FaultCode::JobEnded)
         .count();
     assert!(
         failed >= 20 && failed == sleeper.faults.len(),
@@ -532,14 +524,9 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     );
     sleeper.finish();
     assert!(tree(&cluster.root()) == before, "something has changed");
-    let refused = cluster.try_begin(&old, 1).err();
-    assert!(matches!(refused, Some(ToSender::Refused(_))), "{refused:?}");
-    assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
-    mover.finish();
-    assert!(tree(&cluster.root()) == before);
 }
 
-/// Half of a file by each of two nodes in any order; one is killed, and the next epoch does it again.
+/// Half of a file by each of two nodes in any order; one is killed, and others do all of it again.
 #[test]
 fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
     for seed in 0..3_u32 {
@@ -548,7 +535,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         let head = large("d/large", &file);
         let groups: Vec<u32> = (0..10).map(|at| (at * 7 + seed) % 10).collect();
         let (one, other) = (cluster.start(), cluster.start());
-        let mut movers = [cluster.begin(&one, 1), cluster.begin(&other, 1)];
+        let mut movers = [cluster.begin(&one), cluster.begin(&other)];
         for (mover, groups) in movers.iter_mut().zip(groups.chunks(5)) {
             mover.declare(&head);
             groups[..3]
@@ -563,7 +550,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         drop(movers);
         assert!(!cluster.root().join("d/large").exists());
         let again = cluster.start();
-        let mut movers = [cluster.begin(&one, 2), cluster.begin(&again, 2)];
+        let mut movers = [cluster.begin(&one), cluster.begin(&again)];
         for (mover, groups) in movers.iter_mut().zip(groups.chunks(5)) {
             mover.declare(&head);
             groups.iter().for_each(|group| mover.chunk(*group, &file));
@@ -604,7 +591,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
 fn the_directory_of_a_job_is_neither_sent_nor_removed() {
     let mut cluster = Cluster::new();
     let node = cluster.start();
-    let mover = cluster.begin(&node, 1);
+    let mover = cluster.begin(&node);
     let job = cluster.root().join(format!(".zmove-job-{JOB}"));
     std::fs::write(cluster.root().join("f"), "x").unwrap();
     let copied = cluster.site.path("copied");

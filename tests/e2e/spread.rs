@@ -26,8 +26,6 @@ use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old
 
 /// What is told of a push that finds the directory of another.
 const WAITS: &str = "waiting: another push of several receivers has '.zmove-job-";
-/// The directory of the epoch that stands for the end of a job.
-const END: &str = ".zmove-epoch-18446744073709551615";
 
 /// Sets this when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
@@ -269,9 +267,11 @@ impl Spread {
         child.wait().unwrap();
     }
 
-    /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
+    /// Kills the first receiver when it has begun to remove the directory of the job of a push, before it can say so.
     fn kill_at_the_end(&self) {
         let job = self.wait_for_job();
+        let mark = job.join("busy/mark");
+        std::fs::create_dir_all(&mark).unwrap();
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             // what is made there again and again keeps the receiver at removing it
@@ -285,7 +285,7 @@ impl Spread {
             });
             // also where there is none: a disk is soon full of what is made
             let _ends = Ends(&ended);
-            crate::jobs::wait_for("the end of the job", || job.join(END).exists());
+            crate::jobs::wait_for("the end of the job", || !mark.exists());
             self.daemons[0].signal(Signal::KILL);
         });
     }

@@ -9,8 +9,8 @@ use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 /// Why work cannot be had, or told of.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// The job has ended, or another epoch of it has begun.
-    #[error("the push has ended, or a later one has taken its place")]
+    /// The job has ended.
+    #[error("the push has ended")]
     Over,
     /// The broker of the queue has been away for longer than anybody waits.
     #[error("{operation}: the broker {broker} has been away for {} s: {source}", away.as_secs())]
@@ -59,9 +59,9 @@ pub enum Stop {
     /// The session is over.
     #[error(transparent)]
     Session(#[from] SessionOver),
-    /// A newer epoch of the job has begun, or the job has been closed.
+    /// The job has been closed, or removed as dead.
     #[error("{}", WorkError::Over)]
-    Fenced,
+    Ended,
     /// The receiver could not do what it was told to: nothing that it has not recorded counts.
     #[error("the receiver failed to {operation}: {code}")]
     Receiver {
@@ -170,7 +170,7 @@ impl SessionEnd {
             Self::Stop(stop) => {
                 matches!(
                     stop,
-                    Stop::Fenced
+                    Stop::Ended
                         | Stop::Movers(_)
                         | Stop::QueueLoses(_)
                         | Stop::Queue(_)
@@ -250,7 +250,7 @@ impl SessionEnd {
             Self::InVain { .. } => false,
             Self::Stop(stop) => matches!(
                 stop,
-                Stop::Fenced | Stop::PeerMisbehaved(_) | Stop::Panicked(_)
+                Stop::Ended | Stop::PeerMisbehaved(_) | Stop::Panicked(_)
             ),
         }
     }
@@ -268,7 +268,7 @@ fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
 /// An order that was not done, for which the session ends: what it has not recorded is done again.
 pub(crate) fn refused(result: SharedJobResult) -> Stop {
     match result {
-        SharedJobResult::Failed(_, FaultCode::Fenced) => Stop::Fenced,
+        SharedJobResult::Failed(_, FaultCode::JobEnded) => Stop::Ended,
         SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
         _ => Stop::PeerMisbehaved("the receiver has answered to another order"),
     }

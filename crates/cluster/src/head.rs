@@ -270,9 +270,8 @@ impl<W: WorkQueue> Head<W> {
             };
             course.has_opened |= events.fate() != SessionFate::NotBegun;
             // the receiver may have closed the job by the order before, and the answer was lost
-            let was_closed = |error: &SessionEnd| {
-                course.stage == Stage::Ordered && (is_closed(error) || error.is_absent())
-            };
+            let was_closed =
+                |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             match ended {
                 Err(error) if course.stage != Stage::Closed && !was_closed(&error) => {
                     if error.is_absent() {
@@ -568,15 +567,7 @@ impl Course {
 
 /// Whether a session that was to close a job has failed because the job is closed.
 fn is_closed(error: &SessionEnd) -> bool {
-    match error {
-        SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Ended,
-        // nobody begins a newer epoch of a job but its head, and who closes what that has left
-        SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
-        SessionEnd::Connect(_)
-        | SessionEnd::Session(_)
-        | SessionEnd::NoRoom { .. }
-        | SessionEnd::InVain { .. } => false,
-    }
+    error.is_absent() || matches!(error, SessionEnd::Stop(Stop::Ended))
 }
 
 /// How many passes follow those in which the queue has lost something, before the job is given up.
@@ -635,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {
+    fn only_the_word_that_a_job_is_not_under_way_says_that_it_is_closed() {
         let refused = |code| {
             let refusal = Refusal {
                 code,
@@ -644,8 +635,8 @@ mod tests {
             is_closed(&SessionEnd::Session(SessionError::Refused(refusal)))
         };
         let closed: Vec<_> = REFUSALS.into_iter().filter(|code| refused(*code)).collect();
-        assert_eq!(closed, [RefusalCode::Ended]);
-        assert!(is_closed(&Stop::Fenced.into()));
+        assert_eq!(closed, [RefusalCode::NotUnderWay]);
+        assert!(is_closed(&Stop::Ended.into()));
     }
 
     #[test]

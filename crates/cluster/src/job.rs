@@ -23,8 +23,6 @@ use crate::work::Marks;
 pub struct SharedJob {
     /// The job.
     pub id: SharedJobId,
-    /// The epoch: no session of an older one changes anything once one of this has begun.
-    pub epoch: u64,
     /// This node.
     pub node: NodeName,
     /// The sources, the same paths on all nodes of the senders.
@@ -81,7 +79,8 @@ impl SharedJob {
     /// The job with all that its walks need.
     #[must_use]
     pub fn new(
-        (id, epoch, node): (SharedJobId, u64, NodeName),
+        id: SharedJobId,
+        node: NodeName,
         sources: Vec<ScanRoot>,
         open: Open,
         mut config: SenderConfig,
@@ -90,7 +89,6 @@ impl SharedJob {
         let (grant, source_marks, view) = (HeldGrant::default(), Marks::new(), View::default());
         Self {
             id,
-            epoch,
             node,
             sources,
             open,
@@ -165,10 +163,10 @@ impl SharedJob {
 
     /// The opening of a session, which may begin the job or finds it under way.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
-        let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
+        let job = self.id;
+        let node = self.node.clone();
         let shared_job = Some(Box::new(SharedJobOpening {
             job,
-            epoch,
             beginning,
             leads: self.view == View::Leads,
             node,

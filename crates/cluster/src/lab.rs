@@ -16,9 +16,9 @@ pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 
 /// A job without sources.
 pub(crate) fn job() -> SharedJob {
-    let names = (JOB, 1, NodeName::new("head").unwrap());
     SharedJob::new(
-        names,
+        JOB,
+        NodeName::new("head").unwrap(),
         Vec::new(),
         Open::new(b"t".to_vec(), [0; 16]),
         SenderConfig::default(),

@@ -306,7 +306,7 @@ impl Observer for SessionEvents {
         match event {
             Event::Failed { message } => {
                 // the session is shut out, and others do all of it: nothing is wrong with the file
-                if message.ends_with(&FaultCode::Fenced.to_string()) {
+                if message.ends_with(&FaultCode::JobEnded.to_string()) {
                     return;
                 }
                 if !self.events.told.insert(message) {
@@ -822,7 +822,7 @@ mod tests {
     fn a_session_that_is_shut_out_tells_of_no_file_that_it_has_failed() {
         let heard = Arc::new(Heard::default());
         let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
-        for (file, why) in [("x", FaultCode::Fenced), ("y", FaultCode::Os(28))] {
+        for (file, why) in [("x", FaultCode::JobEnded), ("y", FaultCode::Os(28))] {
             session.on(&Event::Failed {
                 message: format!("receiver: name '{file}': {why}"),
             });

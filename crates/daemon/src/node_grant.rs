@@ -118,9 +118,7 @@ impl NodeGrant {
                 ..(**asked).clone()
             })
         {
-            return Err(denied(
-                "the grant is for another job, or for another epoch of it",
-            ));
+            return Err(denied("the grant is for another job"));
         }
         let shape = match &open.shape {
             TargetShape::Directory { .. } => self.open.shape.clone(),

@@ -114,11 +114,10 @@ mod tests {
         head: Identity,
     }
 
-    fn opening(target: &str, job: u8, epoch: u64) -> Open {
+    fn opening(target: &str, job: u8) -> Open {
         let node = NodeName::new("b").unwrap();
         let part = SharedJobOpening {
             job: SharedJobId([job; 16]),
-            epoch,
             beginning: Beginning::UnderWay,
             leads: false,
             node,
@@ -141,7 +140,7 @@ mod tests {
     }
 
     fn usual() -> JobGrant {
-        granted(opening("t", 7, 3))
+        granted(opening("t", 7))
     }
 
     impl Site {
@@ -218,7 +217,7 @@ mod tests {
             (node.name.as_str(), node.by_grants_of[0].key),
             ("ann", site.head.fingerprint())
         );
-        let taken = site.session(usual()).take_up(&opening("t", 7, 3)).unwrap();
+        let taken = site.session(usual()).take_up(&opening("t", 7)).unwrap();
         assert_eq!(taken.rights.owner, site.head.fingerprint().to_string());
         assert!(taken.rights.rate_max.is_some() && taken.allowance.is_none());
         assert_eq!(taken.removals.left(), 0);
@@ -333,10 +332,8 @@ mod tests {
         let site = Site::new(Access::ReadWrite);
         let session = site.session(usual());
         let refused = |open: Open| session.take_up(&open).unwrap_err().text;
-        for (job, epoch) in [(8, 3), (7, 4), (7, 2)] {
-            assert!(refused(opening("t", job, epoch)).contains("another job"));
-        }
-        let mut begins = opening("t", 7, 3);
+        assert!(refused(opening("t", 8)).contains("another job"));
+        let mut begins = opening("t", 7);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(
             refused(begins).contains("another job"),
@@ -344,14 +341,14 @@ mod tests {
         );
         for target in ["", "..", "t/../u", "t/..", "u", "t/u", "/t"] {
             assert!(
-                refused(opening(target, 7, 3)).contains("another target"),
+                refused(opening(target, 7)).contains("another target"),
                 "{target}"
             );
         }
         assert!(
             refused(Open {
                 shared_job: None,
-                ..opening("t", 7, 3)
+                ..opening("t", 7)
             })
             .contains("a part in a job")
         );
@@ -361,21 +358,21 @@ mod tests {
         assert!(
             refused(Open {
                 shape,
-                ..opening("t", 7, 3)
+                ..opening("t", 7)
             })
             .contains("other options")
         );
         assert!(
             refused(Open {
                 grant: Some([0; 32]),
-                ..opening("t", 7, 3)
+                ..opening("t", 7)
             })
             .contains("other options")
         );
         assert!(
             refused(Open {
                 inplace: true,
-                ..opening("t", 7, 3)
+                ..opening("t", 7)
             })
             .contains("other options")
         );
@@ -383,7 +380,7 @@ mod tests {
         let mut other = Open {
             run: [5; 16],
             shape: TargetShape::Directory { tops },
-            ..opening("t", 7, 3)
+            ..opening("t", 7)
         };
         other.shared_job.as_mut().unwrap().node = NodeName::new("c").unwrap();
         session.take_up(&other).unwrap();
@@ -394,10 +391,10 @@ mod tests {
         let site = Site::new(Access::ReadWrite);
         let plain = granted(Open {
             shared_job: None,
-            ..opening("t", 7, 3)
+            ..opening("t", 7)
         });
         assert!(site.fault_of(plain).contains("not for a job"));
-        let mut begins = opening("t", 7, 3);
+        let mut begins = opening("t", 7);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(site.fault_of(granted(begins)).contains("not for a job"));
     }
@@ -413,10 +410,10 @@ mod tests {
                 .collect();
             let open = Open {
                 shape: TargetShape::Directory { tops },
-                ..opening("t", 7, 3)
+                ..opening("t", 7)
             };
             site.session(granted(open))
-                .take_up(&opening("t", 7, 3))
+                .take_up(&opening("t", 7))
                 .unwrap()
                 .top_names
         };
@@ -430,7 +427,7 @@ mod tests {
         let site = Site::new(Access::ReadWrite);
         let session = site.session(usual());
         AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
-        let refusal = session.take_up(&opening("t", 7, 3)).unwrap_err();
+        let refusal = session.take_up(&opening("t", 7)).unwrap_err();
         assert!(
             refusal.text.contains("may not lead here any more"),
             "{refusal:?}"

@@ -79,8 +79,8 @@ pub use remove::{
 };
 pub use replace_file::replace_file;
 pub use shared_job_directory::{
-    DEAD_AFTER, EpochError, EpochSession, FENCED, GroupOfNew, Heartbeat, JOURNAL_PREFIX,
-    LOOK_AGAIN_AFTER, PART_GONE, PartFound, SharedJobDirectory, Sign, UNSEEN_MAX, WatchedJob,
+    DEAD_AFTER, GroupOfNew, Heartbeat, JOB_ENDED, JOURNAL_PREFIX, JobSession, LOOK_AGAIN_AFTER,
+    PART_GONE, PartFound, SharedJobDirectory, SharedJobError, Sign, UNSEEN_MAX, WatchedJob,
     jobs_in,
 };
 pub use shared_job_names::is_shared_job_name;
@@ -93,5 +93,5 @@ pub use storable_times::{is_beyond_range, is_held_everywhere};
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn, cores};
 pub use tree::trusted_path::path_parts;
-pub use tree::{DirectoryModes, Fence, Tree, open_beneath};
+pub use tree::{DirectoryModes, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

@@ -1,5 +1,5 @@
 //! Where an entry is made before it gets its final name: in the directory where it will stay, or, in a job that several
-//! hosts write, in the directory of the job's [epoch](crate::EpochSession).
+//! hosts write, in the directory of a [session](crate::JobSession) in the job's.
 //! What the directory where it will stay would have given it, it is given ([`NewFiles::give_to`]).
 
 use std::io;
@@ -11,7 +11,7 @@ use zmove_types::Name;
 use crate::lease::Lease;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
-use crate::shared_job_directory::EpochSession;
+use crate::shared_job_directory::JobSession;
 use crate::staged::Staged;
 
 /// Where entries are made; see the module.
@@ -20,8 +20,8 @@ pub enum StagingPlace {
     /// In the directory where they will stay.
     #[default]
     Beside,
-    /// In the directory of an epoch.
-    Epoch(Arc<EpochSession>),
+    /// In the directory of a session in a job.
+    Job(Arc<JobSession>),
 }
 
 impl StagingPlace {
@@ -30,23 +30,23 @@ impl StagingPlace {
     pub fn of<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
         match self {
             Self::Beside => directory,
-            Self::Epoch(epoch) => epoch.own(),
+            Self::Job(job) => job.own(),
         }
     }
 
-    /// The epoch, in a job.
+    /// The session, in a job.
     #[must_use]
-    pub fn epoch(&self) -> Option<&Arc<EpochSession>> {
+    pub fn job(&self) -> Option<&Arc<JobSession>> {
         match self {
             Self::Beside => None,
-            Self::Epoch(epoch) => Some(epoch),
+            Self::Job(job) => Some(job),
         }
     }
 
     /// A new empty file for a directory, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where the file could not get another name, and [`FENCED`](crate::FENCED).
+    /// The system's error, `EPERM` where the file could not get another name, and [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn create(
         &self,
         directory: &Arc<OwnedFd>,
@@ -55,14 +55,14 @@ impl StagingPlace {
     ) -> io::Result<Staged> {
         match self {
             Self::Beside => Staged::create_in(directory, new_files, mode),
-            Self::Epoch(epoch) => epoch.create(|| Staged::create_in(epoch.own(), new_files, mode)),
+            Self::Job(job) => job.create(|| Staged::create_in(job.own(), new_files, mode)),
         }
     }
 
     /// Gives a file that has a hidden name its final one in a directory.
     ///
     /// # Errors
-    /// As [`publish_file`], and [`FENCED`](crate::FENCED).
+    /// As [`publish_file`], and [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn publish(
         &self,
         lease: &Lease,
@@ -72,7 +72,7 @@ impl StagingPlace {
     ) -> io::Result<()> {
         match self {
             Self::Beside => publish_file(lease, directory, hidden, name, replace),
-            Self::Epoch(epoch) => epoch.publish(lease, hidden, (directory, name), replace),
+            Self::Job(job) => job.publish(lease, hidden, (directory, name), replace),
         }
     }
 }

@@ -4,7 +4,6 @@
 //! [`open_beneath`], or component by component with `O_NOFOLLOW` where directories are made on the way.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -32,7 +31,6 @@ pub use beneath::open_beneath;
 pub struct Tree {
     root: Arc<OwnedFd>,
     lease: Lease,
-    fence: Option<Arc<dyn Fence>>,
     modes: DirectoryModes,
 }
 
@@ -59,15 +57,6 @@ impl DirectoryModes {
 
 /// What the umask and inherited access control lists leave of this is the mode of a new directory.
 const USUAL_MODE: Mode = Mode::from_bits_retain(0o777);
-
-/// What may end at any time that directories of a tree are opened up to their owner.
-pub trait Fence: fmt::Debug + Send + Sync {
-    /// Looks whether it has ended.
-    ///
-    /// # Errors
-    /// It has.
-    fn check(&self) -> rustix::io::Result<()>;
-}
 
 /// How often an operation is tried again when another process changes the entry concerned meanwhile.
 const RACES_MAX: usize = 16;
@@ -107,7 +96,6 @@ impl Tree {
         Self {
             root,
             lease: Lease::constant(),
-            fence: None,
             modes: DirectoryModes::default(),
         }
     }
@@ -118,7 +106,7 @@ impl Tree {
         Self { modes, ..self }
     }
 
-    /// A tree at another open directory, with the same lease and modes of directories, and nothing that fences it off.
+    /// A tree at another open directory, with the same lease and modes of directories.
     #[must_use]
     pub fn like_this_at(&self, root: Arc<OwnedFd>) -> Self {
         Self::at(root)
@@ -142,15 +130,6 @@ impl Tree {
     #[must_use]
     pub const fn lease(&self) -> &Lease {
         &self.lease
-    }
-
-    /// The same tree, in which no directory is opened up any more when that is fenced off.
-    #[must_use]
-    pub fn fenced_by(self, fence: Arc<dyn Fence>) -> Self {
-        Self {
-            fence: Some(fence),
-            ..self
-        }
     }
 
     /// The root's descriptor.
@@ -198,7 +177,7 @@ impl Tree {
                 }
                 entered => entered?,
             };
-            self.prepare(&entered)?;
+            make_writable(&self.lease, entered.as_fd())?;
             directory = Arc::new(entered);
         }
         Ok(directory)
@@ -243,7 +222,7 @@ impl Tree {
             Ok(directory) => {
                 // The root itself is the user's: who sets its mode at the end asks for it by open_up.
                 if !path.is_root() {
-                    self.prepare(&directory)?;
+                    make_writable(&self.lease, directory.as_fd())?;
                 }
                 Ok(directory)
             }
@@ -271,7 +250,7 @@ impl Tree {
             // Whoever may write there without its owner's permissions, as root, leaves them as they are.
             let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
             if rustix::fs::accessat(&directory, c".", all, AtFlags::EACCESS).is_err() {
-                self.prepare(&directory)?;
+                make_writable(&self.lease, directory.as_fd())?;
             }
         }
         let mode = |stat: Stat| Mode::from_raw_mode(stat.st_mode);
@@ -364,24 +343,12 @@ impl Tree {
         Ok(directory)
     }
 
-    /// Makes a directory writable for its owner ([`make_writable`]), unless that is fenced off. Most are, and need no
-    /// look.
-    fn prepare(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
-        if let Some(fence) = &self.fence
-            && !Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode).contains(Mode::RWXU)
-        {
-            fence.check()?;
-        }
-        make_writable(&self.lease, directory.as_fd())
-    }
-
     /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
     fn enter_own(&self, parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
             Err(Errno::ACCESS) => {
                 let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
-                self.fence.as_ref().map_or(Ok(()), |fence| fence.check())?;
                 let permit = self.lease.permit()?;
                 // A directory that cannot be opened up is as closed as it was.
                 held.open_up(&permit, OFlags::RDONLY | OFlags::DIRECTORY)
@@ -411,7 +378,7 @@ impl Makes {
 
     fn prepare(self, tree: &Tree, parent: &OwnedFd) -> rustix::io::Result<()> {
         match self {
-            Self::ForItsOwner => tree.prepare(parent),
+            Self::ForItsOwner => make_writable(&tree.lease, parent.as_fd()),
             Self::AsUsual => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! | what may go wrong between hosts | what holds it |
 //! |---|---|
-//! | a receiver that was stopped goes on later | its epoch's directory has gone, with all that has no final name |
+//! | a receiver that was stopped goes on later | its lease has ended; after the job, all that has no final name has gone |
 //! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
 //! | nobody knows who has written which groups | a journal for each session in the job's directory, read by all |
 //! | two give a large file its name | both give it to one inode, and a mark in the place of the part tells of it |
@@ -24,7 +24,7 @@ pub(crate) mod session;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
-use zmove_disk::{EpochError, FENCED};
+use zmove_disk::JOB_ENDED;
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
     Batch, BatchEntry, EntryFault, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult,
@@ -86,10 +86,10 @@ impl SharedJobSession {
         Ok(transfer.target.keeper.take_counts())
     }
 
-    /// Fails where a newer epoch has begun, or the job has ended.
+    /// Fails where the job has ended.
     fn check(&self, operation: Operation) -> Result<(), Failure> {
-        if self.epoch.is_fenced() {
-            Err((operation, FENCED.into()))
+        if self.session.has_ended() {
+            Err((operation, JOB_ENDED.into()))
         } else {
             Ok(())
         }
@@ -133,13 +133,8 @@ impl SharedJobSession {
         let tree = &transfer.target.tree;
         let root = tree.open_directory(&RelPath::root()).map_err(&cannot)?;
         self.directory
-            .close(tree.lease(), &root, self.job, self.epoch.number(), PATIENCE)
-            .map_err(|error| match error {
-                // `Ended`: another session has closed the job
-                EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
-                EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
-                _ => cannot(rustix::io::Errno::IO.into()),
-            })
+            .close(tree.lease(), &root, self.job, PATIENCE)
+            .map_err(cannot)
     }
 }
 

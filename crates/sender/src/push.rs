@@ -70,7 +70,7 @@ impl Push {
         }
         let open = Open {
             run: run.id(link.transfer),
-            // Sessions of a shared job are kept from publishing by its epochs.
+            // Of a shared job several sessions are at work.
             earlier: run
                 .earlier_session()
                 .filter(|_| self.open.shared_job.is_none()),

@@ -144,8 +144,8 @@ impl Spread {
             durability: Durability::End,
             ..Open::new(b"t".to_vec(), [0; 16])
         };
-        let names = (JOB, 1, NodeName::new("sender").unwrap());
-        SharedJob::new(names, sources, open, SenderConfig::default()).with_marks()
+        let node = NodeName::new("sender").unwrap();
+        SharedJob::new(JOB, node, sources, open, SenderConfig::default()).with_marks()
     }
 
     fn lead_job<W: WorkQueue>(

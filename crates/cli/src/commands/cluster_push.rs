@@ -50,7 +50,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let trees = Arc::new(Trees::new(directory.clone(), &job));
     let notice = JobNotice {
         job: job.id.0,
-        epoch: job.epoch,
+        epoch: EPOCH,
         sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: trees.mounts(&mountinfo),
         directory: directory.into_os_string().into_vec(),
@@ -78,7 +78,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             observer: display.observer(),
             notice: JobNotice {
                 job: id.0,
-                epoch: job.epoch,
+                epoch: EPOCH,
                 ..notice.clone()
             },
             mountinfo: mountinfo.clone(),
@@ -306,7 +306,7 @@ impl Leading<'_> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let settings = Settings {
             patience: broker_patience(self.patience),
-            ..Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id))
+            ..Settings::new(Role::Head, job.id, EPOCH, key.of_job(job.id))
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
@@ -445,6 +445,8 @@ fn not_begun(id: SharedJobId) -> Led {
     }
 }
 
+/// Each job has a queue of its own.
+pub(crate) const EPOCH: u64 = 1;
 const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_ROOM: &str = "the broker has no room for another queue: zmove looks for queues of killed pushes, and removes them";
 const NO_BROKER: &str = "start a broker for the cluster";

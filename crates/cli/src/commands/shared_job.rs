@@ -2,7 +2,7 @@
 //! settings ask for, and what is told at the end.
 
 use std::num::NonZeroUsize;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use zmove_cluster::{JobEnd, JobError, SessionEnd, SharedJob};
@@ -76,26 +76,16 @@ pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
 
-/// The id and the epoch of a job that begins now.
-pub(crate) fn fresh() -> Result<(SharedJobId, u64)> {
-    let id = SharedJobId(fresh_transfer().context("get random bytes")?.0);
-    Ok((
-        id,
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs(),
-    ))
+/// The id of a job that begins now.
+pub(crate) fn fresh() -> Result<SharedJobId> {
+    let id = fresh_transfer().context("get random bytes")?;
+    Ok(SharedJobId(id.0))
 }
 
 /// The same work as another job, which begins now.
 pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
-    let (id, epoch) = fresh()?;
-    Ok(SharedJob {
-        id,
-        epoch,
-        ..job.clone()
-    })
+    let id = fresh()?;
+    Ok(SharedJob { id, ..job.clone() })
 }
 
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
@@ -123,7 +113,7 @@ pub(crate) fn lead_again(
 pub(crate) fn job(
     settings: &PushSettings,
     sources: &Sources,
-    (id, epoch): (SharedJobId, u64),
+    id: SharedJobId,
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let kinds = job.open.keeping.kinds;
@@ -156,12 +146,7 @@ pub(crate) fn job(
         silence_max: RECEIVER_SILENCE_MAX,
         ..SenderConfig::default()
     };
-    Ok(SharedJob::new(
-        (id, epoch, own_node()),
-        job.sources,
-        open,
-        config,
-    ))
+    Ok(SharedJob::new(id, own_node(), job.sources, open, config))
 }
 
 fn own_node() -> NodeName {

@@ -248,7 +248,7 @@ impl<W: WorkQueue> Mover<W> {
                 Committed::Named(WorkCounts::default())
             }
             SharedJobResult::Failed(operation, code)
-                if operation != Operation::Flush && code != FaultCode::Fenced =>
+                if operation != Operation::Flush && code != FaultCode::JobEnded =>
             {
                 Committed::Named(self.fail(format!(
                     "receiver: {operation} '{}': {code}",

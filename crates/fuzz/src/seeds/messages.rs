@@ -57,7 +57,6 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
     let node = NodeName::new("b").expect("it is a name");
     let part = SharedJobOpening {
         job: SharedJobId([9; 16]),
-        epoch: 3,
         beginning: Beginning::UnderWay,
         leads: false,
         node,
@@ -358,7 +357,6 @@ fn in_a_job() -> Open {
     let node = NodeName::new("dtn1").expect("it is a name");
     let shared_job = Some(Box::new(SharedJobOpening {
         job: SharedJobId([3; 16]),
-        epoch: 7,
         beginning: Beginning::Allowed,
         leads: true,
         node,
@@ -378,7 +376,7 @@ fn job_answers() -> Vec<ToSender> {
     };
     let results = [
         SharedJobResult::Done,
-        SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced),
+        SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded),
         SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),

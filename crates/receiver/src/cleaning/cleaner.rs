@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
-    DEAD_AFTER, EpochError, SharedJobDirectory, Sign, Task, Tree, Turn, WatchedJob, hidden_in,
+    DEAD_AFTER, SharedJobDirectory, SharedJobError, Sign, Task, Tree, Turn, WatchedJob, hidden_in,
     remove_leftover,
 };
 use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp};
@@ -356,9 +356,9 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// The system's error behind a job that cannot be ended.
-fn cause(error: EpochError) -> io::Error {
+fn cause(error: SharedJobError) -> io::Error {
     match error {
-        EpochError::Io(error) | EpochError::Older { source: error, .. } => error,
+        SharedJobError::Io(error) => error,
         _ => Errno::BUSY.into(),
     }
 }

@@ -152,7 +152,7 @@ pub(super) async fn resolve(
     lease: Lease,
     other_jobs: OtherJobs,
 ) -> Result<Resolved, Refusal> {
-    // Sessions of a shared job are kept from publishing by its epochs.
+    // Of a shared job several sessions are at work.
     if let (Some(earlier), None) = (&open.earlier, &open.shared_job) {
         wait_for_earlier(earlier, &other_jobs).await?;
     }
@@ -191,8 +191,8 @@ pub(super) async fn resolve(
                 };
                 let (session, journal) =
                     SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
-                let epoch = Arc::clone(session.epoch());
-                let parts = Parts::in_job(&lease, epoch, journal, begin, &quota);
+                let own = Arc::clone(session.session());
+                let parts = Parts::in_job(&lease, own, journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts
             }

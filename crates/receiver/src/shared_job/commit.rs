@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very part
-//! that gets the name, as journals of this epoch say. A part is made once in an epoch. Whoever comes second, or repeats
-//! an order whose answer was lost, finds the mark in its place ([`EpochSession::find_part`](zmove_disk::EpochSession)).
+//! that gets the name, as journals of the job say. A part is made once in a job. Whoever comes second, or repeats
+//! an order whose answer was lost, finds the mark in its place ([`JobSession::find_part`](zmove_disk::JobSession)).
 
 use std::fs::File;
 use std::io;
@@ -63,7 +63,7 @@ impl SharedJobSession {
             .tree
             .ensure_directory(&parent)
             .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
-        self.epoch
+        self.session
             .check_device(&directory)
             .map_err(failed_to(Operation::MakeDirectory))?;
         let place = Place {
@@ -73,7 +73,7 @@ impl SharedJobSession {
             name,
         };
         match self
-            .epoch
+            .session
             .find_part(&place.part)
             .map_err(failed_to(Operation::Read))?
         {
@@ -134,7 +134,7 @@ impl SharedJobSession {
         let lease = transfer.target.tree.lease();
         let to: (&OwnedFd, &Name) = (directory, name);
         if let Err(error) = self
-            .epoch
+            .session
             .publish_part(lease, (&place.part, part), to, replace)
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
@@ -158,7 +158,7 @@ impl SharedJobSession {
         place: &Place,
         answer: Result<SharedJobResult, Failure>,
     ) -> Result<SharedJobResult, Failure> {
-        match self.epoch.find_part(&place.part) {
+        match self.session.find_part(&place.part) {
             Ok(PartFound::Committed { inode }) => self.committed(transfer, place, inode),
             Ok(PartFound::GivenUp { errno }) => Err(given_up(errno)),
             _ => answer,
@@ -188,7 +188,7 @@ impl SharedJobSession {
         quota: &Quota,
     ) -> io::Result<Result<Option<Root>, SharedJobResult>> {
         let mut groups = self.groups.lock();
-        groups.read_on(self.directory.fd(), &self.epoch)?;
+        groups.read_on(self.directory.fd(), &self.session)?;
         let came = groups.of(part);
         let missing = missing(head, came);
         if !missing.is_empty() {

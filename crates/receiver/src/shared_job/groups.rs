@@ -1,4 +1,4 @@
-//! The groups of large files that count: those that a journal of this epoch says are flushed, by the part that they
+//! The groups of large files that count: those that a journal of the job says are flushed, by the part that they
 //! were written to.
 //!
 //! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use zmove_disk::{EpochSession, PartFound};
+use zmove_disk::{JobSession, PartFound};
 use zmove_types::{Cv, GroupSpan, Name};
 use zmove_wire::WireError;
 
@@ -70,27 +70,25 @@ impl FlushedGroups {
     }
 
     /// Reads what the journals say by now.
-    pub(super) fn read_on(&mut self, directory: &OwnedFd, epoch: &EpochSession) -> io::Result<()> {
-        match self.try_to_read_on(directory, epoch.number()) {
+    pub(super) fn read_on(&mut self, directory: &OwnedFd, session: &JobSession) -> io::Result<()> {
+        match self.try_to_read_on(directory) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
-                if !self.forget_gone(epoch) {
+                if !self.forget_gone(session) {
                     return Err(error);
                 }
-                self.try_to_read_on(directory, epoch.number())
+                self.try_to_read_on(directory)
             }
             read => read,
         }
     }
 
-    pub(super) fn try_to_read_on(&mut self, directory: &OwnedFd, epoch: u64) -> io::Result<()> {
-        let is_own = |other| other == epoch;
+    pub(super) fn try_to_read_on(&mut self, directory: &OwnedFd) -> io::Result<()> {
         let groups = &mut self.groups;
-        self.journals
-            .read_on(directory, is_own, |files, record, end| {
-                groups
-                    .take(files, record, end)
-                    .map_err(|_over_limit| Errno::NOMEM.into())
-            })
+        self.journals.read_on(directory, |files, record, end| {
+            groups
+                .take(files, record, end)
+                .map_err(|_over_limit| Errno::NOMEM.into())
+        })
     }
 
     /// The groups of a part that count.
@@ -104,11 +102,11 @@ impl FlushedGroups {
     }
 
     /// Returns whether there was anything to forget.
-    fn forget_gone(&mut self, epoch: &EpochSession) -> bool {
+    fn forget_gone(&mut self, session: &JobSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
             matches!(
-                epoch.find_part(name),
+                session.find_part(name),
                 Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. })
             )
         };

@@ -1,9 +1,8 @@
-//! The journals of all sessions of a job, in its directory: one file each, `journal-EPOCH-PROCESS-TRANSFER`, by one
-//! writer.
+//! The journals of all sessions of a job, in its directory: one file each, `journal-PROCESS-TRANSFER`, by one writer.
 //!
-//! They are read by whoever needs them, while others write: a count reads those of all epochs, and the commit of a
-//! large file all those of its own. Orders are repeated until all is there, so a session remembers how far it has read
-//! each journal, and reads on from there. One that ends in the middle of a record is read up to that.
+//! The commit of a large file reads them, while others write. Orders are repeated until all is there, so a session
+//! remembers how far it has read each journal, and reads on from there. One that ends in the middle of a record is read
+//! up to that.
 //!
 //! **Invariant:** for one order no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record after
 //! the other, and what is kept of a record is booked on the key before the next one is read.
@@ -44,17 +43,9 @@ struct Cursor<T> {
 }
 
 /// The name of a session's journal.
-pub(super) fn name_of(epoch: u64, transfer: TransferId) -> Name {
-    let text = format!("{JOURNAL_PREFIX}{epoch}-{}-{transfer}", own_process());
+pub(super) fn name_of(transfer: TransferId) -> Name {
+    let text = format!("{JOURNAL_PREFIX}{}-{transfer}", own_process());
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
-}
-
-/// The epoch of a journal, by its name.
-fn epoch_of(name: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(name)
-        .ok()?
-        .strip_prefix(JOURNAL_PREFIX)?;
-    text.split_once('-')?.0.parse().ok()
 }
 
 impl<T: Default> Journals<T> {
@@ -66,7 +57,7 @@ impl<T: Default> Journals<T> {
         }
     }
 
-    /// Reads on in the journals of these epochs, one after the other. `take` gets the state that belongs to a journal,
+    /// Reads on in the journals, one after the other. `take` gets the state that belongs to a journal,
     /// a record of it, and the offset at which that ends. Where it fails, the record is read again the next time.
     ///
     /// # Errors
@@ -74,13 +65,16 @@ impl<T: Default> Journals<T> {
     pub(super) fn read_on(
         &mut self,
         directory: &OwnedFd,
-        epochs: impl Fn(u64) -> bool,
         mut take: impl FnMut(&mut T, Record, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         let (mut files, mut bytes) = (0, 0);
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
-            if !epoch_of(entry.file_name().to_bytes()).is_some_and(&epochs) {
+            if !entry
+                .file_name()
+                .to_bytes()
+                .starts_with(JOURNAL_PREFIX.as_bytes())
+            {
                 continue;
             }
             let name =
@@ -137,11 +131,7 @@ mod tests {
 
     fn read_all(directory: &tempfile::TempDir, quota: &Quota) -> io::Result<()> {
         let fd = OwnedFd::from(File::open(directory.path())?);
-        Journals::<()>::new(quota.book_nothing()).read_on(
-            &fd,
-            |epoch| epoch == 1,
-            |(), _, _| Ok(()),
-        )
+        Journals::<()>::new(quota.book_nothing()).read_on(&fd, |(), _, _| Ok(()))
     }
 
     fn error_of(read: io::Result<()>) -> Option<Errno> {
@@ -158,7 +148,7 @@ mod tests {
                 .unwrap();
         };
         set_length("journal-1-a", BYTES_MAX - 1);
-        set_length("journal-2-a", BYTES_MAX);
+        set_length("heartbeat-a", BYTES_MAX);
         set_length("journal-1-b", 1);
         assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
         set_length("journal-1-b", 2);
@@ -195,7 +185,7 @@ mod tests {
         let mut journals = Journals::<()>::new(quota.book_nothing());
         let mut read_with = |name: &str| {
             std::fs::write(directory.path().join(name), "").unwrap();
-            error_of(journals.read_on(&fd, |_| true, |(), _, _| Ok(())))
+            error_of(journals.read_on(&fd, |(), _, _| Ok(())))
         };
         assert_eq!(
             ["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with),

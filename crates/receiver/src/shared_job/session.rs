@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::AtFlags;
 use zmove_disk::{
-    EpochError, EpochSession, Heartbeat, Lease, SharedJobDirectory, StagingPlace, Tree,
+    Heartbeat, JobSession, Lease, SharedJobDirectory, SharedJobError, StagingPlace, Tree,
 };
 use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::{
@@ -24,7 +24,7 @@ use crate::shared_job::journals;
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
     pub(super) directory: SharedJobDirectory,
-    pub(super) epoch: Arc<EpochSession>,
+    pub(super) session: Arc<JobSession>,
     pub(super) job: SharedJobId,
     pub(super) flushes: Flushes,
     pub(super) groups: Lock<FlushedGroups>,
@@ -107,8 +107,7 @@ pub(super) struct Flushes {
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How old a ping may be that shows that the head is alive: two of the pings that go out each second.
 const PROVED_WITHIN: Duration = Duration::from_secs(2);
-/// How long the beginning of an epoch goes on removing what older epochs still make. Shorter than a sender waits for an
-/// answer.
+/// How long the end of a job goes on removing what late sessions still make. Shorter than a sender waits for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Refuses what cannot be done in a job.
@@ -142,47 +141,39 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 
 /// The refusal of a session of a job that is not at this target.
 pub(crate) fn not_under_way(job: SharedJobId) -> Refusal {
-    refuse(job, &EpochError::NotUnderWay)
+    refuse(job, &SharedJobError::NotUnderWay)
 }
 
-fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
+fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
     let text = match error {
-        EpochError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
-        EpochError::NotUnderWay => format!(
+        SharedJobError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
+        SharedJobError::NotUnderWay => format!(
             "job {job} is not under way at this target: it has ended, or this receiver has another directory there \
              than the others (is the storage mounted that they share?)"
         ),
-        EpochError::OfAnotherUser => format!(
+        SharedJobError::OfAnotherUser => format!(
             "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers of a push \
              run as one user, and so do those of the next one where it was killed"
         ),
         error => error.to_string(),
     };
     let code = match error {
-        EpochError::Ended => RefusalCode::Ended,
-        EpochError::Fenced { .. } => RefusalCode::Denied,
-        EpochError::Older { .. } => RefusalCode::Busy,
-        EpochError::NotUnderWay => RefusalCode::NotUnderWay,
+        SharedJobError::NotUnderWay => RefusalCode::NotUnderWay,
         _ => RefusalCode::Target,
     };
     Refusal::new(code, text)
 }
 
 impl SharedJobSession {
-    /// Begins the part of a session in a job, with its journal: older epochs end here. Of a job that this refuses to
-    /// begin nothing is left, since its head begins it elsewhere; or the refusal says that it has begun and failed.
+    /// Begins the part of a session in a job, with its journal. Of a job that this refuses to begin nothing is left,
+    /// since its head begins it elsewhere; or the refusal says that it has begun and failed.
     pub(crate) fn begin(
         target: &Tree,
         opening: &SharedJobOpening,
         begin: &Begin,
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
-        let &SharedJobOpening {
-            job,
-            epoch,
-            beginning,
-            ..
-        } = opening;
+        let &SharedJobOpening { job, beginning, .. } = opening;
         let root = target
             .open_directory(&RelPath::root())
             .map_err(|error| refuse(job, &error.into()))?;
@@ -190,15 +181,10 @@ impl SharedJobSession {
         let permit = target.lease().permit();
         drop(permit.map_err(|errno| refuse(job, &io::Error::from(errno).into()))?);
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
-            if refusal.code == RefusalCode::Ended {
-                // whoever has ended it was killed before it had removed all
-                let _best_effort =
-                    SharedJobDirectory::end_dead(target.lease(), &root, job, PATIENCE);
-            }
             let may_have_begun =
                 beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
             let is_left = may_have_begun
-                && !SharedJobDirectory::take_back(&root, job, epoch, &begin.transfer.to_string());
+                && !SharedJobDirectory::take_back(&root, job, &begin.transfer.to_string());
             if is_left {
                 Refusal {
                     code: RefusalCode::Failed,
@@ -214,7 +200,6 @@ impl SharedJobSession {
         root: &Arc<OwnedFd>,
         &SharedJobOpening {
             job,
-            epoch: number,
             beginning,
             leads,
             ..
@@ -228,11 +213,11 @@ impl SharedJobSession {
             let heart = leads
                 .then(|| directory.heartbeat(&own).and_then(Heart::begin))
                 .transpose()?;
-            let epoch = directory.begin(number, &own, PATIENCE)?;
-            Ok((directory, Arc::new(epoch), heart.map(Arc::new)))
+            let session = directory.begin(&own)?;
+            Ok((directory, Arc::new(session), heart.map(Arc::new)))
         };
-        let (directory, epoch, heart) = begun().map_err(|error| refuse(job, &error))?;
-        let name = journals::name_of(number, begin.transfer);
+        let (directory, session, heart) = begun().map_err(|error| refuse(job, &error))?;
+        let name = journals::name_of(begin.transfer);
         let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
         let journal = journal.map_err(|error| {
             Refusal::new(
@@ -245,7 +230,7 @@ impl SharedJobSession {
             journal: name,
             journal_bytes_empty: length,
             directory,
-            epoch,
+            session,
             job,
             flushes: Flushes::default(),
             groups: Lock::new(FlushedGroups::new(quota)),
@@ -261,11 +246,11 @@ impl SharedJobSession {
 
     /// Where the session makes its entries.
     pub(crate) fn staging_place(&self) -> StagingPlace {
-        StagingPlace::Epoch(Arc::clone(&self.epoch))
+        StagingPlace::Job(Arc::clone(&self.session))
     }
 
-    /// The epoch.
-    pub(crate) fn epoch(&self) -> &Arc<EpochSession> {
-        &self.epoch
+    /// The session's directory in that of the job.
+    pub(crate) fn session(&self) -> &Arc<JobSession> {
+        &self.session
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Direct, EpochSession, Lease, Replace, SharedJobDirectory, Staged, Tree};
+use zmove_disk::{Direct, JobSession, Lease, Replace, SharedJobDirectory, Staged, Tree};
 use zmove_transport::{
     ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
 };
@@ -67,10 +67,9 @@ fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
 }
 
-fn part(epoch: u64) -> SharedJobOpening {
+fn part() -> SharedJobOpening {
     SharedJobOpening {
         job: JOB,
-        epoch,
         beginning: Beginning::Allowed,
         leads: true,
         node: NodeName::new("n").unwrap(),
@@ -221,7 +220,7 @@ fn journals_of(root: &Path) -> Vec<PathBuf> {
 fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
     let mut groups = FlushedGroups::new(&Quota::default());
     let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
-    groups.try_to_read_on(&directory, 1).unwrap();
+    groups.try_to_read_on(&directory).unwrap();
     groups
         .of(&part)
         .iter()
@@ -229,7 +228,7 @@ fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
         .collect()
 }
 
-/// One receiver dies with half of its groups; with the next epoch all comes anew, and both commit at once.
+/// One receiver dies with half of its groups, which count; others bring the rest, and both commit at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     for seed in 0..4_u64 {
@@ -237,7 +236,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         let contents = contents(6, 12_345);
         let head = head("d/e/large", &contents);
         let order = shuffled(7, seed);
-        let mut lost = Mover::open(home.path(), 1).await;
+        let mut lost = Mover::open(home.path()).await;
         lost.declare(5, &head);
         order[..4]
             .iter()
@@ -245,21 +244,8 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         lost.stored(4).await;
         assert_eq!(lost.settle().await, SETTLED);
         lost.die().await;
-        let mut one = Mover::open(home.path(), 2).await;
-        let mut other = Mover::open(home.path(), 2).await;
-        assert_eq!(
-            one.commit(&head, &contents).await,
-            SharedJobResult::Missing(vec![GroupRange::new(0, 7)]),
-            "of an older epoch"
-        );
-        one.declare(1, &head);
-        other.declare(9, &head);
-        // one group comes twice
-        order[..4]
-            .iter()
-            .for_each(|group| one.chunk(1, *group, &contents));
-        one.stored(4).await;
-        assert_eq!(one.settle().await, SETTLED);
+        let mut one = Mover::open(home.path()).await;
+        let mut other = Mover::open(home.path()).await;
         let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
             panic!("committed")
         };
@@ -271,10 +257,18 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             order[4..].iter().copied().collect()
         );
         assert!(!home.path().join("d/e/large").exists());
-        order[3..]
+        one.declare(1, &head);
+        other.declare(9, &head);
+        // one group comes again, and one comes twice
+        order[3..6]
+            .iter()
+            .for_each(|group| one.chunk(1, *group, &contents));
+        one.stored(3).await;
+        assert_eq!(one.settle().await, SETTLED);
+        order[5..]
             .iter()
             .for_each(|group| other.chunk(9, *group, &contents));
-        other.stored(4).await;
+        other.stored(2).await;
         assert_eq!(other.settle().await, SETTLED);
         let wrong = SharedJobOrder::Commit {
             head: head.encode(),
@@ -304,19 +298,19 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     );
     assert_eq!(
         last.order(SharedJobOrder::Close).await,
-        SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced),
+        SharedJobResult::Done,
         "again"
     );
     assert_eq!(
         last.settle().await,
-        SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced)
+        SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded)
     );
     last.finish().await;
     assert!(!job_directory(home).exists());
     assert_eq!(tree(home).len(), 3, "the file with its directories");
     let part = SharedJobOpening {
         beginning: Beginning::UnderWay,
-        ..part(3)
+        ..part()
     };
     let late = Mover::try_open(home, open(Some(part))).await;
     assert_eq!(late.err().unwrap().code, RefusalCode::NotUnderWay);
@@ -328,11 +322,11 @@ async fn groups_count_when_they_are_flushed() {
     let home = tempfile::tempdir().unwrap();
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    let mut mover = Mover::open(home.path(), 1).await;
+    let mut mover = Mover::open(home.path()).await;
     mover.first_group(&head, &contents).await;
     let name = shared_name(&head.path, &source_of(&head));
     let part = job_directory(home.path())
-        .join(".zmove-epoch-1")
+        .join("parts")
         .join(name.as_os_str());
     let written = std::fs::File::options().write(true).open(&part).unwrap();
     written
@@ -344,7 +338,7 @@ async fn groups_count_when_they_are_flushed() {
     let other = TransferId([0xEE; 16]);
     let begin = begin(other, String::new(), &Tree::open(home.path()).unwrap());
     let told =
-        Journal::create_in_job(&directory, &journals::name_of(1, other), &begin, u64::MAX).unwrap();
+        Journal::create_in_job(&directory, &journals::name_of(other), &begin, u64::MAX).unwrap();
     let inode = written.metadata().unwrap().ino();
     let (path, source) = (head.path.clone(), source_of(&head));
     told.part(
@@ -380,7 +374,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    let mut one = Mover::open(home.path(), 1).await;
+    let mut one = Mover::open(home.path()).await;
     one.declare(1, &head);
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
@@ -391,10 +385,10 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
         "{committed:?}"
     );
     std::fs::remove_file(home.path().join("large")).unwrap();
-    let mut late = Mover::open(home.path(), 1).await;
+    let mut late = Mover::open(home.path()).await;
     late.first_group(&head, &contents).await;
     assert_eq!(late.commit(&head, &contents).await, committed);
-    let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
+    let parts = std::fs::read_dir(job_directory(home.path()).join("parts")).unwrap();
     let parts = parts.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());
     assert_eq!((parts.count(), late.faults.len()), (0, 0));
     assert!(!home.path().join("large").exists(), "once is enough");
@@ -408,7 +402,7 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     let home = tempfile::tempdir().unwrap();
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    let mut mover = Mover::open(home.path(), 1).await;
+    let mut mover = Mover::open(home.path()).await;
     mover.declare(1, &head);
     mover.chunk(1, 0, &contents);
     mover.stored(1).await;
@@ -445,8 +439,8 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     let contents = contents(1, 1);
     let head = head("large", &contents);
     let (mut one, mut late) = (
-        Mover::open(home.path(), 1).await,
-        Mover::open(home.path(), 1).await,
+        Mover::open(home.path()).await,
+        Mover::open(home.path()).await,
     );
     late.declare(1, &head);
     late.chunk(1, 0, &contents);
@@ -477,60 +471,42 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     late.finish().await;
 }
 
-/// The receiver has stored a batch when the next epoch begins.
+/// The receiver has stored something when the job ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
+async fn a_receiver_that_goes_on_after_the_end_of_the_job_names_nothing_and_settles_nothing() {
     let home = tempfile::tempdir().unwrap();
-    let mut old = Mover::open(home.path(), 1).await;
+    let mut late = Mover::open(home.path()).await;
     let contents = contents(2, 5);
     let head = head("large", &contents);
-    old.declare(1, &head);
-    old.chunk(1, 0, &contents);
-    old.batch(
+    late.declare(1, &head);
+    late.chunk(1, 0, &contents);
+    late.batch(
         "",
         vec![BatchEntry::Directory(name("d"), Metadata::default())],
         &[],
     );
-    old.stored(2).await;
-    assert_eq!(old.settle().await, SETTLED);
-    let (_, begun) = tokio::join!(
-        async {
-            let files: Vec<_> = (0..500)
-                .map(|number| file(&format!("f{number}"), 0o600, b"x"))
-                .collect();
-            old.batch("d", files, &[b'x'; 500]);
-            old.stored(1).await;
-        },
-        Mover::open(home.path(), 2)
+    late.stored(2).await;
+    assert_eq!(late.settle().await, SETTLED);
+    let mut last = Mover::open(home.path()).await;
+    assert_eq!(
+        last.order(SharedJobOrder::Close).await,
+        SharedJobResult::Done
     );
     let before = tree(home.path());
-    let mut new = begun;
-    old.chunk(1, 1, &contents);
-    old.batch("d", vec![file("late", 0o600, b"x")], b"x");
-    old.stored(2).await;
-    let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-    assert_eq!(old.settle().await, fenced);
-    assert_eq!(old.commit(&head, &contents).await, fenced);
-    let refused = old.order(SharedJobOrder::Close).await;
-    assert_eq!(
-        refused,
-        SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced)
-    );
-    assert!(old.faults.contains(&FaultCode::Fenced), "{:?}", old.faults);
+    late.chunk(1, 1, &contents);
+    late.batch("d", vec![file("late", 0o600, b"x")], b"x");
+    late.stored(2).await;
+    let ended = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
+    assert_eq!(late.settle().await, ended);
+    assert_eq!(late.commit(&head, &contents).await, ended);
     assert!(
-        old.faults.iter().all(|code| *code == FaultCode::Fenced),
+        late.faults.iter().all(|code| *code == FaultCode::JobEnded),
         "{:?}",
-        old.faults
+        late.faults
     );
-    assert!(!home.path().join("d/late").exists());
+    late.finish().await;
+    last.finish().await;
     assert_eq!(tree(home.path()), before);
-    old.finish().await;
-    assert_eq!(tree(home.path()), before);
-    new.batch("d", vec![file("late", 0o600, b"new")], b"new");
-    new.stored(1).await;
-    assert_eq!(new.settle().await, SETTLED);
-    assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
-    new.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -538,7 +514,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let stray = SharedJobOpening {
         beginning: Beginning::UnderWay,
-        ..part(1)
+        ..part()
     };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
@@ -546,13 +522,8 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
         told.code == RefusalCode::NotUnderWay && told.text.contains("is not under way"),
         "{told:?}"
     );
-    let newer = Mover::open(home.path(), 2).await;
-    let told = refused(open(Some(part(1)))).await;
-    assert!(
-        told.code == RefusalCode::Denied && told.text.contains("epoch 2"),
-        "{told:?}"
-    );
-    let base = || open(Some(part(2)));
+    let mover = Mover::open(home.path()).await;
+    let base = || open(Some(part()));
     for asked in [
         Open {
             inplace: true,
@@ -589,16 +560,16 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
             "{told:?}"
         );
     }
-    newer.finish().await;
+    mover.finish().await;
 }
 
 /// Whoever could write there could forge what the receivers of a job believe of each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transfer_writes_into_the_directory_of_a_job() {
     let home = tempfile::tempdir().unwrap();
-    let of_the_job = Mover::open(home.path(), 1).await;
+    let of_the_job = Mover::open(home.path()).await;
     let directory = format!(".zmove-job-{JOB}");
-    for job in [None, Some(part(1))] {
+    for job in [None, Some(part())] {
         let mut mover = Mover::try_open(home.path(), open(job)).await.unwrap();
         mover.batch(&directory, vec![file("journal-1-x", 0o600, b"x")], b"x");
         assert_eq!(mover.broken().await, 0, "stored");
@@ -621,8 +592,8 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     let home = tempfile::tempdir().unwrap();
     let (mut one, mut other) = (
-        Mover::open(home.path(), 1).await,
-        Mover::open(home.path(), 1).await,
+        Mover::open(home.path()).await,
+        Mover::open(home.path()).await,
     );
     for round in 0..30 {
         let directory = format!("a/b{round}/c/d");
@@ -663,6 +634,13 @@ fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
     SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
 }
 
+/// Ends the job.
+fn close(home: &Path) {
+    let root = root(home);
+    let closed = job(&root).close(&Lease::constant(), &root, JOB, PATIENCE);
+    closed.unwrap();
+}
+
 fn transfer(home: &Path) -> Transfer {
     transfer_within(home, &Quota::default())
 }
@@ -671,15 +649,14 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     let id = TransferId([7; 16]);
     let open = Open {
         target: home.as_os_str().as_encoded_bytes().to_vec(),
-        ..open(Some(part(1)))
+        ..open(Some(part()))
     };
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant()).unwrap();
     let begin = begin(id, String::new(), &target.tree);
-    let (session, journal) =
-        SharedJobSession::begin(&target.tree, &part(1), &begin, quota).unwrap();
+    let (session, journal) = SharedJobSession::begin(&target.tree, &part(), &begin, quota).unwrap();
     let parts = Parts::in_job(
         &Lease::constant(),
-        Arc::clone(session.epoch()),
+        Arc::clone(session.session()),
         journal,
         begin,
         &Quota::default(),
@@ -697,12 +674,12 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
 }
 
 #[test]
-fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
+fn what_has_no_name_when_the_job_ends_gets_none() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let batch = place(&mut placer, files("d", "f", 20));
-    let own = transfer.target.shared_job.as_ref().unwrap().epoch().own();
+    let own = transfer.target.shared_job.as_ref().unwrap().session().own();
     let hidden = rustix::fs::Dir::read_from(&**own).unwrap().count() - 2;
     assert_eq!(hidden, 20, "all wait for their names");
     let before = tree(home.path());
@@ -710,46 +687,14 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
         before.values().all(|(.., contents, _)| contents.is_empty()),
         "{before:?}"
     );
-    let job = job(&root(home.path()));
-    let _newer = job.begin(2, "n", PATIENCE).unwrap();
+    close(home.path());
     publish_all(&transfer);
-    let fenced = batch
+    let ended = batch
         .faults()
         .into_iter()
-        .filter(|fault| fault.code == FaultCode::Fenced);
-    assert_eq!(fenced.count(), 20);
+        .filter(|fault| fault.code == FaultCode::JobEnded);
+    assert_eq!(ended.count(), 20);
     assert_eq!(tree(home.path()), before);
-}
-
-/// The next epoch has given the directory its mode when a receiver of this one goes on.
-#[test]
-fn a_receiver_that_was_fenced_off_opens_no_directory_up() {
-    let home = tempfile::tempdir().unwrap();
-    let transfer = transfer(home.path());
-    std::fs::create_dir_all(home.path().join("d/e")).unwrap();
-    let set = |mode| {
-        let path = home.path().join("d");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    };
-    let mode = || home.path().join("d").metadata().unwrap().mode() & 0o777;
-    let put = |directory, prefix| {
-        place(&mut Placer::new(&transfer), files(directory, prefix, 1)).faults()
-    };
-    set(0o555);
-    assert_eq!(put("d", "f"), []);
-    assert_eq!(mode(), 0o755, "it takes files in this epoch");
-    set(0o555);
-    let job = job(&root(home.path()));
-    let _newer = job.begin(2, "n", PATIENCE).unwrap();
-    for directory in ["d", "d/e", "d/new"] {
-        let faults = put(directory, "g");
-        assert!(
-            faults.iter().all(|fault| fault.code == FaultCode::Fenced) && !faults.is_empty(),
-            "{faults:?}"
-        );
-        assert_eq!(mode(), 0o555, "{directory}");
-    }
-    set(0o755);
 }
 
 /// A writer has found the part, and then another receiver has committed the file.
@@ -774,7 +719,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let place = (&root, &name("large"));
     let staged = (part.hidden_name().unwrap(), part.file());
     shared
-        .epoch
+        .session
         .publish_part(&Lease::constant(), staged, place, Replace::Existing)
         .unwrap();
     let there = || home.path().join("large").metadata().unwrap().mtime();
@@ -843,7 +788,7 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
         !shared.holds(FileId(1)),
         "a sender that abandons files without end keeps none open"
     );
-    let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
+    let parts = std::fs::read_dir(job_directory(home.path()).join("parts")).unwrap();
     assert_eq!(
         parts.count(),
         2,
@@ -858,14 +803,14 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
 
 /// A part with so many flushed groups, as the journal has it.
 fn flushed_part(
-    epoch: &EpochSession,
+    session: &JobSession,
     journal: &Journal,
     number: u64,
     groups: usize,
 ) -> (Staged, PartKey) {
     let part = name(&format!("part-{number}"));
     let bytes = groups as u64 * GROUP_BYTES;
-    let staged = epoch
+    let staged = session
         .open_part(&Lease::constant(), &part, bytes, Direct::Off)
         .unwrap();
     let inode = staged.file().metadata().unwrap().ino();
@@ -895,7 +840,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     let home = tempfile::tempdir().unwrap();
     let root = root(home.path());
     let job = job(&root);
-    let epoch = job.begin(1, "n", PATIENCE).unwrap();
+    let session = job.begin("n").unwrap();
     let begin = begin(
         TransferId([7; 16]),
         String::new(),
@@ -903,29 +848,29 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     );
     let journal = Journal::create_in_job(
         job.fd(),
-        &journals::name_of(1, begin.transfer),
+        &journals::name_of(begin.transfer),
         &begin,
         u64::MAX,
     )
     .unwrap();
-    let write = |number| flushed_part(&epoch, &journal, number, GROUPS);
+    let write = |number| flushed_part(&session, &journal, number, GROUPS);
     let limits = Limits {
         memory_per_identity: ByteCount(10_000),
         ..Limits::default()
     };
     let mut groups = FlushedGroups::new(&Quotas::default().of(Fingerprint([1; 32]), &limits));
     let (first, first_key) = write(1);
-    groups.read_on(job.fd(), &epoch).unwrap();
+    groups.read_on(job.fd(), &session).unwrap();
     let (second, second_key) = write(2);
     assert!(
-        groups.read_on(job.fd(), &epoch).is_err(),
+        groups.read_on(job.fd(), &session).is_err(),
         "no memory is left"
     );
     assert!(
         groups.of(&first_key).is_some(),
         "its commit may be asked for"
     );
-    epoch
+    session
         .publish_part(
             &Lease::constant(),
             (&first_key.0, first.file()),
@@ -933,13 +878,13 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
             Replace::Existing,
         )
         .unwrap();
-    groups.read_on(job.fd(), &epoch).unwrap();
+    groups.read_on(job.fd(), &session).unwrap();
     assert_eq!(groups.of(&second_key).unwrap().values.len(), GROUPS);
-    epoch
+    session
         .give_up_part(&second_key.0, second.file(), Errno::NOSPC)
         .unwrap();
     let (_third, third_key) = write(3);
-    groups.read_on(job.fd(), &epoch).unwrap();
+    groups.read_on(job.fd(), &session).unwrap();
     assert_eq!(groups.of(&third_key).unwrap().values.len(), GROUPS);
     assert!(
         [first_key, second_key]
@@ -1045,7 +990,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             ),
             ..head("d/large", &contents)
         };
-        for (home, job) in [(&plain, None), (&jobs, Some(part(1)))] {
+        for (home, job) in [(&plain, None), (&jobs, Some(part()))] {
             let in_a_job = job.is_some();
             let mut mover = Mover::try_open(
                 home.path(),
@@ -1088,7 +1033,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     let home = tempfile::tempdir().unwrap();
-    let mut mover = Mover::open(home.path(), 1).await;
+    let mut mover = Mover::open(home.path()).await;
     let old = Metadata::new(
         0o555,
         Timestamp {
@@ -1112,7 +1057,7 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
         [(0o700, false); 2],
         "others may still write there"
     );
-    let mut mover = Mover::open(home.path(), 1).await;
+    let mut mover = Mover::open(home.path()).await;
     let group = |directory| DirectoryGroup {
         directory: path(directory),
         entries: vec![BatchEntry::Itself(old.clone())],

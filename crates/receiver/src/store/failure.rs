@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use zmove_disk::{FENCED, Tree};
+use zmove_disk::{JOB_ENDED, Tree};
 use zmove_types::RelPath;
 use zmove_wire::{FaultCode, Operation};
 
@@ -57,7 +57,7 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
 /// A failure as it is reported to the sender, with a code where that is clearer than an error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
-        (_, Some(FENCED)) => (operation, FaultCode::Fenced),
+        (_, Some(JOB_ENDED)) => (operation, FaultCode::JobEnded),
         (
             Operation::MakeDirectory | Operation::OpenDirectory | Operation::Remove,
             Some(Errno::XDEV),

@@ -6,7 +6,7 @@
 //! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher). Where storage
 //! answers late, some are made beside that and named at once ([`side`]).
 //!
-//! In a job that several receivers write, all are made in a directory of the session's epoch, and directories under
+//! In a job that several receivers write, all are made in a directory of the session, and directories under
 //! their final names.
 //!
 //! A file that would replace a directory is refused. A directory that replaces a file or a link takes its place when it
@@ -260,7 +260,7 @@ impl<'a> Placer<'a> {
     /// goes at once if there can be no staging directory.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job nothing waits under a name in the target.
-        if self.transfer.target.staging_place.epoch().is_some() {
+        if self.transfer.target.staging_place.job().is_some() {
             return Err(Errno::NOTDIR.into());
         }
         let mut above = RelPath::root();
@@ -315,7 +315,7 @@ impl<'a> Placer<'a> {
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: Files) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
-        if files.count == 0 || self.transfer.target.staging_place.epoch().is_some() {
+        if files.count == 0 || self.transfer.target.staging_place.job().is_some() {
             return None;
         }
         if let Some(open) = publisher.join(path) {
@@ -427,7 +427,7 @@ impl<'a> Placer<'a> {
         {
             return None;
         }
-        if transfer.target.staging_place.epoch().is_some() {
+        if transfer.target.staging_place.job().is_some() {
             return None;
         }
         // What is below a staging directory may move with it.

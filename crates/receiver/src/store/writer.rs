@@ -299,7 +299,7 @@ pub(crate) fn open_staged(
         let path = transfer.target.final_path(&file.head);
         if let Some(shared) = &transfer.parts.shared {
             // What flushes all that is written flushes the file systems that are known.
-            let known = transfer.target.file_systems.note(&**shared.epoch.own());
+            let known = transfer.target.file_systems.note(&**shared.session.own());
             known.map_err(failed_to(Operation::Create))?;
             let part =
                 transfer

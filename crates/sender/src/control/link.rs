@@ -151,7 +151,6 @@ mod tests {
         let node = NodeName::new("a").unwrap();
         let shared_job = Some(Box::new(SharedJobOpening {
             job: SharedJobId([1; 16]),
-            epoch: 1,
             beginning,
             leads: true,
             node,

@@ -116,10 +116,9 @@ pub enum FaultCode {
     /// own: in a pull, and where the opening has one.
     #[error("as many entries have been removed as may be (--max-delete)")]
     RemovedEnough,
-    /// A newer epoch of the job has begun, or the job has ended: this receiver may change nothing more of it. Only told
-    /// in a job.
-    #[error("its push has ended, or a later one has taken its place")]
-    Fenced,
+    /// The job has ended: this receiver changes nothing more of it. Only told in a job.
+    #[error("its push has ended")]
+    JobEnded,
     /// The large file's groups do not have the root that its sender has named. Only told in a job.
     #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
     OtherRoot,

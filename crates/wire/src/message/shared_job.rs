@@ -21,10 +21,6 @@ pub struct SharedJobOpening {
     /// The job.
     #[serde(with = "SentJobId")]
     pub job: SharedJobId,
-    /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun. The
-    /// largest number stands for a job that has ended.
-    #[serde(deserialize_with = "epoch")]
-    pub epoch: u64,
     /// Whether the job may begin with this session.
     #[serde(with = "SentBeginning")]
     pub beginning: Beginning,
@@ -62,13 +58,6 @@ impl<'de> Deserialize<'de> for NodeName {
     }
 }
 
-fn epoch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    match u64::deserialize(deserializer)? {
-        u64::MAX => Err(D::Error::custom("the epoch of a job that has ended")),
-        epoch => Ok(epoch),
-    }
-}
-
 /// A [`SharedJobId`] as it travels.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "SharedJobId")]
@@ -96,7 +85,7 @@ pub struct SharedJobRequest {
 pub enum SharedJobOrder {
     /// To name and flush all that has been reported as stored, so that the queue may forget the work.
     Settle,
-    /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
+    /// To give a large file its name, all groups of which have been recorded by receivers.
     Commit {
         /// The file's declaration, as on a lane.
         #[serde(
@@ -240,7 +229,6 @@ mod tests {
         let node = NodeName::new("dtn-1.example").unwrap();
         SharedJobOpening {
             job: SharedJobId([7; 16]),
-            epoch: 258,
             beginning: Beginning::Allowed,
             leads: true,
             node,
@@ -250,23 +238,18 @@ mod tests {
     #[test]
     fn a_part_that_makes_no_sense_is_refused() {
         let bytes = encode_message(&part())[4..].to_vec();
-        assert_eq!(
-            bytes[16..21],
-            [0x82, 2, 1, 1, 13],
-            "epoch, beginning, lead, name"
-        );
+        assert_eq!(bytes[16..19], [1, 1, 13], "beginning, lead, name");
         assert_eq!(decode_message(&bytes), Ok(part()));
-        let is_refused = |epoch: &[u8], beginning: u8, node: &[u8]| {
+        let is_refused = |beginning: u8, node: &[u8]| {
             let length = u8::try_from(node.len()).unwrap();
-            let bytes = [&[7; 16], epoch, &[beginning, 0, length], node].concat();
+            let bytes = [&[7; 16], &[beginning, 0, length][..], node].concat();
             decode_message::<SharedJobOpening>(&bytes).is_err()
         };
-        assert!(!is_refused(&[1], 0, b"n"));
+        assert!(!is_refused(0, b"n"));
         for node in [&b""[..], b"a/b", b"\xff", &[b'n'; 65]] {
-            assert!(is_refused(&[1], 0, node), "{node:?}");
+            assert!(is_refused(0, node), "{node:?}");
         }
-        let last = [&[255; 9][..], &[1]].concat();
-        assert!(is_refused(&[1], 2, b"n") && is_refused(&last, 0, b"n"));
+        assert!(is_refused(2, b"n"));
     }
 
     #[test]
@@ -302,7 +285,7 @@ mod tests {
                 .to_vec()
         };
         assert_eq!(answer(SharedJobResult::Done), [15, 0xAC, 2, 0]);
-        let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
+        let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
         assert_eq!(answer(failed), [15, 0xAC, 2, 1, 5, 13]);
         assert_eq!(
             answer(SharedJobResult::Committed { inode: 300 }),

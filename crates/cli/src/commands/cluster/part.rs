@@ -64,7 +64,7 @@ impl Part {
         let patience = cluster_push::broker_patience(timeout);
         let queue = Settings {
             patience,
-            ..Settings::new(Role::Mover, job.id, job.epoch, key)
+            ..Settings::new(Role::Mover, job.id, cluster_push::EPOCH, key)
         };
         let queue = Arc::new(JetStream::open(&cluster.access()?, queue).await?);
         let number = usize::try_from(number)?;
@@ -169,7 +169,7 @@ fn look(
         not_as_there(Path::new(OsStr::from_bytes(first)))
     })?;
     compare(&sources, notice)?;
-    let job = shared_job::job(&settings, &sources, (notice.id(), notice.epoch))?;
+    let job = shared_job::job(&settings, &sources, notice.id())?;
     let mut job = SharedJob {
         grant,
         view: View::Follows,

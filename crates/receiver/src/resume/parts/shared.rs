@@ -1,5 +1,4 @@
-//! The parts of a job that several receivers write: each lies in the directory of the epoch, under a name that all
-//! find, and gets the name of its file by an order ([`commit`](crate::shared_job)).
+//! The parts of a job that several receivers write: each lies in a directory of the job, under a name that all find, and gets the name of its file by an order ([`commit`](crate::shared_job)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use zmove_disk::{Direct, EpochSession, FileIdentity, Lease, Staged, set_file_mtime};
+use zmove_disk::{Direct, FileIdentity, JobSession, Lease, Staged, set_file_mtime};
 use zmove_types::{FileId, Lock, Name, RelPath, Timestamp};
 use zmove_wire::FileHead;
 
@@ -23,7 +22,7 @@ use crate::store::target::file_systems::Flush;
 #[derive(Debug)]
 pub(crate) struct SharedParts {
     lease: Lease,
-    pub(crate) epoch: Arc<EpochSession>,
+    pub(crate) session: Arc<JobSession>,
     pub(super) written: Lock<HashMap<FileId, SharedPart>>,
     /// Held while parts are flushed: they count as clean before they are.
     flushing: Lock<()>,
@@ -48,7 +47,7 @@ impl Parts {
     /// The parts of a session in a job, with its journal.
     pub(crate) fn in_job(
         lease: &Lease,
-        epoch: Arc<EpochSession>,
+        session: Arc<JobSession>,
         journal: Journal,
         begin: Begin,
         quota: &Quota,
@@ -58,7 +57,7 @@ impl Parts {
             ..State::default()
         };
         Self {
-            shared: Some(SharedParts::new(lease, epoch)),
+            shared: Some(SharedParts::new(lease, session)),
             ..Self::beginning(lease, begin, quota, state)
         }
     }
@@ -76,7 +75,7 @@ impl Parts {
         let source = source_of(head);
         let name = shared_name(path, &source);
         let mut staged = shared
-            .epoch
+            .session
             .open_part(&self.lease, &name, head.bytes, direct)?;
         staged.attach(descriptors);
         if Flush::of(staged.file()).ok() != Some(Flush::Whole) {
@@ -107,10 +106,10 @@ impl Parts {
 }
 
 impl SharedParts {
-    fn new(lease: &Lease, epoch: Arc<EpochSession>) -> Self {
+    fn new(lease: &Lease, session: Arc<JobSession>) -> Self {
         Self {
             lease: lease.clone(),
-            epoch,
+            session,
             written: Lock::default(),
             flushing: Lock::default(),
             flush_failed: AtomicBool::new(false),
@@ -148,7 +147,7 @@ impl SharedParts {
     pub(crate) fn give_up(&self, id: FileId, reason: Errno) {
         let part = self.written.lock().get(&id).cloned();
         if let Some(SharedPart { name, file, .. }) = part {
-            let _stays_until_the_job_ends_then = self.epoch.give_up_part(&name, &file, reason);
+            let _stays_until_the_job_ends_then = self.session.give_up_part(&name, &file, reason);
         }
     }
 
@@ -174,7 +173,7 @@ impl SharedParts {
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
         // A part whose name is lost in a crash would be made once more, and have what is recorded of the first.
         if self.are_new.swap(false, Ordering::Relaxed) {
-            self.epoch
+            self.session
                 .flush_part_names()
                 .inspect_err(|_told_once| self.flush_failed())?;
         }
@@ -188,19 +187,19 @@ impl SharedParts {
     /// Whether another receiver has given a part its name, or has given it up: nothing is to be written to it.
     ///
     /// # Errors
-    /// A newer epoch has begun.
+    /// The job has ended.
     pub(crate) fn is_gone(&self, staged: &Staged) -> io::Result<bool> {
         let Some(name) = staged.hidden_name() else {
             return Ok(false);
         };
-        Ok(!self.epoch.has_part(name, staged.file())?)
+        Ok(!self.session.has_part(name, staged.file())?)
     }
 
     /// Looks after a part to which this session has just written: if it has got its name meanwhile, it gets the time of
     /// its source once more.
     ///
     /// # Errors
-    /// A newer epoch has begun, or the system's error.
+    /// The job has ended, or the system's error.
     pub(crate) fn has_written(&self, id: FileId) -> io::Result<()> {
         let part = self.written.lock().get(&id).cloned();
         part.map_or(Ok(()), |part| self.keep_time(&part))
@@ -208,7 +207,7 @@ impl SharedParts {
 
     /// Work that is handed out twice is written twice, with the same bytes, but each write sets the time.
     fn keep_time(&self, part: &SharedPart) -> io::Result<()> {
-        if self.epoch.has_part(&part.name, &part.file)? {
+        if self.session.has_part(&part.name, &part.file)? {
             Ok(())
         } else {
             set_file_mtime(self.lease.permit()?, &*part.file, part.mtime)
@@ -216,7 +215,7 @@ impl SharedParts {
     }
 }
 
-/// The name of a part among those of its epoch, the same for all receivers.
+/// The name of a part among those of its job, the same for all receivers.
 pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
     let SourceVersion {
         bytes,

@@ -34,7 +34,7 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     let part = write_part(&transfer, &head, &contents);
     let name = part.hidden_name().unwrap();
     let hidden = job_directory(home.path())
-        .join(".zmove-epoch-1")
+        .join("parts")
         .join(name.as_os_str());
     let there = home.path().join("large");
     std::fs::hard_link(&hidden, &there).unwrap();
@@ -72,7 +72,7 @@ fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     session
         .groups
         .lock()
-        .read_on(session.directory.fd(), &session.epoch)
+        .read_on(session.directory.fd(), &session.session)
         .unwrap();
     assert!(session.groups.lock().of(&key).is_some());
     assert_eq!(

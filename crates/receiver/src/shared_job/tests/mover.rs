@@ -27,8 +27,8 @@ impl Mover {
         assert_eq!(self.settle().await, SETTLED);
     }
 
-    pub(super) async fn open(root: &Path, epoch: u64) -> Self {
-        Self::try_open(root, open(Some(part(epoch)))).await.unwrap()
+    pub(super) async fn open(root: &Path) -> Self {
+        Self::try_open(root, open(Some(part()))).await.unwrap()
     }
 
     pub(super) async fn try_open(root: &Path, open: Open) -> Result<Self, Refusal> {

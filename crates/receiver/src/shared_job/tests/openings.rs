@@ -13,7 +13,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     let resolve = |beginning| {
         let part = SharedJobOpening {
             beginning,
-            ..part(2)
+            ..part()
         };
         let open = Open {
             target: target.to_str().unwrap().into(),
@@ -25,7 +25,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()]);
     let part = SharedJobOpening {
         beginning: Beginning::UnderWay,
-        ..part(2)
+        ..part()
     };
     let relative = Open {
         target: b"a/t".to_vec(),
@@ -60,7 +60,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     assert_eq!(mode(), 0o755, "another transfer sets it at its end");
 }
 
-/// The answers to an opening of epoch 2 that may begin the job, and to one that finds it under way.
+/// The answers to an opening that may begin the job, and to one that finds it under way.
 fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
     [Beginning::Allowed, Beginning::UnderWay].map(|beginning| {
         let home = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
         let begin = begin(TransferId([7; 16]), String::new(), &tree);
         let opening = SharedJobOpening {
             beginning,
-            ..part(2)
+            ..part()
         };
         let opened = SharedJobSession::begin(&tree, &opening, &begin, &Quota::default());
         opened.err().map(|refusal| refusal.code)
@@ -79,32 +79,18 @@ fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
 
 #[test]
 fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_it_may_begin() {
-    let in_epoch =
-        |epoch| move |root: &Arc<OwnedFd>| drop(job(root).begin(epoch, "a", PATIENCE).unwrap());
-    let ended = |root: &Arc<OwnedFd>| {
-        let path = format!(".zmove-job-{JOB}/.zmove-epoch-{}", u64::MAX);
-        drop(job(root));
-        rustix::fs::mkdirat(root, path, rustix::fs::Mode::RWXU).unwrap();
-    };
-    let [absent, fenced, over] = [
-        RefusalCode::NotUnderWay,
-        RefusalCode::Denied,
-        RefusalCode::Ended,
-    ]
-    .map(Some);
+    let absent = Some(RefusalCode::NotUnderWay);
     assert_eq!(answers(|_| ()), [None, absent]);
     assert_eq!(
         answers(|root| drop(job(root))),
         [None, None],
         "its directory, which has just been made"
     );
-    assert_eq!(answers(in_epoch(1)), [None, None], "an older epoch");
-    assert_eq!(answers(in_epoch(2)), [None, None], "this epoch");
-    assert_eq!(answers(in_epoch(3)), [fenced, fenced], "a newer epoch");
-    assert_eq!(answers(ended), [over, over], "it is being ended");
+    let other = |root: &Arc<OwnedFd>| drop(job(root).begin("a").unwrap());
+    assert_eq!(answers(other), [None, None], "another session");
     let closed = |root: &Arc<OwnedFd>| {
         job(root)
-            .close(&Lease::constant(), root, JOB, 2, PATIENCE)
+            .close(&Lease::constant(), root, JOB, PATIENCE)
             .unwrap();
     };
     assert_eq!(answers(closed), [None, absent], "its directory has gone");
@@ -141,7 +127,7 @@ fn a_session_that_records_nothing_leaves_no_journal() {
     };
     for (records, left) in [("", 0), ("x", 1)] {
         let begin = begin(TransferId([7; 16]), String::new(), &tree);
-        let session = SharedJobSession::begin(&tree, &part(2), &begin, &Quota::default()).unwrap();
+        let session = SharedJobSession::begin(&tree, &part(), &begin, &Quota::default()).unwrap();
         let [path] = &journals()[..] else {
             panic!("{:?}", journals())
         };

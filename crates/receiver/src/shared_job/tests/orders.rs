@@ -1,6 +1,6 @@
 //! Orders that are not done, or not at once.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use zmove_disk::{FileIdentity, boot_clock};
 use zmove_wire::Overwrite;
@@ -16,12 +16,11 @@ async fn a_large_file_does_not_replace_what_is_kept_there() {
     let head = head("large", &contents);
     let there = home.path().join("large");
     for (overwrite, keeps) in [(Overwrite::Differing, false), (Overwrite::Older, true)] {
-        let epoch = 1 + u64::from(keeps);
         let mut mover = Mover::try_open(
             home.path(),
             Open {
                 overwrite,
-                ..open(Some(part(epoch)))
+                ..open(Some(part()))
             },
         )
         .await
@@ -106,7 +105,7 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
 
 /// The session is over, the job as well, and somebody has set the directories otherwise since.
 #[test]
-fn an_order_that_takes_long_sets_no_more_directories_when_another_epoch_has_begun() {
+fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let session = transfer.target.shared_job.as_ref().unwrap();
@@ -120,20 +119,18 @@ fn an_order_that_takes_long_sets_no_more_directories_when_another_epoch_has_begu
             metadata: metadata(),
         }
     });
-    let job = job(&root(home.path()));
-    let newer = RefCell::new(None);
     let checks = Cell::new(0);
     let check = || {
         checks.set(checks.get() + 1);
         if checks.get() == 3 {
-            newer.replace(Some(job.begin(2, "n", PATIENCE).unwrap()));
+            close(home.path());
         }
         session.check(Operation::SetMetadata)
     };
     let result = set_directories(&transfer, directories.collect(), check);
     let (operation, error) = result.unwrap_err();
     let failed = failure(operation, &error);
-    assert_eq!(failed, (Operation::SetMetadata, FaultCode::Fenced));
+    assert_eq!(failed, (Operation::SetMetadata, FaultCode::JobEnded));
     let modes = names.map(|name| home.path().join(name).metadata().unwrap().mode() & 0o777);
     let are_set = modes.map(|mode| mode == 0o750);
     assert_eq!(are_set, [true, true, false, false]);
@@ -147,6 +144,6 @@ fn an_order_that_takes_long_sets_no_more_directories_when_another_epoch_has_begu
         head: Batch { groups }.encode(),
     };
     let result = session.obey(&transfer, order).unwrap();
-    let fenced = SharedJobResult::Failed(Operation::SetMetadata, FaultCode::Fenced);
-    assert_eq!(result, fenced);
+    let ended = SharedJobResult::Failed(Operation::SetMetadata, FaultCode::JobEnded);
+    assert_eq!(result, ended);
 }

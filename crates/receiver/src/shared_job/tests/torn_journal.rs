@@ -8,7 +8,7 @@ async fn of_a_torn_journal_a_beginning_counts() {
     let home = tempfile::tempdir().unwrap();
     let contents = contents(3, 7);
     let head = head("large", &contents);
-    let mut mover = Mover::open(home.path(), 1).await;
+    let mut mover = Mover::open(home.path()).await;
     mover.declare(1, &head);
     for group in 0..4 {
         mover.chunk(1, group, &contents);
@@ -21,7 +21,7 @@ async fn of_a_torn_journal_a_beginning_counts() {
     let whole = std::fs::read(journal).unwrap();
     let name = shared_name(&head.path, &source_of(&head));
     let part = job_directory(home.path())
-        .join(".zmove-epoch-1")
+        .join("parts")
         .join(name.as_os_str());
     let part = (name, part.metadata().unwrap().ino());
     let torn = tempfile::tempdir().unwrap();

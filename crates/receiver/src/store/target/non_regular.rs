@@ -42,10 +42,10 @@ impl TargetTree {
         let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
             let (first, replace) = ((&*from, &first), self.rules.replaces());
-            match self.staging_place.epoch() {
+            match self.staging_place.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
-                Some(epoch) => epoch.place(lease, place, (replace, GroupOfNew::Own), |fresh| {
+                Some(job) => job.place(lease, place, (replace, GroupOfNew::Own), |fresh| {
                     place_link_to_non_regular(
                         &Lease::constant(),
                         first,
@@ -121,7 +121,7 @@ impl TargetTree {
         entry: (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
-        let Some(epoch) = self.staging_place.epoch() else {
+        let Some(job) = self.staging_place.job() else {
             return self.make_non_regular(place, entry, at);
         };
         let mut failed = Operation::Rename;
@@ -133,7 +133,7 @@ impl TargetTree {
             GroupOfNew::OfDirectory
         };
         let ruled = (self.rules.replaces(), group);
-        let placed = epoch.place(self.tree.lease(), place, ruled, |fresh| {
+        let placed = job.place(self.tree.lease(), place, ruled, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
                 failed = operation;

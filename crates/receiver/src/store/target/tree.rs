@@ -14,8 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Lease, Linked, Miss, Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree,
+    Descriptor, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease,
+    Linked, Miss, Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree,
     Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names,
     is_refused_to_others, number_at, open_beneath, place_link, retouch,
 };
@@ -93,10 +93,6 @@ impl TargetTree {
         } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         let tree = tree.with_modes(rules.directory_modes());
-        let tree = match &shared_job {
-            Some(job) => tree.fenced_by(Arc::clone(job.epoch()) as Arc<dyn Fence>),
-            None => tree,
-        };
         Self {
             rules,
             times: KeptTimes::under(tree.lease().clone()),
@@ -188,7 +184,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
-        let is_elsewhere = self.staging_place.epoch().is_some();
+        let is_elsewhere = self.staging_place.job().is_some();
         let was_given = is_elsewhere
             && new_files
                 .give_to(&permit, file, directory.as_fd())
@@ -313,8 +309,8 @@ impl TargetTree {
         wanted: &Wanted<'_>,
         at: At<'_>,
     ) -> io::Result<()> {
-        // Nothing would keep one that was fenced off in a job from doing this: there the file is made anew.
-        if self.staging_place.epoch().is_some() {
+        // In a job another session may give the file its name meanwhile: there it is made anew.
+        if self.staging_place.job().is_some() {
             return Err(Errno::BUSY.into());
         }
         self.file_systems.note(directory)?;
@@ -433,8 +429,7 @@ impl TargetTree {
         let stay = same_xattrs && !wanted.gives_away(there.ids);
         if stay {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.epoch().is_none()
-        {
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.job().is_none() {
             // only the sender knows what they are
             return Found::DiffersBeside;
         }
@@ -518,12 +513,12 @@ impl TargetTree {
         let replace = self.rules.replaces();
         let cannot = failed_to(Operation::Link);
         let lease = self.tree.lease();
-        let linked = match self.staging_place.epoch() {
+        let linked = match self.staging_place.job() {
             None => self.place_over_directory(at, || {
                 place_link(lease, (from, first), place, is_it, replace).map_err(cannot)
             }),
             Some(_) if is_one((from, first), place) => Ok(Linked::There),
-            Some(epoch) => epoch
+            Some(job) => job
                 .place(lease, place, (replace, GroupOfNew::Own), |fresh| {
                     let hidden = Lease::constant();
                     place_link(&hidden, (from, first), fresh, is_it, Replace::Nothing)
@@ -577,8 +572,8 @@ impl TargetTree {
 
     /// Removes a directory that gives way; returns whether it does.
     fn clear(&self, directory: &RelPath, name: &Name) -> io::Result<bool> {
-        // A session of a job that was fenced off could remove what a later one has made.
-        if self.staging_place.epoch().is_some() {
+        // In a job this could remove what another session has made.
+        if self.staging_place.job().is_some() {
             return Ok(false);
         }
         let path = directory

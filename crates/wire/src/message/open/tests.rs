@@ -32,7 +32,6 @@ fn the_usual_opening_is_pinned() {
 fn an_opening_with_all_options_is_pinned() {
     let shared_job = SharedJobOpening {
         job: SharedJobId([5; 16]),
-        epoch: 300,
         beginning: Beginning::Allowed,
         leads: true,
         node: NodeName::new("n").unwrap(),

@@ -1,19 +1,18 @@
-//! The part that one session has in an epoch of a job: it makes its entries below the epoch's directory, and gives them
-//! their final names by renaming them out of there.
+//! The part that one session has in a job: it makes its entries in a directory of its own below that of the job, and
+//! gives them their final names by renaming them out of there.
 //!
-//! **Invariant:** whatever is made or named fails with [`FENCED`] once a newer epoch has begun.
+//! **Invariant:** whatever is made or named fails with [`JOB_ENDED`] once the directory of the job has been removed.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
-use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dev, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
+use super::make;
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
@@ -22,16 +21,16 @@ use crate::lease::Lease;
 use crate::publish::{Replace, move_to};
 use crate::remove::remove_entries;
 use crate::staged::Staged;
-use crate::tree::{Fence, Tree};
+use crate::tree::Tree;
 
-/// The error of what a newer epoch has made impossible. No file system says this.
-pub const FENCED: Errno = Errno::OWNERDEAD;
+/// The error of what cannot be done any more, since the job has ended. No file system says this.
+pub const JOB_ENDED: Errno = Errno::OWNERDEAD;
 
 /// The error of opening a part that has got its final name, or has been given up: nothing is to be written to it. No
 /// file system says this.
 pub const PART_GONE: Errno = Errno::ALREADY;
 
-/// What there is of a large file in an epoch.
+/// What there is of a large file in a job.
 #[derive(Debug)]
 pub enum PartFound {
     /// No receiver has begun it.
@@ -59,45 +58,29 @@ pub enum GroupOfNew {
     Own,
 }
 
-/// The part that one session has in an epoch.
+/// The part that one session has in a job.
 #[derive(Debug)]
-pub struct EpochSession {
+pub struct JobSession {
     pub(super) job: Arc<OwnedFd>,
-    number: u64,
-    pub(super) directory: Arc<OwnedFd>,
+    /// The directory of the parts of large files, which other sessions write as well.
+    pub(super) parts: Arc<OwnedFd>,
     own_name: Name,
+    /// The directory in which this session alone makes its entries.
     pub(super) own: Arc<OwnedFd>,
     device: Dev,
-    is_fenced: AtomicBool,
-    began: Instant,
-    /// When this session looked last whether it was fenced off, in milliseconds since it began.
-    looked_ms: AtomicU64,
 }
 
-impl EpochSession {
-    /// The part of a session that has made its directories; nothing says yet that no newer epoch has begun.
-    pub(super) fn new(
-        (job, number): (Arc<OwnedFd>, u64),
-        directory: OwnedFd,
-        (own_name, own): (Name, OwnedFd),
-    ) -> io::Result<Self> {
+impl JobSession {
+    pub(super) fn begin(job: &Arc<OwnedFd>, own_name: Name) -> io::Result<Self> {
+        let parts = make(job, &parts_name())?;
+        let own = make(job, &own_name)?;
         Ok(Self {
-            job,
-            number,
-            device: rustix::fs::fstat(&directory)?.st_dev,
-            directory: Arc::new(directory),
+            job: Arc::clone(job),
+            device: rustix::fs::fstat(&parts)?.st_dev,
+            parts: Arc::new(parts),
             own_name,
             own: Arc::new(own),
-            is_fenced: AtomicBool::new(false),
-            began: Instant::now(),
-            looked_ms: AtomicU64::new(0),
         })
-    }
-
-    /// The epoch.
-    #[must_use]
-    pub const fn number(&self) -> u64 {
-        self.number
     }
 
     /// The directory in which this session alone makes its entries.
@@ -106,55 +89,17 @@ impl EpochSession {
         &self.own
     }
 
-    /// Whether this session has met its end, or meets it now: then what it has said of what came before may be wrong.
+    /// Whether the job has ended: then what this session has said of what came before may be wrong.
     #[must_use]
-    pub fn is_fenced(&self) -> bool {
-        if !self.is_fenced.load(Ordering::Relaxed) && !self.is_newest() {
-            self.is_fenced.store(true, Ordering::Relaxed);
-        }
-        self.is_fenced.load(Ordering::Relaxed)
+    pub fn has_ended(&self) -> bool {
+        let there = number_at(&self.job, self.own_name.as_os_str());
+        let has_its_name = |there| number_of(&self.own).is_ok_and(|here| here == there);
+        !there.is_ok_and(has_its_name)
     }
 
-    /// Whether the directory of this epoch has its name, and no newer one is there.
-    fn is_newest(&self) -> bool {
-        let there = number_at(&self.job, epoch_name(self.number).as_os_str());
-        let has_its_name =
-            there.is_ok_and(|there| number_of(&self.directory).is_ok_and(|here| here == there));
-        let is_newest = |epochs: Vec<u64>| epochs.into_iter().all(|epoch| epoch <= self.number);
-        has_its_name && epochs_in(&self.job).is_ok_and(is_newest)
-    }
-
-    fn fenced(&self) -> io::Error {
-        self.is_fenced.store(true, Ordering::Relaxed);
-        FENCED.into()
-    }
-
-    /// Makes something in a directory of the epoch.
+    /// Makes something in a directory of the job.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.look_now_and_then()?;
-        make().map_err(|error| {
-            if is_dead(&error) {
-                self.fenced()
-            } else {
-                error
-            }
-        })
-    }
-
-    /// Has a session that works on give way to a newer epoch, which could not keep up with removing what it makes. One
-    /// that does not work makes nothing, and needs not look.
-    fn look_now_and_then(&self) -> io::Result<()> {
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let last = self.looked_ms.load(Ordering::Relaxed);
-        if now < last + LOOK_MS {
-            return Ok(());
-        }
-        self.looked_ms.store(now, Ordering::Relaxed);
-        if self.is_fenced() {
-            Err(self.fenced())
-        } else {
-            Ok(())
-        }
+        make().map_err(|error| self.ended_if_dead(error))
     }
 
     /// Gives what has this name in the session's directory its final one. Where that replaces something, the directory
@@ -168,7 +113,7 @@ impl EpochSession {
         replace: Replace,
     ) -> io::Result<()> {
         let staged =
-            number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
+            number_at(&self.own, hidden.as_os_str()).map_err(|error| self.ended_if_dead(error))?;
         let is_there = number_at(directory, name.as_os_str()).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = move_to(lease, (&self.own, hidden), place, replace);
@@ -179,12 +124,12 @@ impl EpochSession {
         Ok(())
     }
 
-    /// Gives a directory back its time, in which something has been replaced. A session that wakes up after its epoch
-    /// leaves the time that a newer one has given.
+    /// Gives a directory back its time, in which something has been replaced. A session that wakes up after the end of
+    /// the job leaves the time that somebody has given since.
     pub(super) fn give_back_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
-        // the first thing that a newer epoch removes
-        let is_there = rustix::fs::fstat(&self.own).is_ok_and(|own| own.st_nlink > 0);
-        if is_there && let Ok(permit) = lease.permit() {
+        if !self.has_ended()
+            && let Ok(permit) = lease.permit()
+        {
             // who may not set it gives no directory its time
             let _best_effort = set_file_mtime(permit, directory, time);
         }
@@ -201,22 +146,22 @@ impl EpochSession {
     ) -> io::Result<()> {
         if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
             // it may be a link that was made twice
-            let _goes_with_the_epoch =
+            let _goes_with_the_session =
                 rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
             return Ok(());
         }
         let is_gone = number_at(&self.own, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
         Err(if is_gone {
-            self.fenced_if_dead(error)
+            self.ended_if_dead(error)
         } else {
             error
         })
     }
 
-    /// The error of what was not found: a newer epoch has removed it, or somebody who does not belong to the job.
-    fn fenced_if_dead(&self, error: io::Error) -> io::Error {
-        if is_dead(&error) && !self.is_newest() {
-            self.fenced()
+    /// The error of what was not found: the job has ended, or somebody who does not belong to it has removed that.
+    fn ended_if_dead(&self, error: io::Error) -> io::Error {
+        if is_dead(&error) && self.has_ended() {
+            JOB_ENDED.into()
         } else {
             error
         }
@@ -225,7 +170,7 @@ impl EpochSession {
     /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
     ///
     /// # Errors
-    /// Those of `make` and the system's, and [`FENCED`].
+    /// Those of `make` and the system's, and [`JOB_ENDED`].
     pub fn place<T>(
         &self,
         lease: &Lease,
@@ -267,7 +212,7 @@ impl EpochSession {
     /// there.
     ///
     /// # Errors
-    /// The system's error, [`FENCED`], and [`PART_GONE`].
+    /// The system's error, [`JOB_ENDED`], and [`PART_GONE`].
     pub fn open_part(
         &self,
         lease: &Lease,
@@ -275,7 +220,7 @@ impl EpochSession {
         bytes: u64,
         direct: Direct,
     ) -> io::Result<Staged> {
-        let opened = self.create(|| Staged::shared(lease, &self.directory, name, bytes, direct));
+        let opened = self.create(|| Staged::shared(lease, &self.parts, name, bytes, direct));
         opened.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::LOOP) => PART_GONE.into(),
             _ => error,
@@ -288,7 +233,7 @@ impl EpochSession {
     /// The system's error.
     pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match rustix::fs::openat(&self.directory, name.as_os_str(), flags, Mode::empty()) {
+        match rustix::fs::openat(&self.parts, name.as_os_str(), flags, Mode::empty()) {
             Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
             Err(Errno::LOOP) => self.read_mark(name),
             Err(error) => Err(error.into()),
@@ -305,7 +250,7 @@ impl EpochSession {
     }
 
     fn read_mark(&self, name: &Name) -> io::Result<PartFound> {
-        match rustix::fs::readlinkat(&self.directory, name.as_os_str(), Vec::new()) {
+        match rustix::fs::readlinkat(&self.parts, name.as_os_str(), Vec::new()) {
             Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
             Err(error) => Err(error.into()),
             Ok(mark) => {
@@ -322,16 +267,16 @@ impl EpochSession {
     /// Flushes the names of parts.
     ///
     /// # Errors
-    /// The system's error, and [`FENCED`].
+    /// The system's error, and [`JOB_ENDED`].
     pub fn flush_part_names(&self) -> io::Result<()> {
-        rustix::fs::fsync(&self.directory).map_err(|error| self.fenced_if_dead(error.into()))
+        rustix::fs::fsync(&self.parts).map_err(|error| self.ended_if_dead(error.into()))
     }
 
     /// Gives a part, the very file that is open here, its final name, and puts a mark in its place. To be done again by
     /// whoever does not know whether it has been done.
     ///
     /// # Errors
-    /// The system's error, and [`FENCED`]; `ENOENT` also where another receiver was first, and somebody has removed the
+    /// The system's error, and [`JOB_ENDED`]; `ENOENT` also where another receiver was first, and somebody has removed the
     /// file since.
     pub fn publish_part(
         &self,
@@ -351,7 +296,7 @@ impl EpochSession {
             )
         };
         let linked = make_hidden(self.own.as_fd(), link);
-        let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
+        let (fresh, ()) = linked.map_err(|error| self.ended_if_dead(error.into()))?;
         self.publish_made(lease, Ok(()), &fresh, place, replace)?;
         // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
         let _best_effort = self.put_mark((part, file), &number_of(file)?.inode.to_string());
@@ -359,7 +304,7 @@ impl EpochSession {
     }
 
     /// Gives up a part, the very file that is open here, which cannot be written for this reason: what it takes is free
-    /// once nobody has it open any more, and nobody makes it anew in this epoch.
+    /// once nobody has it open any more, and nobody makes it anew in this job.
     ///
     /// # Errors
     /// The system's error: the part stays.
@@ -380,14 +325,14 @@ impl EpochSession {
         Ok(rustix::fs::renameat(
             &self.own,
             fresh.as_os_str(),
-            &self.directory,
+            &self.parts,
             part.as_os_str(),
         )?)
     }
 
     /// Whether this is the part of that name.
     fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
-        match number_at(&self.directory, part.as_os_str()) {
+        match number_at(&self.parts, part.as_os_str()) {
             Ok(there) => Ok(there == number_of(file)?),
             Err(error) if is_dead(&error) => Ok(false),
             Err(error) => Err(error),
@@ -397,13 +342,13 @@ impl EpochSession {
     /// Whether a part still has its name: then no receiver has committed it, or given it up.
     ///
     /// # Errors
-    /// [`FENCED`] where it has none since this epoch is over.
+    /// [`JOB_ENDED`] where it has none since the job has ended.
     pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
         if self.has_name(name, part).unwrap_or(false) {
             return Ok(true);
         }
-        if self.is_fenced() {
-            Err(self.fenced())
+        if self.has_ended() {
+            Err(JOB_ENDED.into())
         } else {
             Ok(false)
         }
@@ -423,42 +368,18 @@ impl EpochSession {
     }
 }
 
-impl Fence for EpochSession {
-    fn check(&self) -> rustix::io::Result<()> {
-        if self.is_fenced() {
-            Err(FENCED)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl Drop for EpochSession {
+impl Drop for JobSession {
     fn drop(&mut self) {
-        let tree = Tree::at(Arc::clone(&self.directory));
-        // The next epoch removes what stays.
+        let tree = Tree::at(Arc::clone(&self.job));
+        // The end of the job removes what stays.
         let own = std::iter::once(&self.own_name);
         let _counted = remove_entries(&tree, &RelPath::root(), own, |_path, _error| {});
     }
 }
 
-pub(super) fn epoch_name(number: u64) -> Name {
-    Name::from_bytes(format!("{EPOCH_PREFIX}{number}").as_bytes()).expect("a number is short")
-}
-
-/// The epochs that have begun and are not removed.
-pub(super) fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
-    let mut epochs = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let number = entry
-            .file_name()
-            .to_str()
-            .ok()
-            .and_then(|name| name.strip_prefix(EPOCH_PREFIX));
-        epochs.extend(number.and_then(|number| number.parse::<u64>().ok()));
-    }
-    Ok(epochs)
+/// The name of the directory of parts in that of a job.
+pub(super) fn parts_name() -> Name {
+    Name::from_bytes(PARTS.as_bytes()).expect("it is a name")
 }
 
 /// Whether an error says that a directory has been removed.
@@ -469,9 +390,7 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
     )
 }
 
-/// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
-pub(super) const EPOCH_PREFIX: &str = ".zmove-epoch-";
+/// The name of the directory of parts in that of a job.
+pub(super) const PARTS: &str = "parts";
 /// The beginning of where the mark of a part leads that has been given up; the error's number follows.
 const GIVEN_UP: &str = "given-up-";
-/// How often a session that makes entries looks whether it was fenced off.
-const LOOK_MS: u64 = 100;
