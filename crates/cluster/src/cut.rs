@@ -35,9 +35,23 @@ pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
     rest
 }
 
-/// What is to be done for a large file: its ranges, and that it gets its name.
-pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
-    ranges(file).chain(std::iter::once(Work::Large(file.clone())))
+/// What is to be done for a large file: ranges of the groups that are missing, and that it gets its name.
+pub(crate) fn work_of(file: &LargeFile, missing: &[GroupRange]) -> impl Iterator<Item = Work> {
+    let of = |range: GroupRange| {
+        missing.iter().filter_map(move |missing| {
+            let first = range.first.max(missing.first);
+            let count = range.end().min(missing.end()).checked_sub(first)?;
+            (count > 0).then(|| GroupRange::new(first, count))
+        })
+    };
+    let range = |range| Work::Range {
+        file: file.clone(),
+        range,
+    };
+    ranges(file)
+        .flat_map(of)
+        .map(range)
+        .chain(std::iter::once(Work::Large(file.clone())))
 }
 
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
@@ -52,7 +66,7 @@ fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
 
 /// The ranges of a large file, contiguous and in order: most of it in long ones, so that a receiver has long stretches
 /// for itself, and the end in short ones, so that no node is long at work after the others.
-fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
+fn ranges(file: &LargeFile) -> impl Iterator<Item = GroupRange> {
     let groups = GroupSpan::count(file.bytes).unwrap_or(0);
     let long = (groups / LONG_RANGES).clamp(LONG_RANGE_GROUPS_MIN, LONG_RANGE_GROUPS_MAX);
     let short_from = groups - groups / 4;
@@ -62,10 +76,7 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
             None | Some(0) => (long / 8).max(2).min(groups - first),
             Some(left) => long.min(left),
         };
-        let range = Work::Range {
-            file: file.clone(),
-            range: GroupRange::new(first, groups),
-        };
+        let range = GroupRange::new(first, groups);
         first += groups;
         (groups > 0).then_some(range)
     })
@@ -85,24 +96,42 @@ mod tests {
     use super::*;
     use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
 
-    fn ranges_of(groups: u64) -> Vec<(u32, u32)> {
+    fn file_of(groups: u64) -> LargeFile {
         let directory = Place {
             source: 0,
             path: RelPath::root(),
         };
         let name = Name::from_bytes(b"f").unwrap();
         let (bytes, mtime) = (groups * GROUP_BYTES, Timestamp::default());
-        let file = LargeFile {
+        LargeFile {
             directory,
             name,
             bytes,
             mtime,
-        };
-        let range = |work| match work {
-            Work::Range { range, .. } => (range.first, range.count),
-            other => panic!("{other:?}"),
-        };
-        ranges(&file).map(range).collect()
+        }
+    }
+
+    fn ranges_of(groups: u64) -> Vec<(u32, u32)> {
+        ranges(&file_of(groups))
+            .map(|range| (range.first, range.count))
+            .collect()
+    }
+
+    #[test]
+    fn groups_that_are_there_are_in_no_range() {
+        let file = file_of(20);
+        let missing = [(2, 3), (8, 1), (14, 6)].map(|(first, count)| GroupRange::new(first, count));
+        let sent: Vec<_> = work_of(&file, &missing)
+            .filter_map(|work| match work {
+                Work::Range { range, .. } => Some((range.first, range.count)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            sent,
+            [(2, 2), (4, 1), (8, 1), (14, 1), (15, 2), (17, 2), (19, 1)]
+        );
+        assert_eq!(work_of(&file, &[]).count(), 1, "its name is given");
     }
 
     #[test]

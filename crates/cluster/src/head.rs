@@ -20,9 +20,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zmove_disk::LEASE_MAX;
 use zmove_engine::{Listener, SessionFate};
-use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, NoObserver, Observer};
-use zmove_wire::{RefusalCode, SharedJobOrder};
+use zmove_wire::SharedJobOrder;
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
@@ -588,15 +587,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 mod tests {
     use tokio::time::Instant;
     use zmove_engine::NoListener;
-    use zmove_sender::SessionOver;
-    use zmove_wire::{FaultCode, Operation, Refusal};
+    use zmove_sender::{SessionError, SessionOver};
+    use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode};
 
     use super::*;
     use crate::lab::{JOB, job, receiver};
     use crate::local_queue::LocalQueue;
     use crate::session::Up;
 
-    const REFUSALS: [RefusalCode; 11] = [
+    const REFUSALS: [RefusalCode; 10] = [
         RefusalCode::UnknownKey,
         RefusalCode::Denied,
         RefusalCode::Target,
@@ -606,7 +605,6 @@ mod tests {
         RefusalCode::Stopping,
         RefusalCode::Broken,
         RefusalCode::Full,
-        RefusalCode::Ended,
         RefusalCode::NotUnderWay,
     ];
 

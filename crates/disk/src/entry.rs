@@ -70,7 +70,7 @@ impl FileIdentity {
         Metadata::new(self.mode, self.mtime)
     }
 
-    fn from_stat(stat: &Stat) -> Self {
+    pub(crate) fn from_stat(stat: &Stat) -> Self {
         Self {
             bytes: u64::try_from(stat.st_size).unwrap_or(0),
             mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),

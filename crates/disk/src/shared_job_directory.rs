@@ -264,15 +264,21 @@ impl SharedJobDirectory {
         job: SharedJobId,
         patience: Duration,
     ) -> Result<(), SharedJobError> {
+        Ok(Self::open_dead(root, job)?.remove(lease, root, job, patience)?)
+    }
+
+    /// Opens the directory of a job that nobody leads any more.
+    ///
+    /// # Errors
+    /// See [`SharedJobError`].
+    pub fn open_dead(root: &OwnedFd, job: SharedJobId) -> Result<Self, SharedJobError> {
         let directory =
             rustix::fs::openat(root, name_of(job).as_os_str(), DIRECTORY, Mode::empty())?;
         if !has_been_made_here(&directory)? {
             return Err(SharedJobError::OfAnotherUser);
         }
-        let directory = Self {
-            directory: Arc::new(directory),
-        };
-        Ok(directory.remove(lease, root, job, patience)?)
+        let directory = Arc::new(directory);
+        Ok(Self { directory })
     }
 
     /// Removes the directory of a job that has ended from its target, which keeps its time and its mode. Sessions that

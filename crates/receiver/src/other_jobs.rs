@@ -79,7 +79,7 @@ impl OtherJobs {
     }
 
     /// Removes what dead processes have left in a directory, which is `path` of `tree`, and waits for the jobs of other
-    /// runs there, before anything in it is compared or published.
+    /// runs there, before anything in it is compared or published. Returns the dead jobs.
     ///
     /// # Errors
     /// The directory cannot be listed; `ECONNABORTED` once the session has ended.
@@ -88,17 +88,18 @@ impl OtherJobs {
         tree: &Tree,
         path: &RelPath,
         directory: &Arc<OwnedFd>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Vec<Found>> {
         let jobs = none_if_closed(remove_abandoned(tree, path, directory.as_fd()))?;
         let found = jobs.into_iter().map(|job| (Arc::clone(directory), job));
         self.wait_for(found.collect())
     }
 
-    /// Waits until each of these jobs is known to be alive or dead, and removes what dead ones have left.
+    /// Waits until each of these jobs is known to be alive or dead. Returns the dead ones.
     ///
     /// # Errors
     /// `ECONNABORTED` once the session has ended.
-    pub(crate) fn wait_for(&self, found: Vec<Found>) -> io::Result<()> {
+    pub(crate) fn wait_for(&self, found: Vec<Found>) -> io::Result<Vec<Found>> {
+        let mut dead = Vec::new();
         let mut watched: Vec<_> = found
             .into_iter()
             .filter(|(_, job)| Some(*job) != self.own && !self.passed.lock().contains(job))
@@ -107,16 +108,28 @@ impl OtherJobs {
         loop {
             for (job, parent) in std::mem::take(&mut watched) {
                 self.check_goes_on()?;
-                watched.extend(self.unless_clear(job, parent)?);
+                watched.extend(self.unless_clear(job, parent, &mut dead)?);
             }
             let Some((job, _)) = watched.first() else {
-                return Ok(());
+                return Ok(dead);
             };
             self.check_goes_on()?;
             if !self.has_told.swap(true, Ordering::Relaxed) {
                 self.tell(waits_for(job.job()));
             }
             self.lease.during(|| std::thread::sleep(LOOK_EVERY));
+        }
+    }
+
+    /// Removes what dead jobs have left. What belongs to another user stays: nobody waits for it again in this session.
+    pub(crate) fn end(&self, dead: Vec<Found>) {
+        for (parent, job) in dead {
+            drop(SharedJobDirectory::end_dead(
+                &self.lease,
+                &parent,
+                job,
+                PATIENCE,
+            ));
         }
     }
 
@@ -132,18 +145,13 @@ impl OtherJobs {
         &self,
         mut job: WatchedJob,
         parent: Arc<OwnedFd>,
+        dead: &mut Vec<Found>,
     ) -> io::Result<Option<(WatchedJob, Arc<OwnedFd>)>> {
         match job.look(parent.as_fd())? {
             Sign::Unclear => return Ok(Some((job, parent))),
             Sign::Gone => return Ok(None),
             Sign::Alive => {}
-            // What belongs to another user stays: nobody waits for it again in this session.
-            Sign::Dead => drop(SharedJobDirectory::end_dead(
-                &self.lease,
-                &parent,
-                job.job(),
-                PATIENCE,
-            )),
+            Sign::Dead => dead.push((parent, job.job())),
         }
         self.passed.lock().insert(job.job());
         Ok(None)
@@ -170,7 +178,7 @@ fn waits_for(job: SharedJobId) -> String {
 mod tests {
     use super::*;
     use tokio::sync::mpsc::unbounded_channel;
-    use zmove_disk::{Tree, jobs_in};
+    use zmove_disk::jobs_in;
     use zmove_types::Beginning;
 
     const JOB: SharedJobId = SharedJobId([7; 16]);
@@ -178,7 +186,7 @@ mod tests {
     fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
         let root = Tree::open(home.path()).unwrap();
-        let root = root.open_directory(&zmove_types::RelPath::root()).unwrap();
+        let root = root.open_directory(&RelPath::root()).unwrap();
         drop(SharedJobDirectory::open(&root, JOB, Beginning::Allowed).unwrap());
         (home, root)
     }

@@ -20,6 +20,7 @@ mod flushing;
 mod groups;
 mod journals;
 pub(crate) mod session;
+mod takeover;
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;

@@ -576,7 +576,7 @@ mod tests {
             })),
             1
         );
-        for (number, code) in [(9, RefusalCode::Ended), (10, RefusalCode::NotUnderWay)] {
+        for (number, code) in [(8, RefusalCode::Full), (9, RefusalCode::NotUnderWay)] {
             let refusal = Refusal {
                 code,
                 text: String::new(),

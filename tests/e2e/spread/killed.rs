@@ -32,6 +32,29 @@ fn the_job_of_a_killed_push_is_removed_by_the_next_to_several_receivers() {
     spread.assert_done();
 }
 
+/// The session that begins the next job takes over the part, with the groups that receivers have flushed.
+#[test]
+fn of_a_large_file_of_a_killed_push_the_same_command_sends_the_rest() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 160 << 20);
+    set_old(spread.source());
+    let mut child = spread.push(&["--limit", "40MB"], "source").start();
+    let parts = spread.wait_for_job().join("parts");
+    crate::jobs::wait_for("half of the file", || {
+        let entries = std::fs::read_dir(&parts).into_iter().flatten().flatten();
+        let parts = entries.filter_map(|entry| entry.metadata().ok());
+        parts.map(|part| part.blocks() * 512).sum::<u64>() > 80 << 20
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let outcome = spread.push(&["--json"], "source").outcome().expect(0);
+    let summary = outcome.summary();
+    let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
+    assert!(resumed > 0 && moved + resumed == 160 << 20, "{summary}");
+    spread.assert_done();
+}
+
 #[test]
 fn the_job_of_a_killed_push_is_removed_by_a_local_push_into_a_directory_below() {
     let spread = Spread::new(2);

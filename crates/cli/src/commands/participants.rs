@@ -673,6 +673,7 @@ mod tests {
         let others = Others {
             at_work: 0,
             unfinished: 1,
+            ..Others::default()
         };
         assert_eq!(
             *participants.others().borrow(),
@@ -927,6 +928,7 @@ mod tests {
         let others = Others {
             at_work: 1,
             unfinished: 2,
+            ..Others::default()
         };
         assert_eq!(
             *participants.others().borrow(),
@@ -951,6 +953,7 @@ mod tests {
         let others = Others {
             at_work: 0,
             unfinished: 2,
+            ..Others::default()
         };
         assert_eq!(
             *participants.others().borrow(),

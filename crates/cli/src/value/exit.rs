@@ -190,10 +190,7 @@ impl Exit {
     fn of_refusal(refusal: &Refusal) -> Self {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
-            RefusalCode::Denied
-            | RefusalCode::Target
-            | RefusalCode::Ended
-            | RefusalCode::NotUnderWay => Self::Target,
+            RefusalCode::Denied | RefusalCode::Target | RefusalCode::NotUnderWay => Self::Target,
             // Receivers say `Busy` also where they cannot read their own files.
             RefusalCode::Busy => Self::Connection,
             RefusalCode::Full | RefusalCode::Stopping => Self::Busy,

@@ -14,7 +14,9 @@ use zmove_scan::{
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
 use zmove_types::{Event, GroupSpan, Name, Observer, RelPath};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts};
+use zmove_wire::{
+    FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
+};
 
 use super::Mover;
 use super::assigned::Assigned;
@@ -200,9 +202,49 @@ impl<W: WorkQueue> Mover<W> {
         }
         let mark = marks.get(&large.directory).copied();
         let file = large_file(source, large);
-        self.announce_work(by, work_of(&file).map(|work| (work, vec![mark])))
-            .await?;
-        Ok(WorkCounts::default())
+        let (missing, resumed_bytes) = self.missing(&file, mark).await?;
+        let work = work_of(&file, &missing).map(|work| (work, vec![mark]));
+        self.announce_work(by, work).await?;
+        Ok(WorkCounts {
+            resumed_bytes,
+            ..WorkCounts::default()
+        })
+    }
+
+    /// The groups of a large file that are not at the target, and how many bytes are there: another job may have left
+    /// some.
+    async fn missing(
+        &self,
+        file: &LargeFile,
+        mark: Option<DirectoryMark>,
+    ) -> Result<(Vec<GroupRange>, u64), Stop> {
+        let groups = GroupSpan::count(file.bytes).unwrap_or(0);
+        let all = || vec![GroupRange::new(0, groups)];
+        let Ok(FoundFile { directory, entry }) = self.find(file, mark).await? else {
+            return Ok((all(), 0));
+        };
+        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
+            return Ok((all(), 0));
+        };
+        let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
+        let order = SharedJobOrder::Commit { head, root: None };
+        let mut missing = match self.feeder.order(order, None).await? {
+            SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
+            SharedJobResult::Committed { .. } => Vec::new(),
+            // its own item tells why
+            _ => return Ok((all(), 0)),
+        };
+        if missing.len() >= MISSING_RANGES_MAX {
+            let end = missing.last().map_or(0, |last| last.end());
+            missing.push(GroupRange::new(end, groups.saturating_sub(end)));
+        }
+        let bytes = |range: &GroupRange| {
+            let spans =
+                (range.first..range.end()).filter_map(|index| GroupSpan::of(file.bytes, index));
+            spans.map(|span| u64::from(span.len)).sum::<u64>()
+        };
+        let there = file.bytes.saturating_sub(missing.iter().map(bytes).sum());
+        Ok((missing, if has_holes { 0 } else { there }))
     }
 
     fn tell_parts(&self, portion: &Portion) {
@@ -581,6 +623,7 @@ const FAILED: WorkCounts = WorkCounts {
     skipped_bytes: 0,
     specials: 0,
     left_out: 0,
+    resumed_bytes: 0,
 };
 const NO_GROUPS: Stop =
     Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");

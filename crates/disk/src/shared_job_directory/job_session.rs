@@ -6,13 +6,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
-use super::make;
+use super::{SharedJobDirectory, make};
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
@@ -225,6 +226,35 @@ impl JobSession {
             Some(Errno::LOOP) => PART_GONE.into(),
             _ => error,
         })
+    }
+
+    /// Links a part of a dead job into this one, if it has this inode and no other name. Returns whether this session
+    /// has done so.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn link_part(
+        &self,
+        dead: &SharedJobDirectory,
+        name: &Name,
+        inode: u64,
+    ) -> io::Result<bool> {
+        let path = Path::new(PARTS).join(name.as_os_str());
+        let is_it = |found: &FileIdentity| found.regular && found.inode == inode;
+        let found = match rustix::fs::statat(dead.fd(), &path, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(false),
+            found => found?,
+        };
+        if found.st_nlink > 1 || !is_it(&FileIdentity::from_stat(&found)) {
+            return Ok(false);
+        }
+        let to = name.as_os_str();
+        match rustix::fs::linkat(dead.fd(), &path, &self.parts, to, AtFlags::empty()) {
+            Ok(()) => Ok(is_it(&FileIdentity::at(&self.parts, name)?)),
+            // another session was first
+            Err(Errno::EXIST | Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The part of that name, if it is there; it is not made.

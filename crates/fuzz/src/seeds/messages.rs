@@ -611,7 +611,7 @@ fn replies_to_openings() -> Vec<ToSender> {
             text: "no".into(),
         }),
         ToSender::Refused(Refusal {
-            code: RefusalCode::Ended,
+            code: RefusalCode::NotUnderWay,
             text: "it has ended".into(),
         }),
     ]

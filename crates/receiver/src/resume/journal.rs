@@ -65,7 +65,7 @@ pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, 
 pub use error::JournalError;
 pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
-pub(crate) use reader::read_on;
+pub(crate) use reader::{flushed_files, read_on};
 pub(crate) use record::Record;
 pub use writer::{Journal, Mark, Room};
 

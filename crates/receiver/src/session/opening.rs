@@ -177,11 +177,16 @@ pub(super) async fn resolve(
             wait_for_jobs_above(&open, &access, &other_jobs)?;
         }
         let mut target = Target::resolve(&open, &access, &lease)?;
-        if waits {
-            target.enter(&open, &other_jobs)?;
-        }
+        let dead = if waits {
+            target.enter(&open, &other_jobs)?
+        } else {
+            Vec::new()
+        };
         let parts = match open.shared_job.clone() {
-            None => Parts::new(config.journals, transfer, owner, &target.tree, &quota),
+            None => {
+                other_jobs.end(dead);
+                Parts::new(config.journals, transfer, owner, &target.tree, &quota)
+            }
             Some(part) => {
                 // people are told the node as well; devices have other numbers on other hosts
                 let owner = format!("{owner} {}", part.node);
@@ -191,6 +196,8 @@ pub(super) async fn resolve(
                 };
                 let (session, journal) =
                     SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
+                session.take_over(&dead, &journal, &quota);
+                other_jobs.end(dead);
                 let own = Arc::clone(session.session());
                 let parts = Parts::in_job(&lease, own, journal, begin, &quota);
                 target.shared_job = Some(session);

@@ -152,6 +152,17 @@ impl GroupsByPart {
                     .for_each(|group| self.uncount_if_changed(&written.part, group));
                 written.unflushed.extend(groups);
             }
+            Record::Kept { file, first, cvs } => {
+                if let Some(written) = files.get(&file) {
+                    let came = self
+                        .of
+                        .entry(written.part.clone())
+                        .or_insert_with(|| Came::new(&self.quota));
+                    for (index, cv) in (first..).zip(cvs) {
+                        came.note(index, cv)?;
+                    }
+                }
+            }
             Record::Flushed { upto } => {
                 files
                     .values_mut()

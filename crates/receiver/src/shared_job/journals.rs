@@ -18,7 +18,7 @@ use zmove_disk::{JOURNAL_PREFIX, own_process};
 use zmove_types::{Name, TransferId};
 
 use crate::quota::Booking;
-use crate::resume::journal::{Record, read_on};
+use crate::resume::journal::{self, Record, UnfinishedFile, read_on};
 
 /// The most journals of one job.
 const JOURNALS_MAX: usize = 1 << 16;
@@ -69,16 +69,9 @@ impl<T: Default> Journals<T> {
     ) -> io::Result<()> {
         let (mut files, mut bytes) = (0, 0);
         for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            if !entry
-                .file_name()
-                .to_bytes()
-                .starts_with(JOURNAL_PREFIX.as_bytes())
-            {
+            let Some(name) = journal_name(entry?.file_name().to_bytes()) else {
                 continue;
-            }
-            let name =
-                Name::from_bytes(entry.file_name().to_bytes()).map_err(|_none| Errno::INVAL)?;
+            };
             // Only an open asks the server of a network file system how long the file is by now.
             let Some((mut file, length)) = open(directory, &name)? else {
                 continue;
@@ -107,6 +100,32 @@ impl<T: Default> Journals<T> {
         }
         Ok(self.read.entry(name).or_default())
     }
+}
+
+/// The files of all journals that have flushed groups. Journals that are longer than `bytes_max` are left out.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn flushed_files(
+    directory: &OwnedFd,
+    bytes_max: u64,
+) -> io::Result<Vec<UnfinishedFile>> {
+    let mut files = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        if let Some(name) = journal_name(entry?.file_name().to_bytes())
+            && let Some((file, length)) = open(directory, &name)?
+            && length <= bytes_max
+        {
+            files.extend(journal::flushed_files(file)?);
+        }
+    }
+    Ok(files)
+}
+
+/// The name, if it is that of a journal.
+fn journal_name(name: &[u8]) -> Option<Name> {
+    let is_one = name.starts_with(JOURNAL_PREFIX.as_bytes());
+    is_one.then(|| Name::from_bytes(name).ok())?
 }
 
 /// Opens a journal, and tells its length; `None` where it has gone with its job, or is no file.

@@ -15,10 +15,12 @@ use zmove_wire::{
     Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening,
 };
 
+use crate::other_jobs::Found;
 use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
 use crate::shared_job::groups::FlushedGroups;
 use crate::shared_job::journals;
+use crate::shared_job::takeover::take_over;
 
 /// The part that a session has in a job.
 #[derive(Debug)]
@@ -237,6 +239,15 @@ impl SharedJobSession {
             heart,
         };
         Ok((session, journal))
+    }
+
+    /// Takes over what dead jobs have left in this target, as far as that can be done, before it is removed.
+    pub(crate) fn take_over(&self, dead: &[Found], journal: &Journal, quota: &Quota) {
+        for (parent, job) in dead {
+            if let Ok(dead) = SharedJobDirectory::open_dead(parent, *job) {
+                let _is_sent_again = take_over(&dead, &self.session, journal, quota.room().bytes);
+            }
+        }
     }
 
     /// The job.

@@ -1062,23 +1062,6 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
         directory: path(directory),
         entries: vec![BatchEntry::Itself(old.clone())],
     };
-    for expected in [&["d", "d"][..], &[]] {
-        let SharedJobResult::Directories { head } =
-            mover.order(SharedJobOrder::ListDirectories).await
-        else {
-            panic!("not told")
-        };
-        let told = if head.is_empty() {
-            Vec::new()
-        } else {
-            Batch::decode(&head, 0).unwrap().groups
-        };
-        let expected: Vec<_> = expected.iter().map(|directory| group(directory)).collect();
-        assert_eq!(
-            told, expected,
-            "what work has brought that has ended, by whichever session"
-        );
-    }
     let head = Batch {
         groups: vec![group("d"), group("gone")],
     }

@@ -222,7 +222,7 @@ impl Target {
     }
 
     /// [Enters](OtherJobs::enter) the target's directory.
-    pub(crate) fn enter(&self, open: &Open, other_jobs: &OtherJobs) -> Result<(), Refusal> {
+    pub(crate) fn enter(&self, open: &Open, other_jobs: &OtherJobs) -> Result<Vec<Found>, Refusal> {
         let root = RelPath::root();
         let directory = self.tree.open_directory(&root);
         let entered =
@@ -265,6 +265,7 @@ pub(crate) fn wait_for_jobs_above(
         let place = Place::of(open, access, Missing::Left)?;
         jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
+            .map(|dead| other_jobs.end(dead))
             .map_err(|error| cannot("look for other pushes at", place.shown, &error))
     };
     wait().map_err(|refusal| dead_mount::named(refusal, open, access))

@@ -157,8 +157,11 @@ impl Transfer {
 
     /// [Enters](OtherJobs::enter) a directory, once.
     pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
-        let enter = || self.other_jobs.enter(&self.target.tree, path, directory);
-        self.publisher.sweep(path, enter)
+        self.publisher.sweep(path, || {
+            let dead = self.other_jobs.enter(&self.target.tree, path, directory)?;
+            self.other_jobs.end(dead);
+            Ok(())
+        })
     }
 
     /// A turn at the cores, for a thread that is going to hash or list something.

@@ -171,8 +171,6 @@ pub enum RefusalCode {
     Broken,
     /// The receiver has no room, not even in its queue: the sender is to try again.
     Full,
-    /// The job of several receivers has ended, as the mark of its end says. To an opening of such a job alone.
-    Ended,
     /// The job of several receivers is not at this target, and the opening may not begin it there.
     NotUnderWay,
 }

@@ -128,6 +128,8 @@ pub struct WorkCounts {
     pub specials: u64,
     /// Entries that the selection left out.
     pub left_out: u64,
+    /// Bytes of the files that an earlier transfer had stored.
+    pub resumed_bytes: u64,
 }
 
 impl WorkCounts {
@@ -142,6 +144,7 @@ impl WorkCounts {
             skipped_bytes: self.skipped_bytes.saturating_add(other.skipped_bytes),
             specials: self.specials.saturating_add(other.specials),
             left_out: self.left_out.saturating_add(other.left_out),
+            resumed_bytes: self.resumed_bytes.saturating_add(other.resumed_bytes),
         }
     }
 }
@@ -151,7 +154,11 @@ impl From<WorkCounts> for Counters {
     fn from(counts: WorkCounts) -> Self {
         Self {
             files: counts.files.saturating_sub(counts.skipped),
-            bytes: counts.bytes.saturating_sub(counts.skipped_bytes),
+            bytes: counts
+                .bytes
+                .saturating_sub(counts.skipped_bytes)
+                .saturating_sub(counts.resumed_bytes),
+            bytes_resumed: counts.resumed_bytes,
             skipped: counts.skipped,
             failed: counts.failed,
             specials: counts.specials,

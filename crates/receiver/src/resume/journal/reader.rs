@@ -62,6 +62,22 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
+/// The files of a journal that have flushed groups, with these groups alone. A journal that cannot be used has none.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn flushed_files(source: impl Read) -> io::Result<Vec<UnfinishedFile>> {
+    let Ok(replay) = replay(source)? else {
+        return Ok(Vec::new());
+    };
+    let mut files = replay.unfinished(BootId::current()).files;
+    for file in &mut files {
+        file.groups.retain(|_, (_, is_flushed)| *is_flushed);
+    }
+    files.retain(|file| !file.groups.is_empty());
+    Ok(files)
+}
+
 /// Reads on from a position in the journal of a session in a shared job, which that may be writing: each record that is
 /// whole, with the offset at which it ends. The position is behind the last one that has been taken. A journal without
 /// a beginning tells nothing.
@@ -85,12 +101,9 @@ pub(crate) fn read_on(
     }
     while let Some(record) = records.next()? {
         let is_expected = match &record {
-            Record::Part(..) | Record::Groups { .. } => true,
+            Record::Part(..) | Record::Groups { .. } | Record::Kept { .. } => true,
             Record::Flushed { upto } => upto <= position,
-            Record::Begin(..)
-            | Record::Kept { .. }
-            | Record::Ended { .. }
-            | Record::Left { .. } => false,
+            Record::Begin(..) | Record::Ended { .. } | Record::Left { .. } => false,
         };
         if !is_expected {
             break;

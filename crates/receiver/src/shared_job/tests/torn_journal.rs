@@ -26,7 +26,6 @@ async fn of_a_torn_journal_a_beginning_counts() {
     let part = (name, part.metadata().unwrap().ino());
     let torn = tempfile::tempdir().unwrap();
     let copy = torn.path().join(journal.file_name().unwrap());
-    let directory = OwnedFd::from(std::fs::File::open(torn.path()).unwrap());
     let mut last = 0;
     for length in 0..=whole.len() {
         std::fs::write(&copy, &whole[..length]).unwrap();
