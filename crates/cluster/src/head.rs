@@ -429,6 +429,7 @@ impl<W: WorkQueue> Head<W> {
             events.note_use();
         }
         self.begun.send_replace(true);
+        let began = Instant::now();
         let job = &self.node.job;
         loop {
             if self.node.queue.waiting().await?.is_idle() {
@@ -446,7 +447,7 @@ impl<W: WorkQueue> Head<W> {
                 self.node.queue.put(vec![first]).await?;
             }
             tokio::select! {
-                () = sleep(LOOK_EVERY) => {}
+                () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
                 Some(witness) = course.witnesses.join_next() => self.check_one_target(witness, events)?,
                 Some(ended) = course.movers.join_next() => match ended {
                     Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
@@ -580,7 +581,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
 /// since what was left there is flushed before.
 pub(crate) const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// How often the queue is asked whether it is idle.
+/// How often the queue is asked whether it is idle: at first more often, since small jobs end soon.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
