@@ -32,7 +32,7 @@ use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use clean::CleanArgs;
-pub(crate) use cluster::{ClusterCommand, ClusterInitArgs};
+pub(crate) use cluster::{ClusterCommand, ClusterInitArgs, ClusterStatusArgs};
 pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;

@@ -34,16 +34,15 @@
 //!
 //! **What a killed server forgets.** Acknowledgements reach its files late: what was done comes again.
 //!
-//! Only features of nats-server 2.9 are used. Movers need not be allowed to make or remove streams ([`ServerConfig`]).
+//! Only features of nats-server 2.9 are used.
 
+mod access;
 mod broker;
 mod connection;
-mod listener;
+mod local;
 mod notices;
 mod pull;
 mod seal;
-mod server;
-mod shared_broker;
 mod take;
 
 use std::collections::VecDeque;
@@ -65,14 +64,14 @@ use broker::{Broker, Counted, Outgoing};
 use connection::{BrokerError, Connection};
 use take::Taker;
 
-pub use connection::{Access, BrokerState, NodeCertificate, check_address};
+pub use access::Access;
+pub use connection::BrokerState;
+pub use local::{ARGUMENTS, LocalBroker, LocalServer, program};
 pub use notices::{
-    GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart,
-    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    GrantNotice, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart, NodeState,
+    Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
-pub use server::{Nkey, Server, ServerConfig, ServerTls, User};
-pub use shared_broker::SharedBroker;
 
 /// A queue at a broker.
 #[derive(Debug)]

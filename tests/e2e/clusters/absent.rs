@@ -17,7 +17,7 @@ fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted()
     std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
     lab.allow_below("stranger", "elsewhere");
     let node = lab.join("stranger", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let outcome = lab
         .push(&[])
         .outcome()
@@ -46,7 +46,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
     lab.allow_at(1, "head", "elsewhere");
     let node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let outcome = lab.push(&["--timeout", "10s"]).outcome().expect(3);
     let [there, elsewhere] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
     outcome.says(&[&format!(
@@ -74,7 +74,7 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     }
     std::fs::write(&invitation, text).unwrap();
     let node = lab.join_by(&invitation, "cut-off", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let outcome = lab
         .push(&[])
         .outcome()
@@ -103,7 +103,7 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     lab.init_with_own_broker();
     lab.paint_more();
     let mut node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let push = lab.push_at("80MB", "t", &[]).start();
     lab.daemons[1].wait_for_log("begun by node ");
     signal(&node.process.0, interruption());

@@ -11,10 +11,10 @@ use crate::tree::stored_bytes;
 #[test]
 fn nothing_is_stored_for_a_node_twenty_seconds_after_the_death_of_the_head() {
     let Some(lab) = Lab::new(1) else { return };
-    lab.init_with_own_broker();
+    let _broker = lab.start_broker();
+    lab.init(&["--nats", &lab.broker()]).done();
     lab.paint_more();
-    let node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    let _node = lab.join("other", &[]);
     let mut push = lab.push_at("5MB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by node ");
     let stored = || stored_bytes(&lab.site.path("shared/t"));

@@ -34,7 +34,7 @@ impl Lab {
             copies.display()
         );
         let node = self.join("other", &["unshare", "--mount", "sh", "-c", &script, "sh"]);
-        node.wait_for("waiting for it");
+        node.wait_for("waiting for the broker");
         node
     }
 }
@@ -127,7 +127,7 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     lab.init_with_own_broker();
     lab.paint_many();
     let node = lab.join("other", &["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let outcome = lab.push(&["--no-perms", "--no-times"]).outcome().expect(0);
     assert!(
@@ -172,7 +172,7 @@ fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
         }
     }
     let node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let options = ["-a", "--numeric-ids", "--strict-metadata"];
     let outcome = lab.push(&options).outcome().expect(23);
     let lack = format!("not kept: owner of {given} (the key's grant does not allow it)");
@@ -210,7 +210,7 @@ fn a_tree_that_changes_is_no_difference() {
             .for_each(|directory| std::fs::create_dir(directory.join(name)).unwrap());
     }
     let node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let is_over = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -261,7 +261,7 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     paint_all(&new, 510_000);
     paint_all(&cur, 500_000);
     let node = lab.join("other", &[]);
-    node.wait_for("waiting for it");
+    node.wait_for("waiting for the broker");
     let push = lab.push(&[]).start();
     let target = lab.site.path("shared/t/cur/x");
     let has_come = |file: &String| target.join(file).exists();

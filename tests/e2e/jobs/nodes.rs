@@ -1,11 +1,11 @@
 //! Jobs of a cluster: the process of the job is the head.
 
 use super::*;
-use crate::clusters::{LeftBroker, has_nats_server};
+use crate::clusters::has_nats_server;
 use crate::harness::skip;
 
 /// A cluster of one receiver, of which this host is the only node.
-fn yard() -> Option<(Yard, LeftBroker)> {
+fn yard() -> Option<Yard> {
     if !has_nats_server() {
         skip("there is no nats-server");
         return None;
@@ -23,13 +23,12 @@ fn yard() -> Option<(Yard, LeftBroker)> {
         "init",
         "lab",
         &receiver,
-        "--listen",
+        "--local",
         &broker,
         "--accept-new",
     ])
     .done();
-    let broker = LeftBroker(yard.site.path("client"));
-    Some((yard, broker))
+    Some(yard)
 }
 
 impl Yard {
@@ -57,9 +56,7 @@ impl Yard {
 
 #[test]
 fn a_job_of_a_cluster_is_done_and_shown_with_it() {
-    let Some((yard, _broker)) = yard() else {
-        return;
-    };
+    let Some(yard) = yard() else { return };
     yard.paint_slow();
     let id = yard.submit_by_nodes(&[]);
     yard.assert_done_by_nodes(&id, 1);
@@ -73,9 +70,7 @@ fn a_job_of_a_cluster_is_done_and_shown_with_it() {
 /// The next attempt ends the job of the one before at the receivers, and goes on from what is there.
 #[test]
 fn a_job_of_a_cluster_goes_on_when_its_process_and_its_runner_are_killed() {
-    let Some((yard, _broker)) = yard() else {
-        return;
-    };
+    let Some(yard) = yard() else { return };
     yard.paint_slow();
     let id = yard.submit_by_nodes(&["--limit", "20Mbit"]);
     yard.wait_until(&id, |job| job["state"] == "running");
@@ -88,9 +83,7 @@ fn a_job_of_a_cluster_goes_on_when_its_process_and_its_runner_are_killed() {
 
 #[test]
 fn what_cannot_be_done_by_nodes_is_refused_when_it_is_submitted() {
-    let Some((yard, _broker)) = yard() else {
-        return;
-    };
+    let Some(yard) = yard() else { return };
     paint(yard.site.source().join("small"), 10);
     let refused = |words: &[&str]| {
         let mut submit = yard.site.zmove(&["submit"]);

@@ -8,9 +8,9 @@ use zmove_engine::Remote;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Name receivers that share a storage, and make the keys of the nodes that send to them
+    /// Name receivers that share a storage, and the broker of the nodes that send to them
     Init(ClusterInitArgs),
-    /// Write what another node needs to take part: whoever reads it may send as one
+    /// Write what other nodes need to take part: whoever reads it may send as a node
     Invite {
         /// The cluster
         name: String,
@@ -21,12 +21,12 @@ pub(crate) enum ClusterCommand {
     /// Take part in the jobs of a cluster, in the foreground
     Join(ClusterJoinArgs),
     /// Show the nodes that are there, and the jobs that are under way
-    Status {
-        /// The cluster
-        name: String,
-        /// Print each as a JSON object on a line
-        #[arg(long)]
-        json: bool,
+    Status(ClusterStatusArgs),
+    /// Become the broker of a push; a push starts this
+    #[command(hide = true)]
+    Broker {
+        /// The process with which this one ends
+        parent: u32,
     },
 }
 
@@ -37,12 +37,23 @@ pub(crate) struct ClusterInitArgs {
     /// The receivers, which have the same target directory
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) receivers: Vec<Remote>,
-    /// Where the broker is to listen that a push starts here: an address of this host that the other nodes reach
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "broker")]
-    pub(crate) listen: Option<SocketAddr>,
-    /// A broker that runs already (NATS with JetStream): nats://HOST:PORT or tls://HOST:PORT
-    #[arg(long, value_name = "URL")]
-    pub(crate) broker: Option<String>,
+    /// The broker, a NATS server with JetStream: nats://HOST:PORT or tls://HOST:PORT, several servers with commas
+    #[arg(long, value_name = "URL", required_unless_present = "local")]
+    pub(crate) nats: Option<String>,
+    /// The broker's credentials: a NATS credentials file, or one with the seed of an nkey
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    pub(crate) nats_credentials: Option<PathBuf>,
+    /// The certificates (PEM) of the authorities that vouch for the broker [default: those of each host]
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    pub(crate) nats_ca: Option<PathBuf>,
+    /// Have each push of this node start a 'nats-server' for itself, at an address of this host that the other nodes
+    /// reach [default: the address towards the first receiver, port 4222]
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, conflicts_with = "nats")]
+    #[expect(
+        clippy::option_option,
+        reason = "clap reads an option with an optional value so"
+    )]
+    pub(crate) local: Option<Option<SocketAddr>>,
     /// Remember the receivers' keys without asking
     #[arg(long)]
     pub(crate) accept_new: bool,
@@ -54,4 +65,13 @@ pub(crate) struct ClusterJoinArgs {
     /// that this node has joined before
     #[arg(value_name = "FILE|NAME")]
     pub(crate) invitation: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClusterStatusArgs {
+    /// The cluster
+    pub(crate) name: String,
+    /// Print each as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -1,10 +1,8 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
 mod granting;
-mod left_queues;
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,16 +13,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, Heard, JetStream, JobNotice, NodeFailure, Notice, Notices, Numbered, Role,
-    Settings, SharedBroker, SourceNotice, TELL_EVERY,
+    BrokerState, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure, Notice, Notices,
+    Numbered, Role, Settings, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob, WorkError};
+use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
+use zmove_jobs::this_program;
 use zmove_types::{Event, Observer, SharedJobId};
 use zmove_wire::TransferProgress;
 
-use self::granting::{Answer, Granting};
-use self::left_queues::LeftQueues;
+use self::granting::Granting;
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{self, By, Led, fresh, lead_again, tell_end, threads};
@@ -39,7 +37,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let display = Display::new(&settings.args, None);
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings, cluster)?;
-    cluster.refuse_to_lead()?;
     let directory = std::env::current_dir().context("find the working directory")?;
     let mut job = shared_job::job(settings, &sources, fresh()?)?.with_marks();
     // all nodes tell of a failure in the same words, so that it is told and counted once
@@ -82,7 +79,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
                 ..notice.clone()
             },
             mountinfo: mountinfo.clone(),
-            granting: Granting::new(&job, &receivers, cluster)?,
+            granting: Granting::new(&job, &receivers)?,
             patience: settings.args.timeout.0,
             begins_at,
         };
@@ -145,31 +142,17 @@ struct Leading<'a> {
 type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
 impl Leading<'_> {
-    /// Leads the job to its end, with a broker of this node's where none is there.
+    /// Leads the job to its end, with a broker of this push if the cluster has none.
     async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
-        let mut broker = match self.cluster.server()? {
-            Some(_of_this_node) => Some(tokio::select! {
-                started = self.own_broker() => started?,
+        let _server = match self.cluster.local_broker()? {
+            Some(broker) => Some(tokio::select! {
+                started = start(&broker) => started?,
                 () = &mut stop => return Ok(not_begun(job.id)),
             }),
             None => None,
         };
-        let observer = Arc::clone(&self.observer);
-        let keeping = async {
-            match &mut broker {
-                Some(broker) => {
-                    broker
-                        .keep(|message| observer.on(&Event::Warned { message }))
-                        .await
-                }
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            led = self.lead_by_broker(job, receivers, stop) => led,
-            never = keeping => match never {},
-        }
+        self.lead_by_broker(job, receivers, stop).await
     }
 
     async fn lead_by_broker(
@@ -178,7 +161,7 @@ impl Leading<'_> {
         receivers: Vec<Receiver>,
         mut stop: Stop,
     ) -> Result<Led> {
-        let (notices, queue, mut left) = tokio::select! {
+        let (notices, queue) = tokio::select! {
             opened = self.open(&job) => opened?,
             () = &mut stop => return Ok(not_begun(job.id)),
         };
@@ -198,7 +181,6 @@ impl Leading<'_> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looking = JoinSet::<Mounted>::new();
-        let mut removing = JoinSet::new();
         let ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
@@ -219,18 +201,11 @@ impl Leading<'_> {
                     self.tell_nodes(&notices).await?;
                 }
                 heard = notices.hear() => {
-                    let heard = heard?;
-                    if let Ok(Notice::Job(notice)) = &heard.notice {
-                        left.hear(notice);
+                    if let Ok(notice) = heard? {
+                        self.answer(notice, &notices, &participants).await?;
                     }
-                    self.answer(heard, &notices, &participants).await?;
                 }
-                () = left.are_left() => drop(removing.spawn(left.take().remove())),
-                Some(removed) = removing.join_next() => self.tell_if_left(removed?),
-                message = broker.changed() => {
-                    left.hears_anew();
-                    self.observer.on(&Event::Warned { message });
-                }
+                message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
         participants.tell_now(Some(0), Vec::new());
@@ -243,15 +218,6 @@ impl Leading<'_> {
             served,
             has_lost_sessions,
         })
-    }
-
-    /// Warns of queues that could not be removed. They stay for another push.
-    fn tell_if_left(&self, removed: Result<(), WorkError>) {
-        if let Err(error) = removed {
-            self.observer.on(&Event::Warned {
-                message: format!("a queue of a killed push stays at the broker: {error}"),
-            });
-        }
     }
 
     /// The head of the job, which has done nothing yet.
@@ -280,58 +246,35 @@ impl Leading<'_> {
         Ok(notices.tell(&Notice::Job(self.notice.clone())).await?)
     }
 
-    /// Takes a notice and answers it with a grant or a refusal where one is due.
+    /// Takes a notice and answers it with a grant where one is due.
     async fn answer(
         &mut self,
-        heard: Heard,
+        notice: Notice,
         notices: &Notices,
         participants: &Participants,
     ) -> Result<()> {
-        match self.granting.answer(&heard)? {
-            Answer::Refusal(refusal) => return Ok(notices.tell(&refusal).await?),
-            Answer::Grant(grant) => notices.tell(&grant).await?,
-            Answer::Nothing => {}
-        }
-        if let Ok(notice) = heard.notice
-            && self.take(notice, participants)
+        if let Notice::Node(node) = &notice
+            && let Some(grant) = self.granting.answer(node)?
         {
+            notices.tell(&grant).await?;
+        }
+        if self.take(notice, participants) {
             self.tell_nodes(notices).await?;
         }
         Ok(())
     }
 
-    /// Connects to the broker and makes the queue of the job. If there is no room for it, queues of killed pushes are
-    /// removed first.
-    async fn open(&self, job: &SharedJob) -> Result<(Notices, JetStream, LeftQueues)> {
-        let (access, key) = (self.cluster.access()?, self.cluster.key()?);
+    /// Connects to the broker and makes the queue of the job.
+    async fn open(&self, job: &SharedJob) -> Result<(Notices, JetStream)> {
+        let (access, key) = (self.cluster.access(), self.cluster.key()?);
         let settings = Settings {
             patience: broker_patience(self.patience),
             ..Settings::new(Role::Head, job.id, EPOCH, key.of_job(job.id))
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
-        let mut left = LeftQueues::find(&access, settings.clone(), &key).await;
-        let make = || JetStream::open(&access, settings.clone());
-        let mut made = make().await;
-        if matches!(made, Err(WorkError::Queue { .. })) {
-            self.observer.on(&Event::Warned {
-                message: NO_ROOM.to_owned(),
-            });
-            left.remove_in_time(&notices).await?;
-            made = make().await;
-        }
-        Ok((notices, made.map_err(no_broker)?, left))
-    }
-
-    /// The broker of this node, which other pushes may have started.
-    async fn own_broker(&self) -> Result<SharedBroker> {
-        let name = self.cluster.name.clone();
-        let started = SharedBroker::start(move || Cluster::server_now(&name)).await;
-        started.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => anyhow::Error::new(error).context(NO_SERVER),
-            ErrorKind::AddrInUse => failure(Exit::Connection, format!("{NO_BROKER}: {error}")),
-            _ => anyhow::Error::new(error).context(NO_BROKER),
-        })
+        let queue = JetStream::open(&access, settings).await;
+        Ok((notices, queue.map_err(no_broker)?))
     }
 
     /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
@@ -387,6 +330,22 @@ impl Leading<'_> {
             _ => false,
         }
     }
+}
+
+/// Starts the broker of this push, unless another push on this host has started it.
+async fn start(broker: &LocalBroker) -> Result<LocalServer> {
+    let command = || {
+        let mut command = this_program();
+        command.args(["cluster", "broker", &std::process::id().to_string()]);
+        command
+    };
+    let started = broker.start(command).await;
+    started.map_err(|error| {
+        failure(
+            Exit::Connection,
+            format!("start the broker of the push: {error}"),
+        )
+    })
 }
 
 /// Resolves when the user stops the push.
@@ -448,9 +407,6 @@ fn not_begun(id: SharedJobId) -> Led {
 /// Each job has a queue of its own.
 pub(crate) const EPOCH: u64 = 1;
 const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
-const NO_ROOM: &str = "the broker has no room for another queue: zmove looks for queues of killed pushes, and removes them";
-const NO_BROKER: &str = "start a broker for the cluster";
-const NO_SERVER: &str = "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
 /// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);

@@ -1,22 +1,18 @@
-//! A cluster as a file describes it: `clusters/NAME.toml` in the home directory, with the seed of its nkey beside it.
+//! A cluster as a file describes it: `clusters/NAME.toml` in the home directory.
 //!
-//! **Invariant:** both files are for their owner alone.
+//! **Invariant:** the file is for its owner alone.
 
-use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use anyhow::{Chain, Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User};
+use zmove_cluster::jetstream::{Access, JobKey, LocalBroker};
 use zmove_cluster::{Hindrance, WorkError};
 use zmove_engine::{Remote, random};
-use zmove_transport::Fingerprint;
 use zmove_types::{Hex, from_hex};
 
 use super::{Role, home};
@@ -27,26 +23,20 @@ use crate::value::exit::{Exit, failure, usage_error};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cluster {
     pub(crate) name: String,
-    /// What all nodes know, and the broker does not: 64 hexadecimal digits.
+    /// The key that all nodes have and the broker does not: 64 hexadecimal digits.
     key: String,
-    /// The broker's address.
+    /// The addresses of the broker's servers, separated by commas.
     pub(crate) broker: String,
-    /// Where a push of this node has the broker listen.
+    /// The contents of the broker's credentials file.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) listen: Option<SocketAddr>,
-    /// The public part of this node's nkey, for a broker that the cluster's first node makes.
+    pub(crate) credentials: Option<String>,
+    /// The certificates of the authorities that vouch for the broker, if not those of each host.
     #[serde(skip_serializing_if = "Option::is_none")]
-    nkey: Option<String>,
-    /// The seed of that nkey, in an invitation alone.
+    pub(crate) authorities: Option<String>,
+    /// The address at which a push of this node starts the broker.
     #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<String>,
-    /// The public parts of the nkeys that this node has made for others, one for each invitation.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    invited: Vec<String>,
+    pub(crate) local: Option<SocketAddr>,
     pub(crate) receivers: Vec<ClusterReceiver>,
-    /// The key of the node that has come by each invitation first, by the public part of its nkey.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    nodes: BTreeMap<String, String>,
 }
 
 /// A receiver of a cluster.
@@ -72,49 +62,25 @@ impl ClusterReceiver {
 }
 
 impl Cluster {
-    /// Makes a cluster, with keys of its own.
-    pub(crate) fn make(
-        name: &str,
-        receivers: Vec<ClusterReceiver>,
-        broker: Option<String>,
-        listen: Option<SocketAddr>,
-    ) -> Result<Self> {
+    /// Makes a cluster without receivers and broker, with a key of its own.
+    pub(crate) fn new(name: &str) -> Result<Self> {
         let path = file(name)?;
         if path.exists() {
-            let path = path.display();
-            let text = format!(
-                "there is a cluster '{name}' already: remove '{path}' to make it anew, or choose a name"
-            );
-            return Err(usage_error(text));
+            return Err(usage_error(format!(
+                "there is a cluster '{name}' already: remove '{}' to make it anew, or choose a name",
+                path.display()
+            )));
         }
-        let bytes: [u8; JobKey::BYTES] = random().context("get random bytes")?;
-        let nkey = match listen {
-            Some(_) => {
-                make_directory(&path)?;
-                let nkey = Nkey::new().context("make an nkey")?;
-                // one may be left of a cluster that is no more
-                write_private(&seed_file(name)?, &nkey.seed)?;
-                Some(nkey.public_key)
-            }
-            None => None,
-        };
-        let listens = listen.map(|listen| format!("nats://{listen}"));
-        let broker = broker.or(listens).unwrap_or_default();
-        let (name, key) = (name.to_owned(), Hex(&bytes).to_string());
-        let (invited, nodes) = (Vec::new(), BTreeMap::new());
-        let cluster = Self {
-            name,
-            key,
-            broker,
-            listen,
-            nkey,
-            seed: None,
-            invited,
-            receivers,
-            nodes,
-        };
-        cluster.save()?;
-        Ok(cluster)
+        let key: [u8; JobKey::BYTES] = random().context("get random bytes")?;
+        Ok(Self {
+            name: name.to_owned(),
+            key: Hex(&key).to_string(),
+            broker: String::new(),
+            credentials: None,
+            authorities: None,
+            local: None,
+            receivers: Vec::new(),
+        })
     }
 
     /// Reads a cluster that this node has made or joined.
@@ -130,7 +96,7 @@ impl Cluster {
     }
 
     fn read(text: &str) -> Result<Self> {
-        // the rest of the error shows the line, which may be a key
+        // The rest of the error shows the line, which may be a key.
         let cluster: Self =
             toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
         cluster.key()?;
@@ -138,112 +104,34 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Takes an invitation, and keeps it.
+    /// Accepts an invitation and stores the cluster.
     pub(crate) fn join(text: &str) -> Result<Self> {
         let mut cluster = Self::read(text)?;
-        let seed = cluster.seed.take();
-        // where a broker listens, and whom it lets in, is for its own node to say
-        cluster.listen = None;
-        cluster.invited = Vec::new();
-        cluster.nodes = BTreeMap::new();
-        if file(&cluster.name)?.exists() {
+        // A node alone decides what it starts at its own addresses.
+        cluster.local = None;
+        let path = file(&cluster.name)?;
+        if path.exists() {
             let there = Self::load(&cluster.name)?;
             if there.key != cluster.key {
                 return Err(usage_error(format!(
-                    "there is another cluster '{}' here already: remove '{}' to take part in this one in its place",
+                    "there is another cluster '{}' here already: remove '{}' to take part in this one instead",
                     cluster.name,
-                    file(&cluster.name)?.display()
+                    path.display()
                 )));
             }
-            if there.listen.is_some() {
-                return Err(usage_error(format!(
-                    "this node has made the cluster '{}': an invitation is for another node",
-                    cluster.name
-                )));
-            }
+            cluster.local = there.local;
         }
         cluster.save()?;
-        if let Some(seed) = seed {
-            write_private(&seed_file(&cluster.name)?, &seed)?;
-        }
         Ok(cluster)
     }
 
-    /// What another node needs. Where the broker is made here, each invitation has an nkey of its own, which the broker
-    /// knows from here on.
-    pub(crate) fn invite(&mut self) -> Result<String> {
-        self.refuse_to_lead()?;
-        let nkey = self
-            .nkey
-            .as_ref()
-            .map(|_| Nkey::new())
-            .transpose()
-            .context("make an nkey")?;
-        if let Some(nkey) = &nkey {
-            self.change(|cluster| {
-                cluster.invited.push(nkey.public_key.clone());
-                cluster.save()?;
-                match cluster.server()? {
-                    Some(server) => server
-                        .reload()
-                        .map(drop)
-                        .context("tell the broker of another node"),
-                    None => Ok(()),
-                }
-            })?;
-        }
-        let (seed, nkey) = nkey.map(|nkey| (nkey.seed, nkey.public_key)).unzip();
-        let (invited, nodes) = (Vec::new(), BTreeMap::new());
-        let invitation = Self {
-            listen: None,
-            seed,
-            nkey,
-            invited,
-            nodes,
+    /// The contents of an invitation: what another node needs.
+    pub(crate) fn invitation(&self) -> Result<String> {
+        let of_others = Self {
+            local: None,
             ..self.clone()
         };
-        Ok(toml::to_string(&invitation)?)
-    }
-
-    /// Whether the node of this key may take part by the invitation with this nkey: the first that comes by it, from
-    /// then on. Where the broker is not made here, invitations have no nkey.
-    pub(crate) fn admits(&mut self, nkey: &str, key: &Fingerprint) -> Result<bool> {
-        let is_own = self.nkey.as_deref() == Some(nkey);
-        if self.listen.is_none() || is_own {
-            return Ok(true);
-        }
-        let key = key.to_string();
-        if let Some(first) = self.nodes.get(nkey) {
-            return Ok(*first == key);
-        }
-        self.change(|cluster| {
-            let first = cluster
-                .nodes
-                .entry(nkey.to_owned())
-                .or_insert_with(|| key.clone());
-            let is_first = *first == key;
-            cluster.save()?;
-            Ok(is_first)
-        })
-    }
-
-    /// Changes what is in the file now, which no other process changes meanwhile.
-    fn change<T>(&mut self, change: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let _locked = lock(&file(&self.name)?.with_extension("lock"))?;
-        *self = Self::load(&self.name)?;
-        change(self)
-    }
-
-    /// Refuses what the broker lets the node alone do that makes it.
-    pub(crate) fn refuse_to_lead(&self) -> Result<()> {
-        if self.nkey.is_some() && self.listen.is_none() {
-            let name = &self.name;
-            return Err(usage_error(format!(
-                "this node has been invited to the cluster '{name}': what it sends and whom it invites is for the node that \
-                 has made it"
-            )));
-        }
-        Ok(())
+        Ok(toml::to_string(&of_others)?)
     }
 
     /// The key that all nodes have.
@@ -252,92 +140,57 @@ impl Cluster {
         Ok(JobKey::new(bytes))
     }
 
-    /// How the broker is reached.
-    pub(crate) fn access(&self) -> Result<Access> {
-        let nkey_seed = self
-            .nkey
-            .is_some()
-            .then(|| seed_file(&self.name))
-            .transpose()?;
-        let name = self.own_broker_name()?;
-        Ok(Access {
-            urls: vec![self.broker.clone()],
-            nkey_seed,
-            name,
-            ..Access::default()
-        })
+    /// The way to the broker.
+    pub(crate) fn access(&self) -> Access {
+        Access {
+            urls: self.broker.split(',').map(str::to_owned).collect(),
+            credentials: self.credentials.clone(),
+            authorities: self.authorities.clone(),
+        }
     }
 
-    /// The name of the broker, where the node makes it that has made the cluster.
-    fn own_broker_name(&self) -> Result<Option<String>> {
-        self.nkey
-            .as_ref()
-            .map(|_| Ok(self.key()?.broker_name()))
-            .transpose()
+    /// The broker that a push of this node starts.
+    pub(crate) fn local_broker(&self) -> Result<Option<LocalBroker>> {
+        let (Some(address), Some(seed)) = (self.local, &self.credentials) else {
+            return Ok(None);
+        };
+        Ok(Some(LocalBroker {
+            directory: file(&self.name)?.with_extension("broker"),
+            address,
+            nkey: LocalBroker::nkey_of(seed)?,
+        }))
     }
 
-    /// The failure of a command that finds the broker of no use.
+    /// The failure of a command that cannot use the broker.
     pub(crate) fn no_broker(&self, error: &WorkError) -> anyhow::Error {
         match error {
             WorkError::Hindered(refused @ Hindrance::Refused { .. }) => {
-                let hint = match self.nkey {
-                    Some(_) => format!(
-                        "; its invitation is good no more: 'zmove cluster invite {}' on the node that has made the \
-                         cluster makes another",
-                        self.name
-                    ),
-                    None => String::new(),
-                };
-                failure(Exit::Authentication, format!("{refused}{hint}"))
+                failure(Exit::Authentication, refused.to_string())
             }
-            WorkError::Hindered(another) => failure(Exit::Connection, another.to_string()),
             error => failure(
                 Exit::Connection,
-                format!("the broker {} cannot be used: {error}", self.broker),
+                format!(
+                    "the broker {} cannot be used: {}",
+                    self.broker,
+                    innermost(error)
+                ),
             ),
         }
     }
 
-    /// The broker that a push of this node starts; `None` where one runs already.
-    pub(crate) fn server(&self) -> Result<Option<ServerConfig>> {
-        let (Some(listen), Some(public_key)) = (self.listen, &self.nkey) else {
-            return Ok(None);
-        };
-        let head = User {
-            public_key: public_key.clone(),
-            role: NodeRole::Head,
-        };
-        let mover = |public_key: &String| User {
-            public_key: public_key.clone(),
-            role: NodeRole::Mover,
-        };
-        let users = std::iter::once(head)
-            .chain(self.invited.iter().map(mover))
-            .collect();
-        let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
-        let (address, port, name) = (listen.ip(), listen.port(), self.own_broker_name()?);
-        Ok(Some(ServerConfig {
-            address,
-            port,
-            name,
-            users,
-            ..usual
-        }))
-    }
-
-    /// The same, of the cluster of this name as its file is now.
-    pub(crate) fn server_now(name: &str) -> io::Result<ServerConfig> {
-        let server = Self::load(name)
-            .and_then(|cluster| cluster.server())
-            .map_err(io::Error::other)?;
-        server.ok_or_else(|| io::Error::other("the cluster's broker is not of this node any more"))
-    }
-
-    fn save(&self) -> Result<()> {
+    /// Writes the file of the cluster.
+    pub(crate) fn save(&self) -> Result<()> {
         let path = file(&self.name)?;
         make_directory(&path)?;
         write_private(&path, &toml::to_string(self)?)
     }
+}
+
+/// The cause below all that says where an error has happened.
+pub(crate) fn innermost(error: &WorkError) -> String {
+    Chain::new(error)
+        .last()
+        .map_or_else(String::new, ToString::to_string)
 }
 
 fn make_directory(file: &Path) -> Result<()> {
@@ -363,10 +216,6 @@ fn file(name: &str) -> Result<PathBuf> {
         .with_extension("toml"))
 }
 
-fn seed_file(name: &str) -> Result<PathBuf> {
-    Ok(file(name)?.with_extension("seed"))
-}
-
 /// Writes a new file for its owner alone.
 ///
 /// # Errors
@@ -382,27 +231,6 @@ pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     };
     write().with_context(|| format!("write '{}'", path.display()))
-}
-
-/// Waits for the lock on a file, which is made where it is not there, until what is returned is dropped. Where the file
-/// system has no locks, goes on without.
-fn lock(path: &Path) -> Result<File> {
-    let lock = || -> io::Result<File> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        loop {
-            match flock(&file, FlockOperation::LockExclusive) {
-                Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(file),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    };
-    lock().with_context(|| format!("lock '{}'", path.display()))
 }
 
 /// Writes a file for its owner alone, by way of another.

@@ -17,7 +17,8 @@ use tokio::sync::Mutex;
 use zmove_types::SharedJobId;
 use zmove_wire::{GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
-use super::connection::{Access, Connection};
+use super::access::Access;
+use super::connection::Connection;
 use super::seal::{JobKey, aes_of, open, seal};
 use crate::error::{Hindrance, WorkError};
 use crate::tally::Tally;
@@ -43,20 +44,8 @@ pub enum Notice {
     Absent(NodeFailure),
     /// The head of a job lets a node of it in at the receivers.
     Grant(GrantNotice),
-    /// The head of a job does not let a node in, for this reason.
-    Refused(NodeFailure),
     /// Something at a node that its job outlives, as a receiver that is lost.
     Warned(NodeFailure),
-}
-
-/// A notice that has been heard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
-    /// What is told, where the other node speaks this version of the protocol.
-    pub notice: Result<Notice, GreetingError>,
-    /// The nkey of whoever tells it, for which a broker that [zmove has made](super::ServerConfig) vouches; `None` from
-    /// nodes that have none.
-    pub nkey: Option<String>,
 }
 
 /// What a node cannot do, or may not, or does otherwise.
@@ -269,7 +258,7 @@ impl Notices {
     /// The broker cannot be reached, or does not let this node in.
     pub async fn open(access: &Access, key: &JobKey) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
-        let heard = connection.client.subscribe(SUBJECTS).await;
+        let heard = connection.client.subscribe(SUBJECT).await;
         let heard = heard.map_err(|error| failed("listen at the broker", error))?;
         let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
         Ok(Self {
@@ -299,12 +288,7 @@ impl Notices {
             ASSOCIATED_DATA,
             postcard::to_stdvec(&(PROTOCOL_VERSION, notice)).expect("a vector grows"),
         );
-        let subject = self
-            .connection
-            .nkey
-            .as_deref()
-            .map_or_else(|| SUBJECT.to_owned(), subject_of);
-        let told = self.connection.client.publish(subject, body.into()).await;
+        let told = self.connection.client.publish(SUBJECT, body.into()).await;
         match told {
             Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
                 Err(failed("tell the other nodes", error))
@@ -320,20 +304,17 @@ impl Notices {
         }
     }
 
-    /// The next notice, one's own among them.
+    /// The next notice, one's own among them, if its sender speaks this version of the protocol.
     ///
     /// # Errors
     /// The connection has been given up.
-    pub async fn hear(&self) -> Result<Heard, WorkError> {
+    pub async fn hear(&self) -> Result<Result<Notice, GreetingError>, WorkError> {
         let mut heard = self.heard.lock().await;
         while let Some(message) = heard.next().await {
             let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| read(&body)) {
-                return Ok(Heard {
-                    notice,
-                    nkey: nkey_of(&message.subject),
-                });
+                return Ok(notice);
             }
         }
         Err(failed("hear the other nodes", "the connection has ended"))
@@ -359,22 +340,8 @@ fn failed(
     }
 }
 
-/// Where a node tells that has this nkey: no other may tell anything there, so none speaks by another's invitation.
-pub(super) fn subject_of(nkey: &str) -> String {
-    format!("{PREFIX}{nkey}")
-}
-
-fn nkey_of(subject: &str) -> Option<String> {
-    subject
-        .strip_prefix(PREFIX)
-        .filter(|_| subject != SUBJECT)
-        .map(str::to_owned)
-}
-
-/// Where notices are told by nodes that have no nkey, and where all are heard.
+/// The subject of all notices.
 const SUBJECT: &str = "zmove.cluster.notices";
-pub(super) const SUBJECTS: &str = "zmove.cluster.*";
-const PREFIX: &str = "zmove.cluster.";
 /// How often nodes and heads tell their notices.
 pub const TELL_EVERY: Duration = Duration::from_secs(1);
 const ASSOCIATED_DATA: &[u8] = b"notice";

@@ -43,13 +43,6 @@ impl JobKey {
         let tag = blake3::derive_key("zmove 2026-11-29 tag of the queue of a job", &self.0);
         Hex(&tag[..16]).to_string()
     }
-
-    /// The name of the broker of a cluster that has this key, of which it says nothing.
-    #[must_use]
-    pub fn broker_name(&self) -> String {
-        let name = blake3::derive_key("zmove 2026-11-26 name of the broker of a cluster", &self.0);
-        format!("zmove-{}", Hex(&name[..16]))
-    }
 }
 
 impl fmt::Debug for JobKey {

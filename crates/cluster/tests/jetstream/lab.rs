@@ -3,17 +3,18 @@
 use std::fs;
 use std::io::{Write, stderr};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use zmove_cluster::jetstream::{
-    Access, BrokerState, JetStream, JobKey, Lease, Role, Server, ServerConfig, Settings,
+    Access, BrokerState, JetStream, JobKey, Lease, Role, Settings, program,
 };
 use zmove_cluster::{Marks, Place, Taken, Work, WorkError, WorkItem, WorkQueue};
 use zmove_types::{Name, RelPath, SharedJobId};
+
+use crate::server::{Server, ServerConfig};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 pub(crate) const EPOCH: u64 = 3;
@@ -34,31 +35,33 @@ impl Lab {
     }
 
     pub(crate) async fn start_with(change: impl FnOnce(&mut ServerConfig)) -> Option<Self> {
-        let directory = TempDir::new().unwrap();
-        let mut config = ServerConfig::on_loopback(directory.path().join("broker"));
-        if Command::new(&config.program)
-            .arg("--version")
-            .output()
-            .is_err()
-        {
-            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-            assert!(
-                !required,
-                "ZMOVE_REQUIRE_LAB=1, but there is no nats-server"
-            );
-            println!("skipped: there is no nats-server");
+        if !Self::has_server() {
             return None;
         }
+        let directory = TempDir::new().unwrap();
+        let mut config = ServerConfig::on_loopback(directory.path().join("broker"));
         change(&mut config);
         let server = config.start().await.unwrap();
-        // where it is started again it is found again
-        config.port = server.url().rsplit_once(':').unwrap().1.parse().unwrap();
         Some(Self {
             _directory: directory,
             config,
             server,
             _ends: must_end(),
         })
+    }
+
+    /// Whether there is a nats-server, which there must be if the lab is required.
+    pub(crate) fn has_server() -> bool {
+        let has_server = program().arg("--version").output().is_ok();
+        if !has_server {
+            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+            assert!(
+                !required,
+                "ZMOVE_REQUIRE_LAB=1, but there is no nats-server"
+            );
+            println!("skipped: there is no nats-server");
+        }
+        has_server
     }
 
     pub(crate) fn access(&self) -> Access {

@@ -8,6 +8,9 @@
 mod access;
 mod end;
 mod lab;
+mod local;
+mod operations;
 mod outages;
 mod queue;
 mod rate;
+mod server;

@@ -1,15 +1,12 @@
 //! A broker that is killed, comes back, and has lost everything.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::sync::watch;
 use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings, SharedBroker};
+use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
 
 use crate::lab::{Lab, data, next, put_all, settings, until, walk};
 
@@ -124,84 +121,6 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     assert!(head.waiting().await.unwrap().is_idle());
     head.close().await.unwrap();
     assert!(mover.take().await.unwrap().is_none());
-}
-
-#[tokio::test]
-async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
-    let Some(mut lab) = Lab::start().await else {
-        return;
-    };
-    let head = lab.head().await;
-    // this push has found the broker of another, which ends
-    let config = lab.config.clone();
-    let (looked_in, mut looked) = tokio::sync::mpsc::unbounded_channel();
-    let mut shared_broker = SharedBroker::start(move || {
-        looked_in.send(()).unwrap();
-        Ok(config.clone())
-    })
-    .await
-    .unwrap();
-    let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let keeping = tokio::spawn(async move {
-        shared_broker
-            .keep(|message| told_in.send(message).unwrap())
-            .await
-    });
-    // it asks for the configuration when it starts and whenever it looks
-    for _look in 0..3 {
-        looked.recv().await.unwrap();
-    }
-    assert!(told.try_recv().is_err(), "it is there");
-    lab.kill();
-    lab.empty();
-    let message = told.recv().await.unwrap();
-    assert!(message.ends_with("it has been started again"), "{message}");
-    put_all(&head, [data(1)]).await;
-    // and so does one that this push has started
-    let pid = std::fs::read_to_string(lab.config.directory.join("nats-server.pid")).unwrap();
-    let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
-    told.recv().await.unwrap();
-    assert_eq!(next(&head).await.item, data(1));
-    keeping.abort();
-}
-
-/// Waits until a file has so many locks.
-async fn until_locked_by(count: usize, file: &File) {
-    let inode = format!(":{} ", file.metadata().unwrap().ino());
-    let is_locked = || {
-        let locks = std::fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().filter(|line| line.contains(&inode)).count() == count
-    };
-    while !is_locked() {
-        tokio::task::yield_now().await;
-    }
-}
-
-/// One that began to use the broker and was given up left it running, where the last other user had ended meanwhile.
-#[tokio::test]
-async fn a_broker_ends_also_with_one_that_has_only_begun_to_use_it() {
-    let Some(lab) = Lab::start().await else {
-        return;
-    };
-    let start = || {
-        let config = lab.config.clone();
-        SharedBroker::start(move || Ok(config.clone()))
-    };
-    let first = start().await.unwrap();
-    let starting = File::create(lab.config.directory.join("starting.lock")).unwrap();
-    flock(&starting, FlockOperation::NonBlockingLockExclusive).unwrap();
-    let mut second = Box::pin(start());
-    // It takes its lock, and then waits for whoever starts the broker.
-    let users = File::open(lab.config.directory.join("users.lock")).unwrap();
-    tokio::select! {
-        begun = &mut second => panic!("{begun:?}"),
-        () = until_locked_by(2, &users) => {}
-    }
-    drop(first);
-    assert!(lab.config.reload().unwrap(), "the second uses it");
-    drop(second);
-    assert!(!lab.config.reload().unwrap(), "nobody uses it any more");
 }
 
 #[tokio::test]

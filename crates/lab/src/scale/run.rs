@@ -236,7 +236,7 @@ fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
         .exists()
     {
         let broker = head.at(BROKER_PORT);
-        let mut words = vec!["cluster", "init", "--listen", &broker, CLUSTER];
+        let mut words = vec!["cluster", "init", "--local", &broker, CLUSTER];
         words.extend(receivers.iter().map(String::as_str));
         stand.output(head, &words)?;
     }

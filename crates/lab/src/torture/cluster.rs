@@ -13,5 +13,5 @@ mod tally;
 
 pub(crate) use self::acts::{Crowd, Who};
 pub(crate) use self::round::{host_of, run};
-pub(crate) use self::stand::{BrokerOf, CLUSTER, Stand};
+pub(crate) use self::stand::{CLUSTER, Stand};
 pub(crate) use self::tally::ClusterTally;

@@ -66,7 +66,7 @@ impl Part {
             patience,
             ..Settings::new(Role::Mover, job.id, cluster_push::EPOCH, key)
         };
-        let queue = Arc::new(JetStream::open(&cluster.access()?, queue).await?);
+        let queue = Arc::new(JetStream::open(&cluster.access(), queue).await?);
         let number = usize::try_from(number)?;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;

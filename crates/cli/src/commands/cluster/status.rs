@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
-use zmove_cluster::WorkError;
 use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
 use zmove_types::{ByteCount, SharedJobId};
 use zmove_wire::{FileTotal, TransferProgress};
 
-use crate::commands::cluster::broker::innermost;
+use crate::args::ClusterStatusArgs;
 use crate::display::terminal;
 use crate::settings;
 use crate::settings::cluster::Cluster;
@@ -25,9 +24,9 @@ struct Told {
 }
 
 /// Shows it.
-pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
-    let told = settings::block_on(1, Told::by(cluster))?;
-    if as_json {
+pub(super) fn status(args: &ClusterStatusArgs) -> Result<Exit> {
+    let told = settings::block_on(1, Told::by(&Cluster::load(&args.name)?))?;
+    if args.json {
         told.as_json().for_each(terminal::say);
     } else if told.nodes.is_empty() && told.jobs.is_empty() {
         terminal::say("no node is there, and no job is under way");
@@ -39,23 +38,18 @@ pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
 
 impl Told {
     async fn by(cluster: &Cluster) -> Result<Self> {
-        let (access, key) = (cluster.access()?, cluster.key()?);
-        let no_broker = |why: &str| {
-            let broker = &cluster.broker;
-            let text = format!(
-                "no broker at {broker}: one that a push starts is there while it runs ({why})"
-            );
-            failure(Exit::Connection, text)
-        };
+        let (access, key) = (cluster.access(), cluster.key()?);
         let notices = match timeout(ANSWERS_WITHIN, Notices::open(&access, &key)).await {
-            Ok(Err(error @ WorkError::Hindered(_))) => return Err(cluster.no_broker(&error)),
-            Ok(opened) => opened.map_err(|error| no_broker(&innermost(&error)))?,
-            Err(_elapsed) => return Err(no_broker("it does not answer")),
+            Ok(opened) => opened.map_err(|error| cluster.no_broker(&error))?,
+            Err(_elapsed) => {
+                let silent = format!("the broker {} does not answer", cluster.broker);
+                return Err(failure(Exit::Connection, silent));
+            }
         };
         let mut told = Self::default();
         let until = Instant::now() + LISTEN_FOR;
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
-            match heard?.notice {
+            match heard? {
                 Ok(Notice::Job(job)) => drop(told.jobs.insert(job.id(), job)),
                 Ok(Notice::Node(node)) => drop(told.nodes.insert(node.node.clone(), node)),
                 _ => {}

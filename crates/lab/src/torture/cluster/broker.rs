@@ -19,24 +19,21 @@ use super::acts::Loss;
 use crate::measure::race;
 use crate::torture::dice::Dice;
 
-/// A broker, whoever starts it.
+/// A broker, which lets everybody in.
 #[derive(Debug)]
 pub(super) struct Broker {
     address: SocketAddr,
     /// The directory with its configuration and its store.
     directory: PathBuf,
-    /// The file with the seed of the nkey that it asks for.
-    seed: Option<PathBuf>,
 }
 
 impl Broker {
-    /// A broker that the lab starts, which lets everybody in.
+    /// Writes the configuration of a broker.
     pub(super) fn of_lab(address: SocketAddr, directory: &Path) -> Result<Self> {
         fs::create_dir(directory).context("failed to make a directory for the broker")?;
         let broker = Self {
             address,
             directory: directory.to_owned(),
-            seed: None,
         };
         let (path, log) = (directory.display(), directory.join("nats-server.log"));
         let text = format!(
@@ -51,28 +48,12 @@ impl Broker {
         Ok(broker)
     }
 
-    /// A broker that a head starts, whose cluster is described in this file.
-    pub(super) fn of_head(address: SocketAddr, cluster: &Path) -> Self {
-        let (directory, seed) = (
-            cluster.with_extension("broker"),
-            Some(cluster.with_extension("seed")),
-        );
-        Self {
-            address,
-            directory,
-            seed,
-        }
-    }
-
     fn configuration(&self) -> PathBuf {
         self.directory.join("nats.conf")
     }
 
-    /// Starts it, where none runs; `false` where nobody has ever started it yet.
-    pub(super) fn start(&self) -> Result<bool> {
-        if !self.configuration().exists() {
-            return Ok(false);
-        }
+    /// Starts it, where none runs.
+    pub(super) fn start(&self) -> Result<()> {
         let deadline = Instant::now() + START_MAX;
         loop {
             // one that has been found here may just be ending
@@ -88,7 +69,7 @@ impl Broker {
                 std::thread::spawn(move || drop(child.wait()));
             }
             if TcpStream::connect(self.address).is_ok() {
-                return Ok(true);
+                return Ok(());
             }
             if Instant::now() > deadline {
                 bail!("the broker does not listen at {}", self.address);
@@ -97,7 +78,7 @@ impl Broker {
         }
     }
 
-    /// The processes; a head may have started one while another was being ended.
+    /// The processes.
     fn processes(&self) -> Result<Vec<OwnedFd>> {
         let configuration = self.configuration();
         let wanted = configuration.as_os_str().as_encoded_bytes();
@@ -159,7 +140,7 @@ impl Broker {
     }
 
     fn client(&self) -> Result<Client> {
-        Client::connect(self.address, self.seed.as_deref())
+        Client::connect(self.address)
     }
 }
 
@@ -179,7 +160,7 @@ struct Client {
 }
 
 impl Client {
-    fn connect(address: SocketAddr, seed: Option<&Path>) -> Result<Self> {
+    fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&address, ANSWER_MAX)
             .context("failed to reach the broker")?;
         stream
@@ -190,21 +171,11 @@ impl Client {
             inbox: "_INBOX.lab".to_owned(),
             requests: 0,
         };
-        let greeting = client.line()?;
-        let greeting: Value =
-            serde_json::from_str(greeting.strip_prefix("INFO ").context("no greeting")?)?;
-        let mut words =
-            json!({ "verbose": false, "pedantic": false, "lang": "lab", "version": "1" });
-        if let Some(seed) = seed {
-            let seed = fs::read_to_string(seed).context("failed to read the seed")?;
-            let key = nkeys::KeyPair::from_seed(seed.trim())?;
-            let nonce = greeting["nonce"]
-                .as_str()
-                .context("the broker asks for no key")?;
-            words["nkey"] = key.public_key().into();
-            words["sig"] = base64(&key.sign(nonce.as_bytes())?).into();
-            client.inbox = format!("_INBOX.{}", key.public_key());
-        }
+        client
+            .line()?
+            .strip_prefix("INFO ")
+            .context("no greeting")?;
+        let words = json!({ "verbose": false, "pedantic": false, "lang": "lab", "version": "1" });
         let subscribed = format!("CONNECT {words}\r\nSUB {}.> 1\r\n", client.inbox);
         client
             .reader
@@ -319,21 +290,6 @@ impl Client {
     }
 }
 
-/// RFC 4648, section 5, without padding.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut text = String::new();
-    for three in bytes.chunks(3) {
-        let all = three
-            .iter()
-            .fold(0, |all, byte| all << 8 | usize::from(*byte))
-            << (8 * (3 - three.len()));
-        let digits = (0..=three.len()).map(|place| DIGITS[all >> (18 - 6 * place) & 63]);
-        text.extend(digits.map(char::from));
-    }
-    text
-}
-
 /// Debian has it where only root looks for programs.
 const SERVER: &str = "/usr/sbin/nats-server";
 /// The stream with the ends of jobs.
@@ -342,24 +298,3 @@ const START_MAX: Duration = Duration::from_secs(20);
 const END_MAX: Duration = Duration::from_secs(20);
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 const MESSAGES_MAX: u64 = 500;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_urls_without_padding() {
-        let texts: [(&[u8], &str); 7] = [
-            (b"", ""),
-            (b"f", "Zg"),
-            (b"fo", "Zm8"),
-            (b"foo", "Zm9v"),
-            (b"foobar", "Zm9vYmFy"),
-            ("\u{3ff}".as_bytes(), "z78"),
-            (&[0xfb, 0xff], "-_8"),
-        ];
-        for (bytes, text) in texts {
-            assert_eq!(base64(bytes), text);
-        }
-    }
-}

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::acts::{self, Act, Crowd, Since, Timed, Who};
-use super::stand::{BrokerOf, CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
+use super::stand::{CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
 use super::tally::ClusterTally;
 use crate::data::trees::names;
 use crate::torture::dice::Dice;
@@ -44,10 +44,10 @@ enum Ending {
 /// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, String) {
     let mut shown = String::new();
-    let outcome = Round::set_up(zmove, directory, seed).map(|(mut round, broker_of)| {
+    let outcome = Round::set_up(zmove, directory, seed).map(|mut round| {
         let Crowd { receivers, nodes } = round.stand.crowd();
         let options = round.at.options.join(" ");
-        shown = format!("{receivers} receivers, {nodes} nodes, broker of {broker_of:?}, {options}");
+        shown = format!("{receivers} receivers, {nodes} nodes, {options}");
         let outcome = round.run();
         let mut tally = std::mem::take(&mut round.tally);
         round.at.conclude(outcome, &mut tally.common);
@@ -63,7 +63,7 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, St
 }
 
 impl Round {
-    fn set_up(zmove: &str, directory: &Path, seed: u64) -> Result<(Self, BrokerOf)> {
+    fn set_up(zmove: &str, directory: &Path, seed: u64) -> Result<Self> {
         let mut dice = Dice::new(seed);
         let draws = Draws {
             command: &COMMAND,
@@ -75,29 +75,16 @@ impl Round {
             receivers: 2 + dice.index(RECEIVERS_MAX - 1),
             nodes: 1 + dice.index(NODES_MAX),
         };
-        let broker_of = if dice.one_in(2) {
-            BrokerOf::Head
-        } else {
-            BrokerOf::Lab
-        };
         let host = (host_of(seed), &mut dice);
-        let stand = Stand::set_up(
-            (zmove, directory, &at.shared),
-            (crowd, broker_of),
-            &serve,
-            host,
-        )?;
+        let stand = Stand::set_up((zmove, directory, &at.shared), crowd, &serve, host)?;
         let (asleep, tally) = (Vec::new(), ClusterTally::default());
-        Ok((
-            Self {
-                stand,
-                at,
-                asleep,
-                dice,
-                tally,
-            },
-            broker_of,
-        ))
+        Ok(Self {
+            stand,
+            at,
+            asleep,
+            dice,
+            tally,
+        })
     }
 
     fn run(&mut self) -> Result<()> {

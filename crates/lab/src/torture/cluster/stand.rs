@@ -38,18 +38,11 @@ struct Node {
     running: Option<Running>,
 }
 
-/// The one who starts the broker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BrokerOf {
-    Head,
-    Lab,
-}
-
 impl Stand {
     /// Starts all, in the new directory `directory`; receivers may write below `shared`.
     pub(crate) fn set_up(
         (zmove, directory, shared): (&str, &Path, &Path),
-        (crowd, broker_of): (Crowd, BrokerOf),
+        crowd: Crowd,
         serve: &[&'static str],
         (host, dice): (Ipv4Addr, &mut Dice),
     ) -> Result<Self> {
@@ -74,15 +67,7 @@ impl Stand {
             });
         }
         let address = free_address_of(host, dice)?;
-        let cluster = directory
-            .join(CLIENT_HOME)
-            .join("clusters")
-            .join(CLUSTER)
-            .with_extension("toml");
-        let broker = match broker_of {
-            BrokerOf::Lab => Broker::of_lab(address, &directory.join("broker"))?,
-            BrokerOf::Head => Broker::of_head(address, &cluster),
-        };
+        let broker = Broker::of_lab(address, &directory.join("broker"))?;
         broker.start()?;
         let mut stand = Self {
             place,
@@ -90,7 +75,7 @@ impl Stand {
             nodes: Vec::new(),
             broker,
         };
-        stand.make_cluster(address, broker_of)?;
+        stand.make_cluster(address)?;
         for home in nodes {
             let mut node = Node {
                 home,
@@ -102,7 +87,7 @@ impl Stand {
         Ok(stand)
     }
 
-    fn make_cluster(&self, address: SocketAddr, broker_of: BrokerOf) -> Result<()> {
+    fn make_cluster(&self, address: SocketAddr) -> Result<()> {
         let mut words: Vec<String> = ["cluster", "init", "--accept-new", CLUSTER]
             .map(str::to_owned)
             .into();
@@ -111,10 +96,7 @@ impl Stand {
                 .iter()
                 .map(|receiver| receiver.daemon.address().to_string()),
         );
-        words.extend(match broker_of {
-            BrokerOf::Head => ["--listen".to_owned(), address.to_string()],
-            BrokerOf::Lab => ["--broker".to_owned(), format!("nats://{address}")],
-        });
+        words.extend(["--nats".to_owned(), format!("nats://{address}")]);
         self.run(&words)
     }
 
@@ -203,7 +185,7 @@ impl Stand {
                 self.nodes[which] = node;
             }
             Who::Node(_) => {}
-            Who::Broker => drop(self.broker.start()?),
+            Who::Broker => self.broker.start()?,
         }
         Ok(())
     }

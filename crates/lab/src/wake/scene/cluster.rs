@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use super::super::Method;
 use super::super::trees::Trees;
 use super::{PATIENCE, SETTLES_WITHIN, Scene, SceneOptions, end, wait_until_published};
-use crate::torture::cluster::{BrokerOf, CLUSTER, Crowd, Stand, Who, host_of};
+use crate::torture::cluster::{CLUSTER, Crowd, Stand, Who, host_of};
 use crate::torture::dice::Dice;
 use crate::torture::options::Direction;
 use crate::torture::programs::{CLIENT_HOME, Daemon, Running, Transfer, append, free_address_of};
@@ -67,7 +67,7 @@ impl Cluster {
         let host = host_of(options.seed);
         let stand = Stand::set_up(
             (options.zmove, options.directory, &trees.target),
-            (CROWD, BrokerOf::Lab),
+            CROWD,
             &[],
             (host, dice),
         )?;

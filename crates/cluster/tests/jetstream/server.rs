@@ -1,0 +1,93 @@
+//! A `nats-server` of a test, in a directory of its own.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use zmove_cluster::jetstream::program;
+
+/// The configuration of a server.
+#[derive(Clone, Debug)]
+pub(crate) struct ServerConfig {
+    /// The directory of its configuration and its streams.
+    pub(crate) directory: PathBuf,
+    /// The port on loopback.
+    pub(crate) port: u16,
+    /// More lines of the configuration.
+    pub(crate) more: String,
+}
+
+/// A server, killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    url: String,
+}
+
+impl ServerConfig {
+    /// A server that lets everybody in.
+    pub(crate) fn on_loopback(directory: PathBuf) -> Self {
+        Self {
+            directory,
+            port: free_port(),
+            more: String::new(),
+        }
+    }
+
+    /// Starts the server, and returns when it listens.
+    pub(crate) async fn start(&self) -> io::Result<Server> {
+        fs::create_dir_all(&self.directory)?;
+        let configuration = self.directory.join("nats.conf");
+        let text = format!(
+            "listen: \"127.0.0.1:{}\"\njetstream {{ store_dir: {:?}, max_file_store: 8GB }}\n{}\n",
+            self.port, self.directory, self.more
+        );
+        fs::write(&configuration, text)?;
+        let mut command = program();
+        command.arg("-c").arg(configuration);
+        let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let url = format!("nats://127.0.0.1:{}", self.port);
+        let mut server = Server { child, url };
+        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            if let Some(status) = server.child.try_wait()? {
+                return Err(io::Error::other(format!("nats-server: {status}")));
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(server)
+    }
+}
+
+impl Server {
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills the server without a word.
+    pub(crate) fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended already, or is killed.
+        let _ended_in_any_case = self.kill();
+    }
+}
+
+/// A port of loopback at which nobody listens now.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
