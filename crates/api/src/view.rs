@@ -143,6 +143,8 @@ struct NodesView {
     items_waiting: Option<u64>,
     /// The nodes, those first that hold up the others; 64 at most.
     nodes: Vec<NodeView>,
+    /// The receivers of the nodes of a cluster, in the same order.
+    receivers: Vec<NodeView>,
 }
 
 /// One node of several.
@@ -169,6 +171,7 @@ impl From<&Nodes> for NodesView {
             count,
             items_waiting,
             nodes,
+            receivers,
         }: &Nodes,
     ) -> Self {
         let view = |node: &Node| {
@@ -189,12 +192,12 @@ impl From<&Nodes> for NodesView {
                 percent_of_others,
             }
         };
-        let (kind, nodes) = (kind.clone(), nodes.iter().map(view).collect());
         Self {
-            kind,
+            kind: kind.clone(),
             count: *count,
             items_waiting: *items_waiting,
-            nodes,
+            nodes: nodes.iter().map(view).collect(),
+            receivers: receivers.iter().map(view).collect(),
         }
     }
 }

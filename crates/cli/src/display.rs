@@ -5,7 +5,7 @@ pub(crate) mod failures;
 pub(crate) mod format;
 pub(crate) mod job;
 pub(crate) mod log;
-mod nodes;
+pub(crate) mod nodes;
 pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod prompt;

@@ -11,6 +11,8 @@ pub struct Nodes {
     pub waiting: Option<u64>,
     /// The nodes, those first that hold up the others; of very many not all.
     pub nodes: Vec<Node>,
+    /// The receivers of the nodes of a cluster, in the same order. Empty if the nodes are receivers themselves.
+    pub receivers: Vec<Node>,
 }
 
 /// What shares the work of a push.

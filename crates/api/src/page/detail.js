@@ -95,6 +95,8 @@ function nodes(all) {
     element("td", {}, rate(node.bytes_per_second)),
     element("td", { class: "wide" }, node.percent_of_others === null ? "–" : `${node.percent_of_others} %`));
   byId("job-nodes").querySelector("tbody").replaceChildren(...all.nodes.map(row));
+  byId("job-receivers").hidden = all.receivers.length === 0;
+  byId("job-receivers").querySelector("tbody").replaceChildren(...all.receivers.map(row));
 }
 
 // How often each stage was the limit, by the samples.

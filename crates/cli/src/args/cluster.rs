@@ -20,7 +20,7 @@ pub(crate) enum ClusterCommand {
     },
     /// Take part in the jobs of a cluster, in the foreground
     Join(ClusterJoinArgs),
-    /// Show the nodes that are there, and the jobs that are under way
+    /// Show nodes and receivers with their rates, and the queues of the jobs that are under way
     Status(ClusterStatusArgs),
     /// Become the broker of a push; a push starts this
     #[command(hide = true)]
@@ -74,4 +74,7 @@ pub(crate) struct ClusterStatusArgs {
     /// Print each as a JSON object on a line
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print metrics in the text format of Prometheus
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) metrics: bool,
 }

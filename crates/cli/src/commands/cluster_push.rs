@@ -20,13 +20,13 @@ use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
 use zmove_jobs::this_program;
 use zmove_types::{Event, Observer, SharedJobId};
-use zmove_wire::TransferProgress;
 
 use self::granting::Granting;
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{self, By, Led, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
+use crate::display::nodes::as_json;
 use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
@@ -60,7 +60,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         begun: false,
         reader: node_sources::reader(),
         instead: node_sources::instead_notice(job.config.instead),
-        moved: TransferProgress::default(),
+        shown: String::new(),
     };
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
@@ -167,13 +167,16 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
+        let names = receivers.iter().map(|receiver| receiver.remote.to_string());
         let participants = Arc::new(Participants::of_nodes(
             own_name(),
+            names.collect(),
             Arc::clone(&self.observer),
         ));
-        let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         self.tell_nodes(&notices).await?;
-        let head = self.head(job, queue, receivers, &participants);
+        let head = self.head(job, Arc::clone(&queue), receivers, &participants);
+        let own = || head.node.served.by_receiver();
+        let mut telling = Box::pin(participants.tell(queue, own));
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
@@ -187,7 +190,7 @@ impl Leading<'_> {
                 never = &mut telling => match never {},
                 _ = ticks.tick() => {
                     self.look_at_mounts(&mut looking);
-                    self.notice.moved = participants.moved_here();
+                    self.notice.shown = as_json(&participants.shown()).to_string();
                     self.tell_nodes(&notices).await?;
                 }
                 Some(looked) = looking.join_next() => {
@@ -208,7 +211,7 @@ impl Leading<'_> {
                 message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
-        participants.tell_now(Some(0), Vec::new());
+        participants.tell_now(Some(0), &own());
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
         let served = participants.served(head.node.served.items() > 0);

@@ -1,10 +1,12 @@
-//! Those who share the work of one push: the nodes of a cluster, or several receivers. What each has moved
-//! and how fast, which hold up the others, and who takes no part.
+//! The nodes of a cluster or the receivers that share the work of one push: what each has moved and how fast, which of
+//! them hold up the others, and which nodes take no part.
 //!
 //! The head's own share is counted here too, as the observer of its movers.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod rates;
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,27 +15,37 @@ use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodePart, NodeState, TELL_EVERY};
 use zmove_cluster::{LEASE, Others, Tally, Told, WorkQueue};
-use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
+use zmove_types::{Event, Lock, Nodes, Observer, Pace, Party};
 use zmove_wire::{FileTotal, TransferProgress};
 
+use self::rates::{Rate, compare};
 use crate::display::failures::without_places;
 
 /// The participants of one job.
 pub(crate) struct Participants {
     observer: Arc<dyn Observer>,
-    party: Party,
-    /// The node that leads, among the nodes.
+    /// The node that leads; `None` for a push of one node to several receivers.
     head: Option<String>,
     entries: Lock<BTreeMap<String, Entry>>,
-    /// All nodes that have told that they have nothing to do.
+    receivers: Lock<Vec<ReceiverEntry>>,
+    /// All nodes that have reported that they have nothing to do.
     come: Lock<BTreeSet<String>>,
-    /// Why nodes take no part, as the user has been told.
+    /// The reasons for which nodes take no part, as the user has seen them.
     absent: Lock<BTreeSet<(String, String)>>,
-    /// The failures that have been told, by whichever node.
+    /// The failures that have been reported, by whichever node.
     told: Arc<Told>,
     others: watch::Sender<Others>,
-    /// What nodes had found that have ended, or say nothing, and not brought: others find it again.
-    unsettled: Lock<FileTotal>,
+    /// The last look at all participants.
+    shown: Lock<Nodes>,
+}
+
+/// What is known of a receiver.
+#[derive(Default)]
+struct ReceiverEntry {
+    name: String,
+    /// What other nodes have stored there.
+    by_others: FileTotal,
+    rate: Rate,
 }
 
 /// What is known of a node.
@@ -49,12 +61,12 @@ struct Entry {
     presence: Presence,
     /// Whether it has left a session that may still be at work at its receiver.
     has_lost_sessions: bool,
-    was_slow: bool,
     /// How often it has warned of something.
     warnings: u32,
     heard: Option<Instant>,
-    /// How many bytes there were, at moments of the last seconds.
-    marks: VecDeque<(Instant, u64)>,
+    /// What it has stored at each receiver since it began.
+    receivers: BTreeMap<usize, FileTotal>,
+    rate: Rate,
 }
 
 /// Whether a node is there, as far as the user knows; what it tells is true from any of these on.
@@ -87,51 +99,37 @@ enum Sign {
     Silence,
 }
 
-/// A node as it is at one moment.
-struct Look {
-    node: Node,
-    /// Whether it has been looked at for long enough to be compared.
-    is_known: bool,
-    /// Whether it has moved something of late.
-    is_moving: bool,
-    was_slow: bool,
-}
-
 impl Participants {
-    /// The nodes of a cluster, with this head.
-    pub(crate) fn of_nodes(head: String, observer: Arc<dyn Observer>) -> Self {
-        Self::new(Party::Nodes, vec![head.clone()], Some(head), observer)
-    }
-
-    /// These receivers.
-    pub(crate) fn of_receivers(receivers: Vec<String>, observer: Arc<dyn Observer>) -> Self {
-        Self::new(Party::Receivers, receivers, None, observer)
-    }
-
-    fn new(
-        party: Party,
-        names: Vec<String>,
-        head: Option<String>,
+    /// The nodes of a cluster, with this head, and their receivers.
+    pub(crate) fn of_nodes(
+        head: String,
+        receivers: Vec<String>,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        let entries = Lock::new(
-            names
-                .into_iter()
-                .map(|name| (name, Entry::default()))
-                .collect(),
-        );
-        let (come, absent) = (Lock::default(), Lock::default());
-        let (told, others, unsettled) = Default::default();
+        let entries = BTreeMap::from([(head.clone(), Entry::default())]);
+        Self {
+            head: Some(head),
+            entries: Lock::new(entries),
+            ..Self::of_receivers(receivers, observer)
+        }
+    }
+
+    /// The receivers of a push of one node.
+    pub(crate) fn of_receivers(receivers: Vec<String>, observer: Arc<dyn Observer>) -> Self {
+        let receiver = |name| ReceiverEntry {
+            name,
+            ..ReceiverEntry::default()
+        };
         Self {
             observer,
-            party,
-            head,
-            entries,
-            come,
-            absent,
-            told,
-            others,
-            unsettled,
+            head: None,
+            entries: Lock::default(),
+            receivers: Lock::new(receivers.into_iter().map(receiver).collect()),
+            come: Lock::default(),
+            absent: Lock::default(),
+            told: Arc::default(),
+            others: watch::Sender::default(),
+            shown: Lock::default(),
         }
     }
 
@@ -167,17 +165,14 @@ impl Participants {
     }
 
     /// Takes what a node tells, which it does each second.
-    pub(crate) fn hear(
-        &self,
-        node: &str,
-        NodePart {
+    pub(crate) fn hear(&self, node: &str, part: &NodePart) {
+        let NodePart {
             state,
             moved,
             items,
             tally,
             ..
-        }: &NodePart,
-    ) {
+        } = part;
         // one that takes no part tries again from time to time
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
         let has_done_nothing = *items == 0 && *moved == TransferProgress::default();
@@ -196,14 +191,20 @@ impl Participants {
             entry.tally_before = entry.tally();
         }
         entry.tally = tally.clone();
-        let unsettled = entry.take(Sign::Tells(*state));
+        entry.take(Sign::Tells(*state));
         entry.heard = Some(Instant::now());
+        let before = std::mem::replace(&mut entry.receivers, part.receivers.clone());
         self.count(&entries);
         drop(entries);
-        for event in more.events() {
-            self.observer.on(&self.without_found_again(event));
+        for (number, receiver) in self.receivers.lock().iter_mut().enumerate() {
+            let [mut now, before] = [&part.receivers, &before]
+                .map(|receivers| receivers.get(&number).copied().unwrap_or_default());
+            now.take(before);
+            receiver.by_others.add(now);
         }
-        self.unsettled.lock().add(unsettled);
+        for event in more.events() {
+            self.observer.on(&event);
+        }
         if *state == NodeState::Stopped {
             let message = format!("{node} was stopped: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
@@ -215,11 +216,10 @@ impl Participants {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
             let has_lost_sessions = entry.has_lost_sessions;
-            let unsettled = entry.take(Sign::Leaves);
+            entry.take(Sign::Leaves);
             if !entry.has_served && !has_lost_sessions {
                 entries.remove(&node);
             }
-            self.unsettled.lock().add(unsettled);
             self.count(&entries);
         }
         drop(entries);
@@ -247,57 +247,82 @@ impl Participants {
         self.observer.on(&Event::Warned { message });
     }
 
-    /// Tells the observer each second how the nodes are, for ever. `moved` says what those have moved who do not tell
-    /// it themselves.
+    /// Reports all participants each second, for ever. `own` returns what this process has stored at each receiver.
     pub(crate) async fn tell(
         &self,
         queue: Arc<impl WorkQueue>,
-        moved: impl Fn() -> Vec<(String, TransferProgress)>,
+        own: impl Fn() -> BTreeMap<usize, FileTotal>,
     ) -> Infallible {
         let mut ticks = interval(TELL_EVERY);
         loop {
             ticks.tick().await;
-            let mut waiting = None;
-            if self.entries.lock().len() > 1 {
-                // A broker that is away is not waited for: it is not what is wanted here.
-                let asked = timeout(TELL_EVERY, queue.waiting()).await;
-                waiting = asked.ok().and_then(Result::ok).map(|asked| asked.left);
-            }
-            self.tell_now(waiting, moved());
+            // Nobody waits here for a broker that is away.
+            let asked = timeout(TELL_EVERY, queue.waiting()).await;
+            let waiting = asked.ok().and_then(Result::ok).map(|asked| asked.left);
+            self.tell_now(waiting, &own());
         }
     }
 
-    /// Tells the observer how the nodes are now, if there are several.
-    pub(crate) fn tell_now(&self, waiting: Option<u64>, moved: Vec<(String, TransferProgress)>) {
-        let mut entries = self.entries.lock();
-        for (name, moved) in moved {
-            entries.entry(name).or_default().moved = moved;
-        }
-        let are_several = entries.len() > 1;
-        drop(entries);
-        if are_several {
-            self.observer
-                .on(&Event::Nodes(self.look(waiting, Instant::now())));
+    /// Reports all participants now, if there are several.
+    pub(crate) fn tell_now(&self, waiting: Option<u64>, own: &BTreeMap<usize, FileTotal>) {
+        let nodes = self.look(waiting, own, Instant::now());
+        *self.shown.lock() = nodes.clone();
+        if nodes.count > 1 {
+            self.observer.on(&Event::Nodes(nodes));
         }
     }
 
-    /// How the nodes are now.
-    fn look(&self, waiting: Option<u64>, now: Instant) -> Nodes {
+    /// The participants when they were last reported.
+    pub(crate) fn shown(&self) -> Nodes {
+        self.shown.lock().clone()
+    }
+
+    fn look(&self, waiting: Option<u64>, own: &BTreeMap<usize, FileTotal>, now: Instant) -> Nodes {
+        let mut receivers = self.receivers.lock();
+        let looks = receivers.iter_mut().enumerate().map(|(number, receiver)| {
+            let mut stored = receiver.by_others;
+            stored.add(own.get(&number).copied().unwrap_or_default());
+            receiver.rate.look(&receiver.name, Pace::Works, stored, now)
+        });
+        let looked = compare(looks.collect(), waiting);
+        let count = receivers.len() as u64;
+        drop(receivers);
+        if self.head.is_none() {
+            return Nodes {
+                party: Party::Receivers,
+                count,
+                waiting,
+                nodes: looked,
+                receivers: Vec::new(),
+            };
+        }
+        self.warn_of_silent(now);
         let mut entries = self.entries.lock();
-        let looks = entries
-            .iter_mut()
-            .map(|(name, entry)| entry.look(name, now));
-        let mut looks: Vec<_> = looks.collect();
-        compare(&mut looks, waiting);
+        let looks = entries.iter_mut().map(|(name, entry)| {
+            let pace = entry.pace(now);
+            entry.rate.look(name, pace, entry.moved.stored, now)
+        });
+        let nodes = compare(looks.collect(), waiting);
+        Nodes {
+            party: Party::Nodes,
+            count: entries.len() as u64,
+            waiting,
+            nodes,
+            receivers: looked,
+        }
+    }
+
+    /// Warns of each node that has not been heard of for too long, once until it is back.
+    fn warn_of_silent(&self, now: Instant) {
         let mut lost = Vec::new();
-        for (entry, look) in entries.values_mut().zip(&looks) {
-            entry.was_slow = look.node.pace == Pace::Slow;
+        let mut entries = self.entries.lock();
+        for (name, entry) in &mut *entries {
             let before = entry.presence;
             if entry.is_unheard_for(LOST_AFTER, now) {
-                self.unsettled.lock().add(entry.take(Sign::Silence));
+                entry.take(Sign::Silence);
             }
             if entry.presence != before {
-                lost.push(look.node.name.clone());
+                lost.push(name.clone());
             }
         }
         self.count(&entries);
@@ -306,29 +331,6 @@ impl Participants {
             let after = LOST_AFTER.as_secs();
             let message = format!("{node} has not been heard of for {after} s: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
-        }
-        let mut nodes: Vec<_> = looks.into_iter().map(|look| look.node).collect();
-        let count = nodes.len() as u64;
-        nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
-        nodes.truncate(NODES_MAX);
-        Nodes {
-            party: self.party,
-            count,
-            waiting,
-            nodes,
-        }
-    }
-
-    fn without_found_again(&self, event: Event) -> Event {
-        match event {
-            Event::Found { files, bytes } => {
-                let FileTotal { files, bytes } = self
-                    .unsettled
-                    .lock()
-                    .found_again(FileTotal { files, bytes });
-                Event::Found { files, bytes }
-            }
-            other => other,
         }
     }
 
@@ -364,13 +366,6 @@ impl Participants {
             .count();
         others + usize::from(has_served)
     }
-
-    /// What the node that leads has moved itself.
-    pub(crate) fn moved_here(&self) -> TransferProgress {
-        let entries = self.entries.lock();
-        let head = self.head.as_ref().and_then(|head| entries.get(head));
-        head.map(|entry| entry.moved).unwrap_or_default()
-    }
 }
 
 impl Observer for Participants {
@@ -381,9 +376,6 @@ impl Observer for Participants {
                 let mut entries = self.entries.lock();
                 entries.entry(head.clone()).or_default().moved.hear(event);
             }
-            (Event::Found { .. }, _) => {
-                return self.observer.on(&self.without_found_again(event.clone()));
-            }
             _ => {}
         }
         self.observer.on(event);
@@ -391,52 +383,20 @@ impl Observer for Participants {
 }
 
 impl Entry {
-    fn look(&mut self, name: &str, now: Instant) -> Look {
-        let pace = match (
-            self.presence == Presence::Ended,
-            self.is_unheard_for(SILENT_AFTER, now),
-        ) {
-            (true, _) => Pace::Ended,
-            (false, true) => Pace::Silent,
-            (false, false) => Pace::Works,
-        };
-        let bytes_per_second = self.rate(now);
-        let FileTotal { files, bytes } = self.moved.stored;
-        let node = Node {
-            name: name.to_owned(),
-            pace,
-            files,
-            bytes,
-            bytes_per_second,
-            percent_of_others: None,
-        };
-        let ago = |span| move |(then, _): &&(Instant, u64)| now.duration_since(*then) >= span;
-        let is_known = self.marks.iter().any(|mark| ago(WINDOW)(&mark));
-        let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
-        let is_moving = before.is_some_and(|(_, before)| *before < bytes);
-        Look {
-            node,
-            is_known,
-            is_moving,
-            was_slow: self.was_slow,
+    fn pace(&self, now: Instant) -> Pace {
+        if self.presence == Presence::Ended {
+            Pace::Ended
+        } else if self.is_unheard_for(SILENT_AFTER, now) {
+            Pace::Silent
+        } else {
+            Pace::Works
         }
     }
 
-    /// Takes a sign; returns what the node had found and not brought, if others are to do that now.
-    fn take(&mut self, sign: Sign) -> FileTotal {
+    fn take(&mut self, sign: Sign) {
         let (presence, loses_sessions) = self.presence.after(sign);
         self.presence = presence;
         self.has_lost_sessions |= loses_sessions;
-        let mut unsettled = FileTotal::default();
-        if matches!(presence, Presence::Silent { .. } | Presence::Ended) {
-            let part = &mut self.part;
-            unsettled = part.found;
-            unsettled.take(part.stored);
-            unsettled.take(part.skipped);
-            // A node that continues finds these files again.
-            part.found.take(unsettled);
-        }
-        unsettled
     }
 
     /// What it has done.
@@ -461,23 +421,6 @@ impl Entry {
         self.heard
             .is_some_and(|heard| now.saturating_duration_since(heard) > span)
     }
-
-    /// The bytes of a second, over the last seconds.
-    fn rate(&mut self, now: Instant) -> u64 {
-        self.marks.push_back((now, self.moved.stored.bytes));
-        while self.marks.len() > 2 && now.duration_since(self.marks[1].0) >= WINDOW {
-            self.marks.pop_front();
-        }
-        let (since, before) = self.marks[0];
-        let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
-        self.moved
-            .stored
-            .bytes
-            .saturating_sub(before)
-            .saturating_mul(1000)
-            .checked_div(millis)
-            .unwrap_or_default()
-    }
 }
 
 impl Presence {
@@ -500,67 +443,13 @@ impl Presence {
     }
 }
 
-/// Compares the rates of the nodes at work that are known for long enough. Where no item waits, one that moves nothing
-/// has nothing to do, and is not compared. One that was slow stays so when nobody else has anything to do: all wait for
-/// it.
-fn compare(looks: &mut [Look], waiting: Option<u64>) {
-    let has_work = |look: &Look| look.is_moving || waiting.is_some_and(|waiting| waiting > 0);
-    let works = |look: &Look| look.node.pace == Pace::Works && look.is_known && has_work(look);
-    let rates: Vec<_> = looks
-        .iter()
-        .map(|look| works(look).then_some(look.node.bytes_per_second))
-        .collect();
-    for (
-        at,
-        Look {
-            node,
-            is_moving,
-            was_slow,
-            ..
-        },
-    ) in looks.iter_mut().enumerate()
-    {
-        let Some(rate) = rates[at] else { continue };
-        let others = rates.iter().enumerate().filter(|(other, _)| *other != at);
-        let mut others: Vec<_> = others.filter_map(|(_, rate)| *rate).collect();
-        others.sort_unstable();
-        let median = others
-            .get(others.len() / 2)
-            .copied()
-            .filter(|median| *median > 0);
-        node.percent_of_others = median.map(|median| rate.saturating_mul(100) / median);
-        let below = if *was_slow {
-            KEEPS_UP_PERCENT
-        } else {
-            SLOW_PERCENT
-        };
-        let is_slow = node
-            .percent_of_others
-            .map_or(*was_slow && *is_moving, |percent| percent < below);
-        if is_slow {
-            node.pace = Pace::Slow;
-        }
-    }
-}
-
 const BY_OTHERS: &str = "others do what it had to do";
 /// How long a node may say nothing; it tells each [`TELL_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How long until the user is told so: what it has taken is leased for twice as long.
 const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
-/// What rates are measured over: items come and go in less.
-const WINDOW: Duration = Duration::from_secs(5);
-/// A node at work that has moved nothing for so long counts as idle.
-const IDLE_AFTER: Duration = Duration::from_secs(3);
-/// Below so much of what others move a node is slow.
-const SLOW_PERCENT: u64 = 50;
-/// From so much on it is so no longer: rates of others that have just run out of work sink slowly.
-const KEEPS_UP_PERCENT: u64 = 80;
 /// From so many warnings on a node's are not told.
 const WARNINGS_MAX: u32 = 20;
-/// The most nodes that are told of.
-const NODES_MAX: usize = 64;
-
 #[cfg(test)]
 mod tests {
     use zmove_types::NoObserver;
@@ -574,10 +463,6 @@ mod tests {
         }
     }
 
-    fn found(files: u64) -> FileTotal {
-        FileTotal { files, bytes: 0 }
-    }
-
     fn part(bytes: u64, state: NodeState) -> NodePart {
         let moved = stored(1, bytes);
         NodePart {
@@ -588,6 +473,7 @@ mod tests {
             tally: Tally::default(),
             granted_until: None,
             ping: 0,
+            receivers: BTreeMap::new(),
         }
     }
 
@@ -597,6 +483,15 @@ mod tests {
             .iter()
             .map(|node| (node.name.as_str(), node.pace))
             .collect()
+    }
+
+    fn of_nodes(observer: Arc<dyn Observer>) -> Participants {
+        let receivers = ["r0", "r1"].map(str::to_owned).into();
+        Participants::of_nodes("head".into(), receivers, observer)
+    }
+
+    fn look(participants: &Participants, now: Instant) -> Nodes {
+        participants.look(None, &BTreeMap::new(), now)
     }
 
     #[derive(Default)]
@@ -646,10 +541,9 @@ mod tests {
     #[test]
     fn a_node_that_is_not_heard_of_is_told_once_until_it_is_back() {
         let warnings = Arc::new(Warnings::default());
-        let participants =
-            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         let told_after = |seconds| {
-            participants.look(None, Instant::now() + Duration::from_secs(seconds));
+            look(&participants, Instant::now() + Duration::from_secs(seconds));
             warnings.0.lock().len()
         };
         participants.hear("n1", &part(1, NodeState::Works));
@@ -685,7 +579,7 @@ mod tests {
     /// What it tells until it hears that it has left is of no part.
     #[test]
     fn a_node_that_has_left_before_it_has_done_anything_is_not_waited_for() {
-        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = of_nodes(Arc::new(NoObserver));
         let nothing = NodePart {
             items: 0,
             moved: TransferProgress::default(),
@@ -701,7 +595,7 @@ mod tests {
         participants.hear("n", &nothing);
         assert_eq!(participants.others().borrow().unfinished, 0);
         let found = TransferProgress {
-            found: found(1),
+            found: FileTotal { files: 1, bytes: 0 },
             ..TransferProgress::default()
         };
         participants.hear(
@@ -721,8 +615,7 @@ mod tests {
     #[test]
     fn a_node_that_names_itself_by_thousands_of_names_is_not_listened_to_without_end() {
         let warnings = Arc::new(Warnings::default());
-        let participants =
-            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         let come = (0..5000)
             .filter(|name| participants.has_come(name.to_string()))
             .count();
@@ -730,15 +623,14 @@ mod tests {
         (0..3).for_each(|_| participants.warn_of_too_many());
         assert_eq!(warnings.0.lock().len(), 1);
         (0..200).for_each(|name| participants.hear(&name.to_string(), &part(1, NodeState::Works)));
-        let shown = participants.look(None, Instant::now());
-        assert_eq!((shown.nodes.len(), shown.count), (NODES_MAX, 201));
+        let shown = look(&participants, Instant::now());
+        assert_eq!((shown.nodes.len(), shown.count), (rates::NODES_MAX, 201));
     }
 
     #[test]
     fn what_nodes_warn_of_is_told_with_their_names_and_none_floods_the_user() {
         let warnings = Arc::new(Warnings::default());
-        let participants =
-            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         let warn = |node: &str, number| {
             participants.warn(NodeFailure {
                 job: [0; 16],
@@ -766,7 +658,7 @@ mod tests {
 
     #[test]
     fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
-        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = of_nodes(Arc::new(NoObserver));
         for files in [4, 10, 0, 2] {
             let moved = stored(files, 0);
             participants.hear(
@@ -780,104 +672,50 @@ mod tests {
         assert_eq!(participants.entries.lock()["n1"].moved.stored.files, 12);
     }
 
-    /// The head and three nodes, of which each has told of so many bytes, after 12 s.
-    fn told(bytes: impl Fn(u64) -> [u64; 4], waiting: u64) -> Nodes {
-        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
-        let began = Instant::now();
-        let mut nodes = Nodes::default();
-        for second in 0..=12 {
-            let [head, others @ ..] = bytes(second);
-            for (node, bytes) in ["n1", "n2", "n3"].into_iter().zip(others) {
-                participants.hear(node, &part(bytes, NodeState::Works));
-            }
-            let before = participants.entries.lock()["head"].moved.stored.bytes;
-            participants.on(&Event::Stored {
-                files: 0,
-                bytes: head - before,
-            });
-            // that time has not passed
-            participants
-                .entries
-                .lock()
-                .values_mut()
-                .for_each(|entry| entry.heard = None);
-            nodes = participants.look(Some(waiting), began + Duration::from_secs(second));
-        }
-        nodes
-    }
-
-    fn slow(nodes: &Nodes) -> Vec<&str> {
-        paces(nodes)
-            .into_iter()
-            .filter(|(_, pace)| *pace == Pace::Slow)
-            .map(|(name, _)| name)
-            .collect()
+    #[test]
+    fn what_all_nodes_have_stored_is_summed_by_receiver() {
+        let participants = of_nodes(Arc::new(NoObserver));
+        let total = |bytes| FileTotal { files: 1, bytes };
+        let tells = |node, receivers: &[(usize, u64)]| {
+            let receivers = receivers
+                .iter()
+                .map(|(number, bytes)| (*number, total(*bytes)));
+            let part = NodePart {
+                receivers: receivers.collect(),
+                ..part(1, NodeState::Works)
+            };
+            participants.hear(node, &part);
+        };
+        tells("n1", &[(0, 10)]);
+        tells("n1", &[(0, 15), (1, 100)]);
+        tells("n2", &[(1, 1000)]);
+        let own = BTreeMap::from([(0, total(7))]);
+        let looked = participants.look(None, &own, Instant::now());
+        let bytes = looked
+            .receivers
+            .iter()
+            .map(|node| (node.name.as_str(), node.bytes));
+        assert_eq!(bytes.collect::<Vec<_>>(), [("r0", 22), ("r1", 1100)]);
     }
 
     #[test]
-    fn a_node_that_moves_less_than_half_of_what_the_others_do_is_slow() {
-        let nodes = told(
-            |second| [1000, 1000, 300, 1100].map(|rate| rate * second),
-            7,
-        );
-        assert_eq!((nodes.count, nodes.waiting), (4, Some(7)));
-        let expected = [
-            ("n2", Pace::Slow),
-            ("head", Pace::Works),
-            ("n1", Pace::Works),
-            ("n3", Pace::Works),
-        ];
-        assert_eq!(paces(&nodes), expected);
-        let first = &nodes.nodes[0];
-        assert_eq!(
-            (first.bytes, first.bytes_per_second, first.percent_of_others),
-            (3600, 300, Some(30))
-        );
-        assert_eq!(
-            nodes.nodes[1].bytes, 12_000,
-            "the head's own movers are counted"
-        );
-        for (rate, pace) in [(490, Pace::Slow), (510, Pace::Works)] {
-            let nodes = told(
-                |second| [1000, 1000, rate, 1000].map(|rate| rate * second),
-                7,
-            );
-            assert!(paces(&nodes).contains(&("n2", pace)), "{rate}");
-        }
-    }
-
-    #[test]
-    fn who_has_nothing_to_do_is_not_slow_and_whom_all_wait_for_is() {
-        let idle = |second: u64| {
-            [
-                1000 * second,
-                1000 * second,
-                1000 * second.min(8),
-                1000 * second,
-            ]
-        };
-        assert_eq!(slow(&told(idle, 0)), [""; 0]);
-        assert_eq!(slow(&told(idle, 1)), ["n2"]);
-        let last = |second: u64| {
-            [
-                1000 * second.min(8),
-                1000 * second.min(8),
-                300 * second,
-                1000 * second.min(8),
-            ]
-        };
-        assert_eq!(slow(&told(last, 0)), ["n2"]);
+    fn of_one_node_the_receivers_are_shown() {
+        let names = ["r0", "r1"].map(str::to_owned).into();
+        let participants = Participants::of_receivers(names, Arc::new(NoObserver));
+        let looked = look(&participants, Instant::now());
+        assert_eq!((looked.party, looked.count), (Party::Receivers, 2));
+        assert_eq!(looked.nodes.len(), 2);
     }
 
     #[test]
     fn a_node_that_says_nothing_is_silent_unless_it_has_ended_or_was_stopped() {
-        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = of_nodes(Arc::new(NoObserver));
         let began = Instant::now();
         participants.hear("n1", &part(10, NodeState::Works));
         participants.hear("n2", &part(10, NodeState::HasEnded));
         participants.hear("n3", &part(10, NodeState::Stopped));
-        assert_eq!(participants.look(None, began).nodes[1].pace, Pace::Works);
-        let later = participants.look(None, began + SILENT_AFTER + Duration::from_secs(2));
+        assert_eq!(look(&participants, began).nodes[1].pace, Pace::Works);
+        let later = look(&participants, began + SILENT_AFTER + Duration::from_secs(2));
         let expected = [
             ("n1", Pace::Silent),
             ("head", Pace::Works),
@@ -906,7 +744,7 @@ mod tests {
 
     #[test]
     fn who_has_moved_something_is_counted_also_if_it_stops_then_and_who_has_not_is_not() {
-        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = of_nodes(Arc::new(NoObserver));
         let told = |files, items| NodePart {
             moved: stored(files, 0),
             items,
@@ -963,58 +801,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_had_found_that_has_gone_is_no_more_when_another_finds_it_or_the_node_is_back() {
-        let heard = Arc::new(Heard::default());
-        let participants =
-            Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
-        let told = |found_files, files| NodePart {
-            moved: TransferProgress {
-                found: found(found_files),
-                ..stored(files, 0)
-            },
-            ..part(1, NodeState::Works)
-        };
-        let found = || {
-            let heard = heard.0.lock();
-            let found = heard.iter().map(|event| {
-                if let Event::Found { files, .. } = event {
-                    *files
-                } else {
-                    0
-                }
-            });
-            found.sum::<u64>()
-        };
-        participants.hear("a", &told(9, 2));
-        participants.hear(
-            "a",
-            &NodePart {
-                state: NodeState::Stopped,
-                ..told(10, 3)
-            },
-        );
-        participants.hear("b", &told(7, 0));
-        assert_eq!(found(), 10, "of the other");
-        participants.hear("b", &told(8, 0));
-        assert_eq!(found(), 11);
-        participants.look(None, Instant::now() + LOST_AFTER * 2);
-        participants.hear("b", &told(9, 9));
-        assert_eq!(found(), 12, "it is back, and has found one more");
-        participants.hear("b", &told(12, 9));
-        participants.look(None, Instant::now() + LOST_AFTER * 2);
-        participants.on(&Event::Found { files: 4, bytes: 0 });
-        assert_eq!(
-            found(),
-            16,
-            "this node has found three of them and one more"
-        );
-    }
-
-    #[test]
     fn a_failure_is_told_once_whichever_node_tells_it() {
         let heard = Arc::new(Heard::default());
-        let participants =
-            Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        let participants = of_nodes(Arc::clone(&heard) as Arc<dyn Observer>);
         for at in ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7) (at n1)"] {
             participants.on(&Event::Failed {
                 message: format!("receiver: write 'x': full{at}"),

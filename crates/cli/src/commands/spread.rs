@@ -9,7 +9,6 @@ use zmove_cluster::{Head, LocalQueue, Node, Receiver, SharedJob};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
 use zmove_types::Observer;
-use zmove_wire::TransferProgress;
 
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{
@@ -54,12 +53,9 @@ fn lead(
     settings: &PushSettings,
     display: &Display,
 ) -> Result<Led> {
-    let names: Vec<_> = receivers
-        .iter()
-        .map(|receiver| receiver.remote.to_string())
-        .collect();
+    let names = receivers.iter().map(|receiver| receiver.remote.to_string());
     let participants = Arc::new(Participants::of_receivers(
-        names.clone(),
+        names.collect(),
         display.observer(),
     ));
     let (id, count) = (job.id, receivers.len());
@@ -71,26 +67,15 @@ fn lead(
         ..Head::new(node)
     };
     let served = &head.node.served;
-    let moved = || {
-        let stored = served.by_receiver().into_iter();
-        let moved = |(number, stored)| {
-            let name: &String = names.get(number)?;
-            let progress = TransferProgress {
-                stored,
-                ..TransferProgress::default()
-            };
-            Some((name.clone(), progress))
-        };
-        stored.filter_map(moved).collect()
-    };
+    let stored = || served.by_receiver();
     let ended = settings::block_on(threads(), async {
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
             ended = Box::pin(head.run(observer, Arc::new(SessionWarnings), interrupted())) => Ok(ended),
-            never = participants.tell(queue, &moved) => match never {},
+            never = participants.tell(queue, stored) => match never {},
         }
     });
-    participants.tell_now(Some(0), moved());
+    participants.tell_now(Some(0), &stored());
     let ended = ended?;
     let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
     Ok(Led {

@@ -342,6 +342,7 @@ pub(super) mod tests {
             count: 3,
             items_waiting: Some(12),
             nodes: vec![slow],
+            receivers: Vec::new(),
         };
         let progress = Progress {
             limited_by: "path".into(),

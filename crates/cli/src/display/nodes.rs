@@ -40,13 +40,21 @@ pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes
 }
 
 /// How much waits for them, and which hold up the others, for the end of that line.
-pub(crate) fn which(Nodes { waiting, nodes, .. }: &Nodes) -> String {
+pub(crate) fn which(
+    Nodes {
+        waiting,
+        nodes,
+        receivers,
+        ..
+    }: &Nodes,
+) -> String {
     let waiting = waiting.map_or_else(String::new, |waiting| {
         format!("; {} waiting", counted(waiting, "item"))
     });
     let named = |pace: Pace| {
         let of_it = nodes
             .iter()
+            .chain(receivers)
             .filter(|node| node.pace == pace)
             .map(name)
             .collect::<Vec<_>>();
@@ -86,6 +94,7 @@ pub(crate) fn of_job(
         count,
         items_waiting,
         nodes,
+        receivers,
     }: &zmove_jobs::Nodes,
 ) -> Nodes {
     let node = |node: &zmove_jobs::Node| Node {
@@ -96,12 +105,12 @@ pub(crate) fn of_job(
         bytes_per_second: node.bytes_per_second,
         percent_of_others: node.percent_of_others,
     };
-    let nodes = nodes.iter().map(node).collect();
     Nodes {
         party: Party::of(kind),
         count: *count,
         waiting: *items_waiting,
-        nodes,
+        nodes: nodes.iter().map(node).collect(),
+        receivers: receivers.iter().map(node).collect(),
     }
 }
 
@@ -143,6 +152,7 @@ pub(crate) fn as_json(
         count,
         waiting,
         nodes,
+        receivers,
     }: &Nodes,
 ) -> Value {
     let node = |node: &Node| {
@@ -159,8 +169,11 @@ pub(crate) fn as_json(
             "bytes_per_second": bytes_per_second, "percent_of_others": percent_of_others,
         })
     };
-    let nodes: Vec<_> = nodes.iter().map(node).collect();
-    json!({ "kind": party.word(), "count": count, "items_waiting": waiting, "nodes": nodes })
+    let [nodes, receivers] =
+        [nodes, receivers].map(|nodes| nodes.iter().map(node).collect::<Vec<_>>());
+    json!({
+        "kind": party.word(), "count": count, "items_waiting": waiting, "nodes": nodes, "receivers": receivers,
+    })
 }
 
 #[cfg(test)]
@@ -182,17 +195,22 @@ mod tests {
             count: 4,
             waiting: Some(12),
             nodes: vec![node("node3", Pace::Slow, Some(31))],
+            receivers: vec![
+                node("dtn2", Pace::Slow, Some(40)),
+                node("dtn1", Pace::Works, None),
+            ],
         };
         assert_eq!(how_many(&nodes), "4 nodes (1 slow)");
         assert_eq!(
             which(&nodes),
-            "; 12 items waiting; slow: node3 (0.3 of the median)"
+            "; 12 items waiting; slow: node3 (0.3 of the median), dtn2 (0.4 of the median)"
         );
         nodes.nodes = vec![
             node("node2", Pace::Silent, None),
             node("node1", Pace::Works, Some(100)),
         ];
         nodes.waiting = None;
+        nodes.receivers = Vec::new();
         assert_eq!(
             (how_many(&nodes).as_str(), which(&nodes).as_str()),
             ("4 nodes (1 silent)", "; silent: node2")

@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use zmove_types::SharedJobId;
-use zmove_wire::{GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
+use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
 use super::access::Access;
 use super::connection::Connection;
@@ -95,8 +95,8 @@ pub struct JobNotice {
     pub reader: Reader,
     /// What entries get where their own is not kept: the same, whoever sends them.
     pub instead: InsteadNotice,
-    /// What the head itself has moved.
-    pub moved: TransferProgress,
+    /// The queue, the nodes and the receivers as the head sees them: `nodes` of `docs/schema/job.json`.
+    pub shown: String,
 }
 
 /// The reader of the sources at a node, as far as that decides what may be read.
@@ -234,6 +234,8 @@ pub struct NodePart {
     pub granted_until: Option<u64>,
     /// The ping to which the head answers ([`JobNotice::answered`]).
     pub ping: u64,
+    /// What the node has stored at each receiver since it began, by the number of the receiver.
+    pub receivers: BTreeMap<usize, FileTotal>,
 }
 
 /// How far a node is with its part in a job.

@@ -54,6 +54,8 @@ pub struct Nodes {
     pub items_waiting: Option<u64>,
     /// The nodes, those first that hold up the others; of very many not all.
     pub nodes: Vec<Node>,
+    /// The receivers of the nodes of a cluster, in the same order.
+    pub receivers: Vec<Node>,
 }
 
 /// One node of several.

@@ -81,6 +81,7 @@ impl Job {
             tally,
             granted_until: self.grant.ends(),
             ping: self.head.ping(),
+            receivers: part.map(Part::receivers).unwrap_or_default(),
         }
     }
 

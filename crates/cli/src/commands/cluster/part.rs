@@ -1,5 +1,6 @@
 //! The part of a node in a job which another node leads.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, Tally, View};
 use zmove_disk::Lease;
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
-use zmove_wire::TransferProgress;
+use zmove_wire::{FileTotal, TransferProgress};
 
 use super::sources::{compare, instead_of, mount_points, not_as_there};
 use crate::args::{Args, Command, PushArgs};
@@ -106,6 +107,11 @@ impl Part {
     /// What the node has done.
     pub(super) fn tally(&self) -> Tally {
         self.served.tally()
+    }
+
+    /// What the node has stored at each receiver.
+    pub(super) fn receivers(&self) -> BTreeMap<usize, FileTotal> {
+        self.served.by_receiver()
     }
 
     /// How long the head may be silent before nobody leads the job: longer than it waits for a broker.
@@ -225,8 +231,6 @@ const WARNINGS_MAX: usize = 10;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[test]

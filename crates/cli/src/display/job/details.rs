@@ -194,13 +194,14 @@ fn watched(
     )
 }
 
-/// The nodes as a small table, a line each.
+/// The nodes and receivers as small tables, a line each.
 fn taking_part(
     Nodes {
         kind,
         count,
         items_waiting,
         nodes,
+        receivers,
     }: &Nodes,
 ) -> Vec<String> {
     let waiting = items_waiting.map_or_else(String::new, |items| {
@@ -208,6 +209,7 @@ fn taking_part(
     });
     let width = nodes
         .iter()
+        .chain(receivers)
         .map(|node| node.name.chars().count())
         .max()
         .unwrap_or_default();
@@ -234,9 +236,12 @@ fn taking_part(
     let more =
         (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
     let first = format!("{}{waiting}:", counted(*count, Party::of(kind).word()));
+    let receivers_head = (!receivers.is_empty()).then(|| "their receivers:".to_owned());
     std::iter::once(first)
         .chain(nodes.iter().map(line))
         .chain(more)
+        .chain(receivers_head)
+        .chain(receivers.iter().map(line))
         .collect()
 }
 
@@ -392,6 +397,7 @@ mod tests {
             count: 2,
             items_waiting: None,
             nodes: vec![node],
+            receivers: Vec::new(),
         };
         let progress = Progress {
             nodes: Some(nodes),

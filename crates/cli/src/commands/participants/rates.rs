@@ -1,0 +1,185 @@
+//! The rates of the nodes or receivers of a push, and which of them hold up the others.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use zmove_types::{Node, Pace};
+use zmove_wire::FileTotal;
+
+/// The bytes that a node or receiver had moved at times of the last seconds.
+#[derive(Default)]
+pub(super) struct Rate {
+    marks: VecDeque<(Instant, u64)>,
+    was_slow: bool,
+}
+
+/// A node or receiver at one time.
+pub(super) struct Look<'a> {
+    node: Node,
+    rate: &'a mut Rate,
+    /// Whether it has been measured for long enough to be compared.
+    is_known: bool,
+    /// Whether it has moved something in the last seconds.
+    is_moving: bool,
+}
+
+impl Rate {
+    /// Measures a node or receiver that has moved this in all.
+    pub(super) fn look(
+        &mut self,
+        name: &str,
+        pace: Pace,
+        moved: FileTotal,
+        now: Instant,
+    ) -> Look<'_> {
+        let FileTotal { files, bytes } = moved;
+        let bytes_per_second = self.measure(bytes, now);
+        let ago = |span| move |(then, _): &&(Instant, u64)| now.duration_since(*then) >= span;
+        let is_known = self.marks.iter().any(|mark| ago(WINDOW)(&mark));
+        let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
+        let is_moving = before.is_some_and(|(_, before)| *before < bytes);
+        Look {
+            node: Node {
+                name: name.to_owned(),
+                pace,
+                files,
+                bytes,
+                bytes_per_second,
+                percent_of_others: None,
+            },
+            rate: self,
+            is_known,
+            is_moving,
+        }
+    }
+
+    /// Adds a measurement, and returns the bytes of a second over the last seconds.
+    fn measure(&mut self, bytes: u64, now: Instant) -> u64 {
+        self.marks.push_back((now, bytes));
+        while self.marks.len() > 2 && now.duration_since(self.marks[1].0) >= WINDOW {
+            self.marks.pop_front();
+        }
+        let (since, before) = self.marks[0];
+        let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
+        let more = bytes.saturating_sub(before).saturating_mul(1000);
+        more.checked_div(millis).unwrap_or_default()
+    }
+}
+
+/// Compares the rates of those at work, and returns the first of them, those first that hold up the others.
+///
+/// If no item waits, a node that moves nothing has nothing to do and is not compared. A node that was slow stays slow
+/// when nobody else has anything to do, since all wait for it.
+pub(super) fn compare(mut looks: Vec<Look<'_>>, waiting: Option<u64>) -> Vec<Node> {
+    let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
+    let works = |look: &Look<'_>| {
+        look.node.pace == Pace::Works && look.is_known && (look.is_moving || is_waiting)
+    };
+    let rates = looks
+        .iter()
+        .map(|look| works(look).then_some(look.node.bytes_per_second))
+        .collect::<Vec<_>>();
+    for (at, look) in looks.iter_mut().enumerate() {
+        let was_slow = std::mem::take(&mut look.rate.was_slow);
+        let Some(rate) = rates[at] else { continue };
+        let others = rates.iter().enumerate().filter(|(other, _)| *other != at);
+        let mut others = others.filter_map(|(_, rate)| *rate).collect::<Vec<_>>();
+        others.sort_unstable();
+        let median = others.get(others.len() / 2).filter(|median| **median > 0);
+        let percent = median.map(|median| rate.saturating_mul(100) / median);
+        let below = if was_slow {
+            KEEPS_UP_PERCENT
+        } else {
+            SLOW_PERCENT
+        };
+        let is_slow = percent.map_or(was_slow && look.is_moving, |percent| percent < below);
+        look.node.percent_of_others = percent;
+        look.rate.was_slow = is_slow;
+        if is_slow {
+            look.node.pace = Pace::Slow;
+        }
+    }
+    let mut nodes = looks.into_iter().map(|look| look.node).collect::<Vec<_>>();
+    nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
+    nodes.truncate(NODES_MAX);
+    nodes
+}
+
+/// The time over which rates are measured. Items come and go in less.
+const WINDOW: Duration = Duration::from_secs(5);
+/// A node at work that has moved nothing for this time counts as idle.
+const IDLE_AFTER: Duration = Duration::from_secs(3);
+/// Below this share of the median of the others a node is slow.
+const SLOW_PERCENT: u64 = 50;
+/// From this share on it is no longer slow. The rates of others that have just run out of work sink slowly.
+const KEEPS_UP_PERCENT: u64 = 80;
+/// The maximum number of nodes that are shown.
+pub(super) const NODES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four nodes after 12 s, each of which has moved this at each second.
+    fn after_12_seconds(bytes: impl Fn(u64) -> [u64; 4], waiting: u64) -> Vec<Node> {
+        let began = Instant::now();
+        let mut rates: [Rate; 4] = Default::default();
+        let mut nodes = Vec::new();
+        for second in 0..=12 {
+            let now = began + Duration::from_secs(second);
+            let names = ["n0", "n1", "n2", "n3"].into_iter().zip(bytes(second));
+            let looks = names.zip(&mut rates).map(|((name, bytes), rate)| {
+                rate.look(name, Pace::Works, FileTotal { files: 1, bytes }, now)
+            });
+            nodes = compare(looks.collect(), Some(waiting));
+        }
+        nodes
+    }
+
+    fn slow(nodes: &[Node]) -> Vec<&str> {
+        let slow = nodes.iter().filter(|node| node.pace == Pace::Slow);
+        slow.map(|node| node.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_node_that_moves_less_than_half_of_what_the_others_do_is_slow() {
+        let nodes = after_12_seconds(
+            |second| [1000, 1000, 300, 1100].map(|rate| rate * second),
+            7,
+        );
+        let names = nodes.iter().map(|node| node.name.as_str());
+        assert_eq!(names.collect::<Vec<_>>(), ["n2", "n0", "n1", "n3"]);
+        let first = &nodes[0];
+        assert_eq!(
+            (first.bytes, first.bytes_per_second, first.percent_of_others),
+            (3600, 300, Some(30))
+        );
+        for (rate, expected) in [(490, &["n2"][..]), (510, &[])] {
+            let nodes = after_12_seconds(
+                |second| [1000, 1000, rate, 1000].map(|rate| rate * second),
+                7,
+            );
+            assert_eq!(slow(&nodes), expected, "{rate}");
+        }
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_is_not_slow_and_whom_all_wait_for_is() {
+        let idle = |second: u64| {
+            [
+                1000 * second,
+                1000 * second,
+                1000 * second.min(8),
+                1000 * second,
+            ]
+        };
+        assert_eq!(slow(&after_12_seconds(idle, 0)), [""; 0]);
+        assert_eq!(slow(&after_12_seconds(idle, 1)), ["n2"]);
+        let last = |second: u64| {
+            let ended = 1000 * second.min(8);
+            [ended, ended, 300 * second, ended]
+        };
+        assert_eq!(slow(&after_12_seconds(last, 0)), ["n2"]);
+    }
+}
