@@ -683,12 +683,15 @@ fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     node.wait_for("begins");
     push.kill().unwrap();
     push.wait().unwrap();
-    let status = lab
-        .zmove(HEAD, &["cluster", "status", "lab"])
-        .outcome()
-        .done()
-        .stdout;
-    assert!(status.contains(": its push is not heard of"), "{status}");
+    let began = Instant::now();
+    loop {
+        let status = lab.zmove(HEAD, &["cluster", "status", "lab"]);
+        let status = status.outcome().done().stdout;
+        if status.contains(": its push is not heard of") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{status}");
+    }
     node.wait_for("has not been heard of for too long");
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();

@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, View, Waiting,
-    WorkError, WorkItem, WorkQueue,
+    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Tally, View,
+    Waiting, WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -163,13 +163,13 @@ impl Lab {
             .unwrap()
     }
 
-    /// Takes part in a job as the node.
+    /// Takes part in a job as the node. Returns what that has done.
     async fn take_part<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),
         grant: SignedJobGrant,
         transport: TransportChoice,
-    ) -> Result<(), SessionEnd> {
+    ) -> Result<Tally, SessionEnd> {
         job.grant.renew(grant);
         let job = SharedJob {
             view: View::Follows,
@@ -178,7 +178,8 @@ impl Lab {
         let receivers = self.reached("node", transport);
         let node = Node::new(job, Arc::clone(queue), receivers, 1, PATIENCE);
         node.take_part(1, Arc::new(NoObserver), Arc::new(NoListener))
-            .await
+            .await?;
+        Ok(node.served.tally())
     }
 
     /// Has the head lead a job of which all is done by others.
@@ -282,7 +283,7 @@ fn init_cluster_of_two(lab: &Lab) {
         "lab",
         &hosts[0],
         &hosts[1],
-        "--listen",
+        "--local",
         &broker,
         "--accept-new",
     ];
@@ -314,7 +315,7 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
     ];
     lab.zmove("head", &invite).outcome().done();
     let node = lab.join("node");
-    node.wait_for("no broker at");
+    node.wait_for("waiting for the broker");
     let source = lab.site.source();
     let push = [
         "push",
@@ -364,11 +365,9 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
             let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
             begun.wait_for(|begun| *begun).await.unwrap();
             let grant = lab.signed(lab.grant(&lab.job("t")));
-            lab.take_part((lab.job("t"), &queue), grant, transport)
-                .await
-                .unwrap();
-            let end = leading.await.unwrap().unwrap();
-            let counters = end.tally.counters();
+            let done = lab.take_part((lab.job("t"), &queue), grant, transport);
+            let counters = done.await.unwrap().counters();
+            leading.await.unwrap().unwrap();
             assert_eq!((counters.files, counters.failed), (51, 0));
         });
         assert_same(&lab.site.source(), &lab.site.path("shared/t/run7"));

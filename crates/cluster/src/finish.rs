@@ -381,10 +381,6 @@ mod tests {
         }
     }
 
-    fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
-        batch_of(directories, mode).encode()
-    }
-
     fn order_of(directory: &str, mode: u32) -> DirectoryOrder {
         DirectoryOrder::new(&batch_of(&[directory], mode))
     }

@@ -1,58 +1,43 @@
-//! The queue of a job whose movers run on several hosts: streams of NATS JetStream.
+//! The queue of a job whose movers run on several hosts: a stream of NATS JetStream.
 //!
 //! ```text
-//!  stream zmove-JOB-EPOCH, a work queue            stream zmove-ended, of all jobs
-//!    zmove.JOB.EPOCH.data ──► consumer data-XXXX     zmove.JOB.ended: up to which epoch
-//!    zmove.JOB.EPOCH.walk ──► consumer walk-XXXX                      the job is over
+//!  stream zmove, a work queue of all jobs       buckets
+//!    zmove.JOB.data ──► consumer JOB-data-XXXX    zmove-ended: a record for each job that is over
+//!    zmove.JOB.walk ──► consumer JOB-walk-XXXX    zmove-notices: see `notices.rs`
 //! ```
 //!
-//! What the broker knows may vanish at any moment, so nothing is kept there for the job's sake: one copy, in files
-//! that a server does not flush before it answers. The reasons for the rest:
+//! - **Replicas.** A broker of three servers keeps three copies. A single server keeps one, in a file that it does not
+//!   flush before it answers.
+//! - **Losses.** The queue may lose items, and reports how often it has ([`WorkQueue::losses`]).
+//! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it
+//!   waited for room, all might wait.
+//! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an item
+//!   counts as a repeat (`mover.rs`), and so does each delivery by a consumer that replaced another one.
+//! - **Messages say nothing** (`seal.rs`). Nothing acts upon a body that does not open.
 //!
-//! - **Bounds.** A stream takes so many items and bytes and then refuses, and `put` hands the refused ones back. Who
-//!   waited for room would wait for those who wait.
-//! - **Nobody waits at the broker** with a request: one cannot be taken back, and an item that is sent to one that
-//!   nobody wants any more waits for the end of its lease. A taker asks for data, then for walks, and then waits until
-//!   somebody tells on `zmove.JOB.EPOCH.news` that there is something, or asks again after a second. One of a process
-//!   asks at a time.
-//! - **One take in eight asks for walks first**, so that data does not run out on all nodes at once.
-//! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
-//!   that is not answered either, twice, the connection is made anew.
-//! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
-//!   item, and from the second one on it counts as a repeat (`mover.rs`). Every delivery by a consumer that replaced
-//!   another one counts as a repeat too.
-//! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
-//!   out of the queue, a mover gives it back: the wrong key may be its own.
-//!
-//! **The end.** That a stream is not there says nothing: a broker that has lost its files comes back without one. So
-//! an end is a record of its own, sealed with the job's key, which the head writes, and knows to be stored, before it
-//! removes the stream. A taker that finds no stream looks for the record: with it, the job is over; without it the
-//! taker waits for the head, which makes the stream again as soon as it looks. A record is for epochs up to one, and
-//! never goes back (by compare and set): a head first ends the epochs before its own, so movers of those stop even if
-//! they wake up late, and none of them takes an item of a later epoch, since its stream has another name. Where
-//! the broker loses the record too, movers get no false end but an error, after [`Settings::empty_max`].
-//!
-//! **What a killed server forgets.** Acknowledgements reach its files late: what was done comes again.
+//! **The end.** A missing stream or consumer says nothing, because a broker that has lost its files comes back without
+//! them. So the head records the end of the job, sealed with the job's key, before it removes the consumers. A taker that
+//! finds no consumer looks for the record: with it, the job is over; without it, the taker waits for the head, which
+//! makes the consumers again.
 //!
 //! Only features of nats-server 2.9 are used.
 
 mod access;
+mod answers;
 mod broker;
 mod connection;
 mod local;
 mod notices;
-mod pull;
 mod seal;
 mod take;
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::Subject;
 use async_nats::jetstream::AckKind;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use async_nats::jetstream::message::Acker;
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 use zmove_types::SharedJobId;
@@ -60,8 +45,9 @@ use zmove_types::SharedJobId;
 use crate::error::WorkError;
 use crate::work::WorkItem;
 use crate::work_queue::{Done, LEASE, Taken, Waiting, WorkQueue};
-use broker::{Broker, Counted, Outgoing};
-use connection::{BrokerError, Connection};
+use answers::BrokerError;
+use broker::{Broker, Put};
+use connection::Connection;
 use take::Taker;
 
 pub use access::Access;
@@ -76,213 +62,112 @@ pub use seal::JobKey;
 /// A queue at a broker.
 #[derive(Debug)]
 pub struct JetStream {
-    broker: Arc<Broker>,
-    settings: Settings,
+    broker: Broker,
     taker: Mutex<Taker>,
-    dropped: UnboundedSender<Dropped>,
-    /// Each lease has a receiver of this until the broker knows what becomes of it, so that its end can be waited for.
+    /// Each lease has a receiver of this until the broker knows its end, which can be awaited so.
     leases: watch::Sender<()>,
-    unreadable: AtomicU64,
-    /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
+    /// Whether this process has ended the job. Then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
 }
 
-/// A queue at the broker that is of another job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtherQueue {
-    /// The job.
-    pub job: SharedJobId,
-    /// The name of its stream.
-    stream: String,
-}
-
-/// Which queue, and how it is kept.
+/// The job of a queue, and its limits.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The job.
     pub job: SharedJobId,
-    /// The epoch of the job, from 1.
-    pub epoch: u64,
     /// The key that all nodes of the job have.
     pub key: JobKey,
     /// What this process does.
     pub role: Role,
-    /// How long an item is leased, [`LEASE`] if not told otherwise. Shorter, and an item that takes long is handed out
-    /// twice; longer, and that of a dead mover waits longer. The head's counts.
+    /// How long an item is leased. Default: [`LEASE`]. Shorter, and an item that takes long is delivered twice; longer,
+    /// and an item of a dead mover waits longer. The head's counts.
     pub lease: Duration,
-    /// The most items that the broker holds, 65,536 if not told otherwise. The head's counts.
-    pub items_max: u32,
-    /// The most bytes that the broker holds in files, 1 GiB if not told otherwise. The head's counts.
-    pub bytes_max: u64,
-    /// The most items of each line that are taken at once, 4096 if not told otherwise: more than all movers take, and
-    /// what none could read and waits for its time. The head's counts.
-    pub taken_max: u32,
-    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise. Longer,
-    /// and a job outlives a longer outage; shorter, and whoever waits is told sooner.
+    /// The maximum number of items of each line. Default: 65,536. The first head's at a broker counts.
+    pub items_max: i64,
+    /// How long each call except `take` tries again if the broker does not answer. Default: 60 s. Longer, and a job
+    /// outlives a longer outage; shorter, and callers get the error sooner.
     pub patience: Duration,
-    /// How long `take` waits at a broker that knows nothing of the job, ten minutes if not told otherwise: as long as
-    /// a head may take to look after its broker, or to be started again.
-    pub empty_max: Duration,
-    /// How long `take` waits for news of work before it asks the broker again, one second by default. Nobody reports
-    /// an item whose lease has ended. Longer, and such an item waits longer; shorter, and the broker has
-    /// more to answer.
-    pub ask_again_after: Duration,
 }
 
 /// What a process does at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process makes the queue, makes it again where the broker has lost it, and ends it. One process of an epoch.
+    /// The process makes the queue, makes it again if the broker has lost it, and ends it. One process of a job.
     Head,
     /// The process takes work and puts in more.
     Mover,
 }
 
 /// One delivery. The item comes again when it is not renewed, and at once when this is dropped before it is done.
-#[derive(Debug)]
 pub struct Lease {
-    /// `None` once the broker is told what becomes of it.
-    delivery: Option<Subject>,
-    dropped: UnboundedSender<Dropped>,
+    /// `None` once the broker knows the end of the delivery.
+    delivery: Option<Acker>,
+    runtime: Handle,
     held: watch::Receiver<()>,
 }
 
-/// A lease that was dropped, of which the broker is to be told.
-#[derive(Debug)]
-struct Dropped {
-    delivery: Subject,
-    _held: watch::Receiver<()>,
-}
-
-impl Lease {
-    /// The broker has been told something else than that this was dropped.
-    fn settle(mut self) {
-        self.delivery = None;
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").finish_non_exhaustive()
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
-            // where nobody listens any more the lease ends by itself
-            let _best_effort = self.dropped.send(Dropped {
-                delivery,
-                _held: self.held.clone(),
+            let held = self.held.clone();
+            self.runtime.spawn(async move {
+                // if the broker does not receive it, the lease ends by itself
+                let _best_effort = delivery.double_ack_with(AckKind::Nak(None)).await;
+                drop(held);
             });
         }
     }
 }
 
-/// Gives back what was dropped, so that others need not wait for the end of its lease.
-async fn give_back_dropped(broker: Arc<Broker>, mut all: UnboundedReceiver<Dropped>) {
-    while let Some(dropped) = all.recv().await {
-        let _leased_for_a_while_then = broker
-            .acknowledge(&dropped.delivery, AckKind::Nak(None))
-            .await;
-        broker.tell().await;
-    }
-}
-
 impl Settings {
-    /// What is usual, for a job's epoch.
+    /// The default limits, for a job.
     #[must_use]
-    pub const fn new(role: Role, job: SharedJobId, epoch: u64, key: JobKey) -> Self {
+    pub const fn new(role: Role, job: SharedJobId, key: JobKey) -> Self {
         Self {
             job,
-            epoch,
             key,
             role,
             lease: LEASE,
             items_max: 65_536,
-            bytes_max: 1 << 30,
-            taken_max: 4096,
             patience: Duration::from_secs(60),
-            empty_max: Duration::from_secs(600),
-            ask_again_after: Duration::from_secs(1),
         }
     }
 }
 
 impl JetStream {
-    /// Connects to the broker. The head ends the epochs before its own and makes the queue; what the broker still has
-    /// of its epoch stays.
+    /// Connects to the broker. The head makes the queue; items of the job that the broker still has stay.
     ///
     /// # Errors
-    /// The broker cannot be reached, or does not let this node in; or this epoch is over.
+    /// The broker cannot be reached, or does not let this node in.
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
-        let queue = Self::connect(access, settings).await?;
-        if queue.settings.role == Role::Head {
-            let mut patience = queue.patience("make the queue of the job");
-            while let Err(error) = queue.begin().await {
-                patience.endure(error).await?;
-            }
+        let queue = Self {
+            broker: Broker::new(Connection::open(access).await?, settings).await,
+            taker: Mutex::default(),
+            leases: watch::Sender::new(()),
+            closed: watch::Sender::new(false),
+        };
+        if queue.broker.settings.role == Role::Head {
+            let make = || queue.broker.make();
+            queue.ask("make the queue of the job", make).await?;
         }
         Ok(queue)
     }
 
-    /// The queues at the broker that belong to other jobs of a cluster with this key than that of these settings.
-    ///
-    /// # Errors
-    /// The broker cannot be reached, or does not let this node in.
-    pub async fn other_queues(
-        access: &Access,
-        settings: Settings,
-        cluster: &JobKey,
-    ) -> Result<Vec<OtherQueue>, WorkError> {
-        let queue = Self::connect(access, settings).await?;
-        let mut patience = queue.patience("list the queues of other jobs");
-        loop {
-            match queue.broker.others(cluster).await {
-                Ok(others) => return Ok(others),
-                Err(error) => patience.endure(error).await?,
-            }
-        }
+    /// The highest sequence that the broker has acknowledged to this process.
+    #[must_use]
+    pub fn stored(&self) -> u64 {
+        self.broker.stored.load(Ordering::Relaxed)
     }
 
-    /// Removes these queues from the broker.
-    ///
-    /// # Errors
-    /// The broker cannot be reached, or does not let this node do so.
-    pub async fn remove_queues(
-        access: &Access,
-        settings: Settings,
-        queues: &[OtherQueue],
-    ) -> Result<(), WorkError> {
-        let queue = Self::connect(access, settings).await?;
-        let mut patience = queue.patience("remove the queue of another job");
-        for OtherQueue { stream, .. } in queues {
-            while let Err(error) = queue.broker.remove_stream(stream).await {
-                patience.endure(error).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn connect(access: &Access, settings: Settings) -> Result<Self, WorkError> {
-        let connection = Connection::open(access).await?;
-        let broker = Arc::new(Broker::new(connection, &settings));
-        let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
-        let (dropped, to_be_told) = unbounded_channel();
-        tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
-        let (taker, leases) = (Mutex::default(), watch::Sender::new(()));
-        Ok(Self {
-            broker,
-            settings,
-            taker,
-            dropped,
-            leases,
-            unreadable,
-            closed,
-        })
-    }
-
-    async fn begin(&self) -> Result<(), BrokerError> {
-        if let Some(before) = self.settings.epoch.checked_sub(1) {
-            self.broker.end(before).await?;
-        }
-        self.check_is_on().await?;
-        self.broker.remove_others().await?;
-        self.broker.make().await
+    /// The broker has acknowledged this sequence to another node. If its last one is lower, it has lost items.
+    pub fn note_stored(&self, sequence: u64) {
+        self.broker.stored.fetch_max(sequence, Ordering::Relaxed);
     }
 
     /// Returns when all leases have been dropped, and the broker knows of it: this process is about to end.
@@ -290,10 +175,10 @@ impl JetStream {
         self.leases.closed().await;
     }
 
-    fn lease(&self, delivery: Option<Subject>) -> Lease {
+    fn lease(&self, delivery: Option<Acker>) -> Lease {
         Lease {
             delivery,
-            dropped: self.dropped.clone(),
+            runtime: Handle::current(),
             held: self.leases.subscribe(),
         }
     }
@@ -304,50 +189,28 @@ impl JetStream {
         self.broker.connection.state()
     }
 
-    /// The number of messages that have come here and that no node of this job has sealed, or not for this queue.
-    #[must_use]
-    pub fn unreadable(&self) -> u64 {
-        self.unreadable.load(Ordering::Relaxed)
-    }
-
-    async fn check_is_on(&self) -> Result<(), BrokerError> {
-        let is_over =
-            *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
-        if is_over {
-            Err(BrokerError::Over)
-        } else {
-            Ok(())
+    /// Makes what is missing at the broker, if this is the head and the job is not over.
+    async fn restore(&self) -> Result<(), BrokerError> {
+        match self.broker.settings.role {
+            _ if *self.closed.borrow() => Err(BrokerError::Over),
+            Role::Head => self.broker.make().await,
+            Role::Mover if self.broker.has_ended().await? => Err(BrokerError::Over),
+            Role::Mover => Err(BrokerError::Missing),
         }
     }
 
-    /// Makes what is missing at the broker, if this is the head and the epoch is not over.
-    async fn restore(&self) -> Result<(), BrokerError> {
-        self.check_is_on().await?;
-        match self.settings.role {
-            Role::Head => self.broker.make().await,
-            Role::Mover => {
-                self.broker.connection.tell(BrokerState::Empty);
-                Err(BrokerError::Missing)
+    /// Asks the broker until it answers or patience ends.
+    async fn ask<T, F>(&self, operation: &'static str, ask: impl Fn() -> F) -> Result<T, WorkError>
+    where
+        F: Future<Output = Result<T, BrokerError>>,
+    {
+        let mut patience = self.patience(operation);
+        loop {
+            match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => patience.endure(error).await?,
             }
         }
-    }
-
-    /// Returns how much work the queue holds.
-    ///
-    /// If only taken items are left after a restart of the server, the server may have lost them. The head then has all
-    /// items delivered again.
-    async fn count_waiting(&self) -> Result<Waiting, BrokerError> {
-        let counted = self.broker.waiting().await?;
-        let left = |counted: &Counted| Waiting {
-            left: counted.waiting + counted.taken,
-        };
-        let may_be_lost = counted.waiting == 0 && counted.taken > 0;
-        if may_be_lost && self.settings.role == Role::Head && self.broker.is_another_server().await
-        {
-            self.restore().await?;
-            return Ok(left(&self.broker.waiting().await?));
-        }
-        Ok(left(&counted))
     }
 
     fn patience(&self, operation: &'static str) -> Patience<'_> {
@@ -362,16 +225,18 @@ impl JetStream {
         &self,
         operation: &'static str,
         lease: &Lease,
-        what: AckKind,
+        answer: AckKind,
     ) -> Result<(), WorkError> {
         let Some(delivery) = &lease.delivery else {
             return Ok(());
         };
-        let mut patience = self.patience(operation);
-        while let Err(error) = self.broker.acknowledge(delivery, what).await {
-            patience.endure(error).await?;
-        }
-        Ok(())
+        self.ask(operation, || async {
+            self.broker.connection.check()?;
+            let acknowledged = delivery.double_ack_with(answer).await;
+            // a consumer that is missing holds no lease, and is no error
+            acknowledged.map_err(BrokerError::Unanswered)
+        })
+        .await
     }
 }
 
@@ -386,32 +251,42 @@ impl WorkQueue for JetStream {
         }
     }
 
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let mut patience = self.patience("put work into the queue");
         let mut refused = Vec::new();
-        let mut outgoing: VecDeque<Outgoing> = items
-            .into_iter()
-            .map(|item| self.broker.outgoing(item))
-            .collect();
-        while let Err(error) = self.broker.publish(&mut outgoing, &mut refused).await {
-            patience.endure(error).await?;
+        loop {
+            let answers = join_all(items.iter().map(|item| self.broker.put(item))).await;
+            let mut left = Vec::new();
+            let mut failure = None;
+            for (item, answer) in items.into_iter().zip(answers) {
+                match answer {
+                    Ok(Put::Stored) => {}
+                    Ok(Put::NoRoom) => refused.push(item),
+                    Err(error) => {
+                        left.push(item);
+                        failure = Some(error);
+                    }
+                }
+            }
+            match failure {
+                None => return Ok(refused),
+                Some(error) => patience.endure(error).await?,
+            }
+            items = left;
         }
-        Ok(refused)
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge(
-            "renew the lease of work",
-            &taken.delivery,
-            AckKind::Progress,
-        )
-        .await
+        let lease = &taken.delivery;
+        self.acknowledge("renew the lease of work", lease, AckKind::Progress)
+            .await
     }
 
-    async fn done(&self, taken: Taken<Lease>) -> Result<Done, WorkError> {
-        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack)
+    async fn done(&self, mut taken: Taken<Lease>) -> Result<Done, WorkError> {
+        let lease = &mut taken.delivery;
+        self.acknowledge("take work out of the queue", lease, AckKind::Ack)
             .await?;
-        taken.delivery.settle();
+        lease.delivery = None;
         Ok(if taken.deliveries > 1 {
             Done::Unknown
         } else {
@@ -420,38 +295,20 @@ impl WorkQueue for JetStream {
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
-        let mut patience = self.patience("ask how much work there is");
-        loop {
-            match self.count_waiting().await {
-                Ok(waiting) => return Ok(waiting),
-                Err(error) => patience.endure(error).await?,
-            }
-        }
+        let count = || self.broker.left();
+        let left = self.ask("ask how much work there is", count).await?;
+        Ok(Waiting { left })
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {
-        Ok(0)
+        let count = || self.broker.losses();
+        self.ask("ask for losses of the queue", count).await
     }
 
     async fn close(&self) -> Result<(), WorkError> {
         self.closed.send_replace(true);
-        let mut patience = self.patience("end the queue of the job");
-        loop {
-            let closed = async {
-                let recorded = self.broker.end(self.settings.epoch).await;
-                self.broker.remove().await?;
-                if recorded.is_err() {
-                    // where queues had taken all the room there was none for the record before one had gone
-                    self.broker.end(self.settings.epoch).await?;
-                }
-                self.broker.tell().await;
-                Ok(())
-            };
-            match closed.await {
-                Ok(()) => return Ok(()),
-                Err(error) => patience.endure(error).await?,
-            }
-        }
+        let end = || self.broker.end();
+        self.ask("end the queue of the job", end).await
     }
 }
 
@@ -473,19 +330,21 @@ impl Patience<'_> {
             error => error,
         };
         let connection = &self.queue.broker.connection;
+        let is_refused = matches!(error, BrokerError::Refused(_));
+        let operation = self.operation;
         let source = match error {
             BrokerError::Over => return Err(WorkError::Over),
-            BrokerError::Refused(error) => return Err(self.failed(error.into())),
-            BrokerError::Missing => NOT_THERE.into(),
-            // what a server does not allow it does not answer, but tells beside
-            BrokerError::Unanswered(error) => connection.refusal().map_or(error, Into::into),
+            error => connection.explain(error),
         };
-        let (away, patience) = (self.since.elapsed(), self.queue.settings.patience);
+        if is_refused {
+            return Err(WorkError::Queue { operation, source });
+        }
+        let away = self.since.elapsed();
+        let patience = self.queue.broker.settings.patience;
         if away >= patience {
-            let (operation, broker) = (self.operation, connection.broker.clone());
             return Err(WorkError::Away {
                 operation,
-                broker,
+                broker: connection.broker.clone(),
                 away,
                 source,
             });
@@ -493,16 +352,4 @@ impl Patience<'_> {
         connection.pause(patience - away).await;
         Ok(())
     }
-
-    fn failed(&self, source: Box<dyn std::error::Error + Send + Sync>) -> WorkError {
-        WorkError::Queue {
-            operation: self.operation,
-            source,
-        }
-    }
 }
-
-const NOT_THERE: &str = "the broker knows nothing of the job";
-
-/// How often walks are asked for before data.
-const WALKS_FIRST_EVERY: u64 = 8;

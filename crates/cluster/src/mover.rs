@@ -48,7 +48,7 @@ pub(crate) struct Mover<W: WorkQueue> {
     overflow: Lock<Vec<Assigned<W::Delivery>>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
     unsent: AtomicUsize,
-    /// Notified when there is one less.
+    /// Notified when there is one less, or an item for which the queue has no room.
     has_sent: Notify,
     /// How many items have made no step for a lease.
     standing: AtomicUsize,
@@ -62,6 +62,9 @@ pub(crate) enum MoverEnd {
     /// The mover was called away.
     Left,
 }
+
+/// The items that are being done.
+type Doing = JoinSet<Result<WorkItem, Stop>>;
 
 /// An item that is being taken.
 type Taking<W> = Pin<
@@ -99,7 +102,7 @@ impl<W: WorkQueue> Mover<W> {
         mut ended: impl FnMut(),
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
-        let mut doing = JoinSet::new();
+        let mut doing = Doing::new();
         let mut waiting = 0;
         // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
@@ -113,19 +116,18 @@ impl<W: WorkQueue> Mover<W> {
             let has_room = doing.len() - waiting < ITEMS_AT_ONCE
                 && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
                 && waiting < LARGE_AT_ONCE;
-            if !over && !leaves && has_room && taking.is_none() {
-                taking = Some(Box::pin(Arc::clone(&mover).take()));
+            if !over && !leaves && has_room {
+                if let Some(refused) = mover.next_refused() {
+                    waiting += mover.begin(refused, &mut doing);
+                    continue;
+                }
+                taking.get_or_insert_with(|| Box::pin(Arc::clone(&mover).take()));
             }
             tokio::select! {
                 assigned = taken(&mut taking) => match assigned? {
                     // it goes back to the queue: others are there for it
                     Some(assigned) if leaves || mover.stands() => drop(assigned),
-                    Some(assigned) => {
-                        let sends = !waits(&assigned.item);
-                        waiting += usize::from(!sends);
-                        mover.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
-                        doing.spawn(Arc::clone(&mover).do_item(assigned));
-                    }
+                    Some(assigned) => waiting += mover.begin(assigned, &mut doing),
                     None => {
                         over = true;
                         ends_by = Instant::now() + ITEMS_END_WITHIN;
@@ -156,6 +158,20 @@ impl<W: WorkQueue> Mover<W> {
         Ok(MoverEnd::Over)
     }
 
+    /// Begins an item; returns how many more wait for others.
+    fn begin(self: &Arc<Self>, assigned: Assigned<W::Delivery>, doing: &mut Doing) -> usize {
+        let sends = !waits(&assigned.item);
+        self.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
+        doing.spawn(Arc::clone(self).do_item(assigned));
+        usize::from(!sends)
+    }
+
+    /// The next item that the queue had no room for. The last first, so that a tree is gone through in depth, and
+    /// little of it waits here.
+    fn next_refused(&self) -> Option<Assigned<W::Delivery>> {
+        self.overflow.lock().pop_if(|_| !self.stands())
+    }
+
     /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
     fn note_sent(&self, assigned: &Assigned<W::Delivery>) {
         if !waits(&assigned.item) && !assigned.is_sent.swap(true, Ordering::Relaxed) {
@@ -173,11 +189,6 @@ impl<W: WorkQueue> Mover<W> {
     async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
         if self.stands() {
             tokio::time::sleep(RENEW_EVERY).await;
-        }
-        // the last first, so that a tree is gone through in depth, and little of it waits here
-        let overflow = self.overflow.lock().pop_if(|_| !self.stands());
-        if overflow.is_some() {
-            return Ok(overflow);
         }
         Ok(self.queue.take().await?.map(Assigned::new))
     }
@@ -261,6 +272,7 @@ impl<W: WorkQueue> Mover<W> {
             let refused = self.queue.put(items).await?;
             let refused = refused.into_iter().rev().map(|item| by.refused(item));
             self.overflow.lock().extend(refused);
+            self.has_sent.notify_one();
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ pub enum Done {
 /// How much work a queue holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Items that are not done, whether somebody has them or not.
+    /// The number of items that are not done.
     pub left: u64,
 }
 

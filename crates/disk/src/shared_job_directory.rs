@@ -438,10 +438,11 @@ mod tests {
             seconds: 1_000_000_000,
             nanos: 5,
         };
+        let directory = job(&root);
         set_file_mtime(crate::Permit::for_hidden(), &root, time).unwrap();
         assert!(!late.has_ended());
-        close(&job(&root), &root);
-        close(&job(&root), &root);
+        close(&directory, &root);
+        close(&directory, &root);
         assert!(late.has_ended());
         let (from, to) = (&hidden, name("f"));
         assert_ended(late.publish(&lease, from, (&root, &to), Replace::Existing));
@@ -545,7 +546,7 @@ mod tests {
     #[test]
     fn a_job_s_directory_is_known_by_its_name_and_stays() {
         let (home, root) = place();
-        let _epoch = begin(&root, "a");
+        let _session = begin(&root, "a");
         let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
         assert!(is_shared_job_name(job_name.as_bytes()));
         let longer = format!("{JOB_PREFIX}{JOB}07");

@@ -96,8 +96,8 @@ pub enum SetIds {
     Carried,
 }
 
-/// Whether a key may lead jobs that several receivers write together. The head of a job begins it, ends it, replaces
-/// its epoch and signs the grants of its nodes.
+/// Whether a key may lead jobs that several receivers write together. The head of a job begins it, ends it and signs
+/// the grants of its nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leading {
     /// Every opening of such a job by this right is refused.

@@ -205,7 +205,7 @@ fn three_receivers() -> Value {
         node("dtn1", "works", 100),
         node("dtn2", "works", 98),
     ];
-    json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes })
+    json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes, "receivers": [] })
 }
 
 /// The process says no more, and what several nodes would have said stands in its place.

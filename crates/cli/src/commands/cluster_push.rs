@@ -47,7 +47,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let trees = Arc::new(Trees::new(directory.clone(), &job));
     let notice = JobNotice {
         job: job.id.0,
-        epoch: EPOCH,
         sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: trees.mounts(&mountinfo),
         directory: directory.into_os_string().into_vec(),
@@ -75,7 +74,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             observer: display.observer(),
             notice: JobNotice {
                 job: id.0,
-                epoch: EPOCH,
                 ..notice.clone()
             },
             mountinfo: mountinfo.clone(),
@@ -152,7 +150,7 @@ impl Leading<'_> {
             }),
             None => None,
         };
-        self.lead_by_broker(job, receivers, stop).await
+        Box::pin(self.lead_by_broker(job, receivers, stop)).await
     }
 
     async fn lead_by_broker(
@@ -176,7 +174,7 @@ impl Leading<'_> {
         self.tell_nodes(&notices).await?;
         let head = self.head(job, Arc::clone(&queue), receivers, &participants);
         let own = || head.node.served.by_receiver();
-        let mut telling = Box::pin(participants.tell(queue, own));
+        let mut telling = Box::pin(participants.tell(Arc::clone(&queue), own));
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
@@ -205,6 +203,9 @@ impl Leading<'_> {
                 }
                 heard = notices.hear() => {
                     if let Ok(notice) = heard? {
+                        if let Notice::Node(node) = &notice {
+                            queue.note_stored(node.stored);
+                        }
                         self.answer(notice, &notices, &participants).await?;
                     }
                 }
@@ -272,7 +273,7 @@ impl Leading<'_> {
         let (access, key) = (self.cluster.access(), self.cluster.key()?);
         let settings = Settings {
             patience: broker_patience(self.patience),
-            ..Settings::new(Role::Head, job.id, EPOCH, key.of_job(job.id))
+            ..Settings::new(Role::Head, job.id, key.of_job(job.id))
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
@@ -407,8 +408,6 @@ fn not_begun(id: SharedJobId) -> Led {
     }
 }
 
-/// Each job has a queue of its own.
-pub(crate) const EPOCH: u64 = 1;
 const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
 /// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.

@@ -7,24 +7,23 @@ use std::io::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::{self, Context, ContextBuilder};
+use async_nats::jetstream::{Context, ContextBuilder};
 use async_nats::{Client, ClientError, ConnectErrorKind, Event, ServerAddr, rustls};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use zmove_types::Lock;
 
 use super::access::Access;
+use super::answers::BrokerError;
 use crate::error::{Hindrance, WorkError};
 
-/// Whether there is a broker that has the job.
+/// Whether the broker can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokerState {
     /// The broker is there.
     Ready,
     /// The broker cannot be reached, and is dialled again.
     Lost,
-    /// The broker is there and knows nothing of the job: the head has not begun, or the broker has lost what it had.
-    Empty,
 }
 
 /// A connection.
@@ -87,6 +86,7 @@ impl Connection {
         told.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new()
             .timeout(ANSWER_MAX)
+            .max_ack_inflight(ITEMS_IN_FLIGHT_MAX)
             .build(client.clone());
         Ok(Self {
             client,
@@ -99,17 +99,6 @@ impl Connection {
     /// What is known of the broker. A connection that has been made anew is a change.
     pub(super) fn state(&self) -> watch::Receiver<BrokerState> {
         self.told.state.subscribe()
-    }
-
-    /// Tells whether a broker that answers has the job.
-    pub(super) fn tell(&self, news: BrokerState) {
-        self.told.state.send_if_modified(|state| {
-            let changes = *state != BrokerState::Lost && *state != news;
-            if changes {
-                *state = news;
-            }
-            changes
-        });
     }
 
     /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but
@@ -211,6 +200,9 @@ const LOST: &str = "it cannot be reached";
 /// How long a broker that is there may take to answer.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
+/// The maximum number of items on their way to the broker.
+const ITEMS_IN_FLIGHT_MAX: usize = 64;
+
 /// After two of these without an answer a connection is made anew.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 /// How often a refused connection is tried again.
@@ -219,16 +211,3 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 /// How often a broker is asked again; sooner if its state changes.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
-
-/// Why a request to the broker was not done.
-#[derive(Debug)]
-pub(super) enum BrokerError {
-    /// The broker does not have what was asked for.
-    Missing,
-    /// The job is over, or this epoch of it.
-    Over,
-    /// The broker does not want to.
-    Refused(jetstream::Error),
-    /// The broker could not be asked, or has not answered; later it may.
-    Unanswered(Box<dyn std::error::Error + Send + Sync>),
-}

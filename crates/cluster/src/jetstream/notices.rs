@@ -1,34 +1,55 @@
-//! What the nodes of a cluster tell each other beside work: that a job is under way, and that a node is there.
+//! Notices that the nodes of a cluster exchange beside work: that a job is under way, and that a node is there.
 //!
-//! Nothing of it is kept at the broker. Whoever has something to tell tells it again every second, so a broker may be
-//! killed and come back empty, and a node that comes late hears of all there is.
+//! Notices are entries of a bucket that keeps each for a few seconds. Nodes and heads put theirs each second, so a broker
+//! may come back empty, and a node that comes late reads all that count. A watch does not report the removal of an entry:
+//! readers judge by their own clock for how long somebody has been silent.
 //!
-//! **Invariant:** a notice opens only with the key of the cluster. One that is repeated by a broker names a job that
-//! has ended, which the receivers know.
+//! **Invariant:** a notice opens only with the key of the cluster. A notice that a broker repeats names a job that has
+//! ended, which the receivers know.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::client::PublishErrorKind;
+use async_nats::jetstream::kv::{self, Watch};
+use async_nats::jetstream::stream::StorageType;
 use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
-use zmove_types::SharedJobId;
+use tokio::sync::{Mutex, watch};
+use zmove_types::{Hex, SharedJobId};
 use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
 use super::access::Access;
-use super::connection::Connection;
+use super::answers::BrokerError;
+use super::connection::{BrokerState, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
 use crate::error::{Hindrance, WorkError};
 use crate::tally::Tally;
 
 /// The notices of a cluster.
-#[derive(Debug)]
 pub struct Notices {
     connection: Connection,
     key: RandomizedNonceKey,
-    heard: Mutex<async_nats::Subscriber>,
+    /// The beginning of the keys of this process.
+    prefix: String,
+    events: AtomicU64,
+    hearing: Mutex<Hearing>,
+}
+
+/// What is read of the bucket.
+struct Hearing {
+    state: watch::Receiver<BrokerState>,
+    /// `None` after the connection was lost: the broker may have lost the bucket.
+    watch: Option<Watch>,
+}
+
+impl fmt::Debug for Notices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notices").finish_non_exhaustive()
+    }
 }
 
 /// One notice.
@@ -75,8 +96,6 @@ pub struct GrantNotice {
 pub struct JobNotice {
     /// The job.
     pub job: [u8; 16],
-    /// The epoch.
-    pub epoch: u64,
     /// The directory that the words are about.
     pub directory: Vec<u8>,
     /// What was typed at the head.
@@ -215,6 +234,8 @@ pub struct NodeNotice {
     pub key: [u8; 32],
     /// The part that it has in a job, or would have.
     pub part: Option<NodePart>,
+    /// The highest sequence that the broker has acknowledged to the node; 0 if none. By it a head notices a loss.
+    pub stored: u64,
 }
 
 /// The part of a node in a job.
@@ -260,13 +281,20 @@ impl Notices {
     /// The broker cannot be reached, or does not let this node in.
     pub async fn open(access: &Access, key: &JobKey) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
-        let heard = connection.client.subscribe(SUBJECT).await;
-        let heard = heard.map_err(|error| failed("listen at the broker", error))?;
-        let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
+        let mut random = [0; 8];
+        aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
+        let mut hearing = Hearing {
+            state: connection.state(),
+            watch: None,
+        };
+        // if the broker does not make the bucket now, `hear` asks again
+        let _best_effort = hearing.begin(&connection).await;
         Ok(Self {
+            prefix: Hex(&random).to_string(),
             connection,
-            key,
-            heard: Mutex::new(heard),
+            key: aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster"),
+            events: AtomicU64::default(),
+            hearing: Mutex::new(hearing),
         })
     }
 
@@ -290,13 +318,28 @@ impl Notices {
             ASSOCIATED_DATA,
             postcard::to_stdvec(&(PROTOCOL_VERSION, notice)).expect("a vector grows"),
         );
-        let told = self.connection.client.publish(SUBJECT, body.into()).await;
+        let key = self.key_of(notice);
+        let told = self.connection.client.publish(key, body.into()).await;
         match told {
             Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
                 Err(failed("tell the other nodes", error))
             }
             Ok(()) | Err(_) => Ok(()),
         }
+    }
+
+    /// The subject of a notice. The newest state of a job or a node replaces the one before; each event stays for a
+    /// while.
+    fn key_of(&self, notice: &Notice) -> String {
+        let name = match notice {
+            Notice::Job(job) => job.job,
+            Notice::Node(node) => node.part.as_ref().map_or([0; 16], |part| part.job),
+            _event => {
+                let number = self.events.fetch_add(1, Ordering::Relaxed);
+                u128::from(number).to_le_bytes()
+            }
+        };
+        format!("$KV.{BUCKET}.{}.{}", self.prefix, Hex(&name))
     }
 
     /// Has all that was told on its way: this process is about to end.
@@ -309,17 +352,47 @@ impl Notices {
     /// The next notice, one's own among them, if its sender speaks this version of the protocol.
     ///
     /// # Errors
-    /// The connection has been given up.
+    /// None: a broker that is away is waited for.
     pub async fn hear(&self) -> Result<Result<Notice, GreetingError>, WorkError> {
-        let mut heard = self.heard.lock().await;
-        while let Some(message) = heard.next().await {
-            let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
+        let mut hearing = self.hearing.lock().await;
+        loop {
+            let entry = hearing.next(&self.connection).await;
+            let opened = open(&self.key, ASSOCIATED_DATA, &entry.value);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| read(&body)) {
                 return Ok(notice);
             }
         }
-        Err(failed("hear the other nodes", "the connection has ended"))
+    }
+}
+
+impl Hearing {
+    /// Watches the bucket, which is made if the broker does not have it.
+    async fn begin(&mut self, connection: &Connection) -> Result<(), BrokerError> {
+        self.state.mark_unchanged();
+        let bucket = connection.bucket(BUCKET, KEPT_FOR, StorageType::Memory);
+        self.watch = Some(bucket.await?.watch_with_history(">").await?);
+        Ok(())
+    }
+
+    /// The next entry, as soon as there is a broker that has one.
+    async fn next(&mut self, connection: &Connection) -> kv::Entry {
+        loop {
+            let Some(watch) = &mut self.watch else {
+                if self.begin(connection).await.is_err() {
+                    connection.pause(AWAY_PAUSE).await;
+                }
+                continue;
+            };
+            tokio::select! {
+                biased;
+                entry = watch.next() => match entry {
+                    Some(Ok(entry)) => return entry,
+                    Some(Err(_)) | None => self.watch = None,
+                },
+                _ = self.state.changed() => self.watch = None,
+            }
+        }
     }
 }
 
@@ -342,8 +415,12 @@ fn failed(
     }
 }
 
-/// The subject of all notices.
-const SUBJECT: &str = "zmove.cluster.notices";
+/// The bucket of the notices.
+const BUCKET: &str = "zmove-notices";
+/// How long a notice is kept. Longer, and a new reader hears nodes that have gone; shorter, and it hears less.
+const KEPT_FOR: Duration = Duration::from_secs(5);
+/// How long a reader waits for a broker that is away before it looks again.
+const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// How often nodes and heads tell their notices.
 pub const TELL_EVERY: Duration = Duration::from_secs(1);
 const ASSOCIATED_DATA: &[u8] = b"notice";

@@ -1,8 +1,8 @@
 //! What a broker may see of work items: sealed bodies, and names that say nothing.
 //!
-//! **Invariant:** a body opens only with the key of its job, in the job and the epoch for which it was sealed, and
-//! under the message id that follows from what it says. So a broker can keep, repeat and drop items, and neither read
-//! nor make nor exchange one.
+//! **Invariant:** a body opens only with the key of its job, in the job for which it was sealed, and under the message
+//! id that follows from its contents. So a broker can keep, repeat and drop items, and neither read nor make nor
+//! exchange one.
 
 use std::fmt;
 
@@ -36,13 +36,6 @@ impl JobKey {
         hasher.update(&job.0);
         Self(*hasher.finalize().as_bytes())
     }
-
-    /// By what the nodes of a cluster know the queue of a job of their own that has this key; it says nothing else.
-    #[must_use]
-    pub fn queue_tag(&self) -> String {
-        let tag = blake3::derive_key("zmove 2026-11-29 tag of the queue of a job", &self.0);
-        Hex(&tag[..16]).to_string()
-    }
 }
 
 impl fmt::Debug for JobKey {
@@ -51,78 +44,79 @@ impl fmt::Debug for JobKey {
     }
 }
 
-/// Seals and opens what goes over the broker of one epoch of a job.
+/// Seals and opens what a job has at the broker.
 #[derive(Debug)]
 pub(super) struct Seal {
     bodies: RandomizedNonceKey,
     ends: RandomizedNonceKey,
-    ids: [u8; JobKey::BYTES],
+    names: [u8; JobKey::BYTES],
     job: SharedJobId,
-    epoch: u64,
 }
 
-/// The name of a message, the same for each time that an item is put in.
+/// A name that only who has the key of the job can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MessageId([u8; 16]);
+pub(super) struct SealedName([u8; 16]);
 
-impl fmt::Display for MessageId {
+impl fmt::Display for SealedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Hex(&self.0).fmt(f)
     }
 }
 
 impl Seal {
-    pub(super) fn new(key: &JobKey, job: SharedJobId, epoch: u64) -> Self {
-        let aes = |purpose| aes_of(key, purpose);
+    pub(super) fn new(key: &JobKey, job: SharedJobId) -> Self {
         Self {
-            bodies: aes("zmove 2026-11-26 bodies of work items at a broker"),
-            ends: aes("zmove 2026-11-26 ends of epochs at a broker"),
-            ids: blake3::derive_key(
-                "zmove 2026-11-26 message ids of work items at a broker",
-                &key.0,
-            ),
+            bodies: aes_of(key, "zmove 2026-11-26 bodies of work items at a broker"),
+            ends: aes_of(key, "zmove 2026-11-29 ends of jobs at a broker"),
+            names: blake3::derive_key("zmove 2026-11-29 names at a broker", &key.0),
             job,
-            epoch,
         }
     }
 
-    /// Keyed, since a path that is guessed could be hashed by anybody.
-    pub(super) fn message_id(&self, item: &WorkItem) -> MessageId {
-        let mut hasher = blake3::Hasher::new_keyed(&self.ids);
-        hasher.update(&item.id(self.job).0);
-        let mut id = [0; 16];
-        hasher.finalize_xof().fill(&mut id);
-        MessageId(id)
+    /// The name of the job.
+    pub(super) fn job_name(&self) -> SealedName {
+        self.name(&[])
+    }
+
+    /// The message id of an item, the same each time that the item is put in. It is keyed, because anybody could hash a
+    /// path that they guess.
+    pub(super) fn message_id(&self, item: &WorkItem) -> SealedName {
+        self.name(&item.id(self.job).0)
+    }
+
+    fn name(&self, of: &[u8]) -> SealedName {
+        let mut hasher = blake3::Hasher::new_keyed(&self.names);
+        hasher.update(&self.job.0);
+        hasher.update(of);
+        let mut name = [0; 16];
+        hasher.finalize_xof().fill(&mut name);
+        SealedName(name)
     }
 
     pub(super) fn seal(&self, item: &WorkItem) -> Vec<u8> {
-        seal(
-            &self.bodies,
-            &self.associated_data(self.message_id(item)),
-            item.encode(),
-        )
+        let data = self.associated_data(self.message_id(item));
+        seal(&self.bodies, &data, item.encode())
     }
 
-    /// The item in a message of this name; `None` if none was sealed under it.
+    /// The item in a message of this id; `None` if none was sealed under it.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
-        let id = MessageId(from_hex(id.as_bytes())?);
+        let id = SealedName(from_hex(id.as_bytes())?);
         let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?)?;
         (self.message_id(&item) == id).then_some(item)
     }
 
-    fn associated_data(&self, id: MessageId) -> Vec<u8> {
-        [&self.job.0[..], &self.epoch.to_le_bytes(), &id.0].concat()
+    fn associated_data(&self, id: SealedName) -> Vec<u8> {
+        [self.job.0, id.0].concat()
     }
 
-    /// A record that the epochs of the job up to this one are over.
-    pub(super) fn seal_end(&self, epoch: u64) -> Vec<u8> {
-        seal(&self.ends, &self.job.0, epoch.to_le_bytes().to_vec())
+    /// A record that the job is over.
+    pub(super) fn seal_end(&self) -> Vec<u8> {
+        seal(&self.ends, &self.job.0, Vec::new())
     }
 
-    /// Up to which epoch the job is over, if that is what a record says.
-    pub(super) fn open_end(&self, body: &[u8]) -> Option<u64> {
-        let epoch = open(&self.ends, &self.job.0, body)?;
-        Some(u64::from_le_bytes(epoch.try_into().ok()?))
+    /// Whether a record says that the job is over.
+    pub(super) fn is_end(&self, record: &[u8]) -> bool {
+        open(&self.ends, &self.job.0, record).is_some()
     }
 }
 
@@ -167,8 +161,8 @@ mod tests {
     use crate::work::{Marks, Place, Work};
     use zmove_types::{Name, RelPath};
 
-    fn seal_of(key: u8, job: SharedJobId, epoch: u64) -> Seal {
-        Seal::new(&JobKey::new([key; JobKey::BYTES]), job, epoch)
+    fn seal_of(key: u8, job: SharedJobId) -> Seal {
+        Seal::new(&JobKey::new([key; JobKey::BYTES]), job)
     }
 
     fn item(name: &[u8]) -> WorkItem {
@@ -181,52 +175,39 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_opens_and_shows_nothing() {
-        let seal = seal_of(1, JOB, 3);
-        let (id, body) = (
-            seal.message_id(&item(b"secret")).to_string(),
-            seal.seal(&item(b"secret")),
-        );
+    fn a_sealed_item_opens_and_shows_nothing() {
+        let seal = seal_of(1, JOB);
+        let id = seal.message_id(&item(b"secret")).to_string();
+        let body = seal.seal(&item(b"secret"));
         assert_eq!(seal.open(&id, &body), Some(item(b"secret")));
         assert!(!body.windows(6).any(|window| window == b"secret"));
         assert_ne!(seal.seal(&item(b"secret")), body, "no nonce comes twice");
     }
 
     #[test]
-    fn an_id_is_that_of_item_and_key() {
-        let id = seal_of(1, JOB, 3).message_id(&item(b"a"));
-        assert_eq!(seal_of(1, JOB, 4).message_id(&item(b"a")), id);
-        assert_ne!(seal_of(2, JOB, 3).message_id(&item(b"a")), id);
-        assert_ne!(seal_of(1, JOB, 3).message_id(&item(b"b")), id);
-        assert_ne!(
-            seal_of(1, JOB, 3).message_id(&WorkItem {
-                pass: 2,
-                ..item(b"a")
-            }),
-            id
-        );
+    fn an_id_follows_from_item_pass_and_key() {
+        let id = seal_of(1, JOB).message_id(&item(b"a"));
+        assert_eq!(seal_of(1, JOB).message_id(&item(b"a")), id);
+        assert_ne!(seal_of(2, JOB).message_id(&item(b"a")), id);
+        assert_ne!(seal_of(1, JOB).message_id(&item(b"b")), id);
+        let of_next_pass = WorkItem {
+            pass: 2,
+            ..item(b"a")
+        };
+        assert_ne!(seal_of(1, JOB).message_id(&of_next_pass), id);
     }
 
     #[test]
-    fn what_was_sealed_otherwise_does_not_open() {
-        let seal = seal_of(1, JOB, 3);
-        let (id, body) = (
-            seal.message_id(&item(b"a")).to_string(),
-            seal.seal(&item(b"a")),
-        );
-        let other_job = SharedJobId([8; 16]);
-        for other in [
-            seal_of(2, JOB, 3),
-            seal_of(1, other_job, 3),
-            seal_of(1, JOB, 4),
-        ] {
+    fn an_item_that_was_sealed_otherwise_does_not_open() {
+        let seal = seal_of(1, JOB);
+        let id = seal.message_id(&item(b"a")).to_string();
+        let body = seal.seal(&item(b"a"));
+        for other in [seal_of(2, JOB), seal_of(1, SharedJobId([8; 16]))] {
             assert_eq!(other.open(&id, &body), None);
+            assert_ne!(other.job_name(), seal.job_name());
         }
-        assert_eq!(
-            seal.open(&seal.message_id(&item(b"b")).to_string(), &body),
-            None,
-            "another's name"
-        );
+        let other_id = seal.message_id(&item(b"b")).to_string();
+        assert_eq!(seal.open(&other_id, &body), None);
         assert_eq!(seal.open("", &body), None);
         assert!((0..body.len()).all(|len| seal.open(&id, &body[..len]).is_none()));
         for at in 0..body.len() {
@@ -237,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_that_of_its_job() {
-        let end = seal_of(1, JOB, 3).seal_end(5);
-        assert_eq!(seal_of(1, JOB, 9).open_end(&end), Some(5));
-        assert_eq!(seal_of(2, JOB, 3).open_end(&end), None);
-        assert_eq!(seal_of(1, SharedJobId([8; 16]), 3).open_end(&end), None);
-        let item = seal_of(1, JOB, 3).seal(&item(b"a"));
-        assert_eq!(seal_of(1, JOB, 3).open_end(&item), None);
+    fn an_end_belongs_to_its_job() {
+        let end = seal_of(1, JOB).seal_end();
+        assert!(seal_of(1, JOB).is_end(&end));
+        assert!(!seal_of(2, JOB).is_end(&end));
+        assert!(!seal_of(1, SharedJobId([8; 16])).is_end(&end));
+        let item = seal_of(1, JOB).seal(&item(b"a"));
+        assert!(!seal_of(1, JOB).is_end(&item));
     }
 }

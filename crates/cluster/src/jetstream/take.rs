@@ -1,38 +1,34 @@
 //! Takes items, as long as there is a broker or may be one again.
+//!
+//! A taker asks the consumers one after the other for an item that is there now. If there is none, it leaves a pull at
+//! each until an item comes.
+//!
+//! **Invariant:** a pull cannot be taken back, so it ends by itself. An item that comes when nobody waits for it any more
+//! is given back at once.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::jetstream::AckKind;
-use async_nats::{HeaderMap, Message, Subscriber, header, jetstream};
-use futures_util::{FutureExt, StreamExt};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::consumer::pull::Batch;
+use async_nats::jetstream::{AckKind, Message};
+use async_nats::{Subscriber, header};
+use futures_util::{StreamExt, TryStreamExt};
+use tokio::time::{sleep, timeout};
 
-use super::broker::{AGAIN, Consumers};
-use super::connection::{BrokerError, BrokerState};
-use super::pull::{Answer, Pull};
-use super::{JetStream, Lease, NOT_THERE, Role, WALKS_FIRST_EVERY};
+use super::answers::BrokerError;
+use super::broker::AGAIN;
+use super::connection::BrokerState;
+use super::{JetStream, Lease, Role};
 use crate::error::WorkError;
 use crate::work_queue::Taken;
 
-/// What whoever takes knows of the consumers.
+/// The state of whoever takes.
 #[derive(Debug, Default)]
 pub(super) struct Taker {
-    consumers: Option<Consumers>,
-    /// What others tell when they have put in work.
-    news: Option<Subscriber>,
-    empty_since: Option<Instant>,
-    /// Whether the last question which consumers there are was not answered.
-    is_in_doubt: bool,
+    consumers: Option<[PullConsumer; 2]>,
+    /// Receives a message when the head has ended the job.
+    ended: Option<Subscriber>,
     takes: u64,
-}
-
-/// Which line is asked for first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FirstLine {
-    Data,
-    Walks,
 }
 
 impl Taker {
@@ -53,152 +49,134 @@ impl Taker {
             self.consumers = None;
             let error = match error {
                 BrokerError::Missing => match queue.restore().await {
-                    Ok(()) => continue,
+                    Ok(()) => {
+                        sleep(RESTORED_PAUSE).await;
+                        continue;
+                    }
                     Err(error) => error,
                 },
                 error => error,
             };
             match error {
                 BrokerError::Over => return Ok(None),
-                BrokerError::Refused(error) => return Err(failed(error)),
-                BrokerError::Missing if self.has_waited_enough(queue) => {
-                    return Err(failed(NOT_THERE));
+                BrokerError::Refused(error) => {
+                    return Err(WorkError::Queue {
+                        operation: "take work from the queue",
+                        source: error.into(),
+                    });
                 }
-                BrokerError::Missing => queue.broker.connection.pause(AGAIN_AFTER_MAX).await,
-                BrokerError::Unanswered(_) => self.doubt(queue).await,
+                BrokerError::Missing | BrokerError::Unanswered(_) => {
+                    queue.broker.connection.pause(AWAY_PAUSE).await;
+                }
             }
         }
     }
 
-    fn has_waited_enough(&mut self, queue: &JetStream) -> bool {
-        self.empty_since.get_or_insert_with(Instant::now).elapsed() > queue.settings.empty_max
-    }
-
-    /// The next message, if there is one before anything changes.
+    /// The next message, if one comes before the connection is lost and before the pulls end.
     async fn next(&mut self, queue: &JetStream) -> Result<Option<Message>, BrokerError> {
         let mut state = queue.state();
-        wait_for_connection(&mut state).await;
-        let consumers = match self.consumers.take() {
+        // waits without end for a broker that is away
+        drop(state.wait_for(|state| *state != BrokerState::Lost).await);
+        let consumers = match &mut self.consumers {
             Some(consumers) => consumers,
-            None => queue.broker.consumers().await?,
+            none => none.insert(queue.broker.consumers().await?),
         };
-        self.empty_since = None;
-        self.is_in_doubt = false;
-        queue.broker.connection.tell(BrokerState::Ready);
+        let ended = match &mut self.ended {
+            Some(ended) => ended,
+            none => none.insert(queue.broker.subscribe_to_end().await?),
+        };
         state.mark_unchanged();
         let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
-        let first = if walks_are_due {
-            FirstLine::Walks
-        } else {
-            FirstLine::Data
-        };
-        let news = match &mut self.news {
-            Some(news) => news,
-            none => none.insert(queue.broker.news().await?),
-        };
-        // what is told from here on is not missed
-        while news.next().now_or_never().flatten().is_some() {}
-        let answer = tokio::select! {
+        tokio::select! {
             biased;
-            answer = ask(queue, &consumers, first) => answer?,
-            // what was asked before a connection was lost is never answered
-            _ = state.changed() => return Ok(None),
-        };
-        match answer {
-            Answer::Item(message) => {
-                self.consumers = Some(consumers);
-                return Ok(Some(message));
-            }
-            Answer::Nothing => {
-                self.consumers = Some(consumers);
-                tokio::select! {
-                    told = news.next() => if told.is_none() { self.news = None },
-                    () = sleep(queue.settings.ask_again_after) => {}
-                    _ = state.changed() => {}
-                }
-            }
-            // then the next question is which consumers there are
-            Answer::Gone => sleep(GONE_PAUSE).await,
+            message = pull_next(queue, consumers, walks_are_due) => message,
+            _ = ended.next() => Err(BrokerError::Missing),
+            // a pull from before a connection was lost gets no answer
+            _ = state.changed() => Ok(None),
         }
-        Ok(None)
-    }
-
-    /// Makes the connection anew if the broker has been silent before.
-    async fn doubt(&mut self, queue: &JetStream) {
-        if std::mem::replace(&mut self.is_in_doubt, true) {
-            // if that fails, the connection is made anew already
-            let _best_effort = queue.broker.connection.client.force_reconnect().await;
-        }
-        queue.broker.connection.pause(AGAIN_AFTER_MAX).await;
     }
 }
 
-/// Asks both consumers for an item.
-async fn ask(
+async fn pull_next(
     queue: &JetStream,
-    consumers: &Consumers,
-    first: FirstLine,
-) -> Result<Answer, BrokerError> {
-    let mut names = [&consumers.data, &consumers.walks];
-    if first == FirstLine::Walks {
-        names.reverse();
+    [data, walks]: &[PullConsumer; 2],
+    walks_are_due: bool,
+) -> Result<Option<Message>, BrokerError> {
+    let mut lines = [data, walks];
+    if walks_are_due {
+        lines.reverse();
     }
-    let mut is_sure = true;
-    for name in names {
-        let subject = queue.broker.next_subject(name);
-        let pull = Pull::begin(&queue.broker.connection.client, subject, queue.lease(None)).await?;
-        match answer(queue, pull).await? {
-            Answer::Item(message) => return Ok(Answer::Item(message)),
-            Answer::Nothing => {}
-            Answer::Gone => is_sure = false,
+    for line in lines {
+        let batch = line.fetch().max_messages(1).messages();
+        if let Some(message) = Pull::new(queue, batch.await?).next().await? {
+            return Ok(Some(message));
         }
     }
-    Ok(if is_sure {
-        Answer::Nothing
-    } else {
-        Answer::Gone
-    })
+    let open = async |line: &PullConsumer| {
+        let batch = line.batch().max_messages(1).expires(PULL_MAX).messages();
+        Ok::<_, BrokerError>(Pull::new(queue, batch.await?))
+    };
+    let mut data = open(data).await?;
+    let mut walks = open(walks).await?;
+    tokio::select! {
+        biased;
+        message = data.next() => message,
+        message = walks.next() => message,
+    }
 }
 
-/// What a consumer says. There are two reasons to say nothing: it is no more, or as much of it as may be has been
-/// taken.
-async fn answer(queue: &JetStream, mut pull: Pull) -> Result<Answer, BrokerError> {
-    if let Ok(answer) = timeout(DOUBT_AFTER, pull.answer()).await {
-        return Ok(answer);
+/// A request to a consumer for one item.
+struct Pull {
+    /// `None` after the answer.
+    batch: Option<Batch>,
+    /// Gives back an item that comes when nobody waits any more.
+    lease: Option<Lease>,
+}
+
+impl Pull {
+    fn new(queue: &JetStream, batch: Batch) -> Self {
+        Self {
+            batch: Some(batch),
+            lease: Some(queue.lease(None)),
+        }
     }
-    queue.broker.consumers().await?;
-    match timeout(SILENCE_MAX, pull.answer()).await {
-        Ok(answer) => Ok(answer),
-        Err(_) => {
-            pull.forget();
-            Ok(Answer::Gone)
+
+    /// The item; `None` if none comes in time. A consumer that refuses is `Missing`.
+    async fn next(&mut self) -> Result<Option<Message>, BrokerError> {
+        let Some(batch) = &mut self.batch else {
+            return Ok(None);
+        };
+        // a consumer that was removed is silent
+        let answer = timeout(ANSWER_MAX, batch.try_next()).await;
+        self.batch = None;
+        answer?.map_err(|_refused| BrokerError::Missing)
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        if let (Some(mut batch), Some(mut lease)) = (self.batch.take(), self.lease.take()) {
+            tokio::spawn(async move {
+                if let Ok(Ok(Some(message))) = timeout(ANSWER_MAX, batch.try_next()).await {
+                    lease.delivery = Some(message.split().1);
+                }
+                drop(lease);
+            });
         }
     }
 }
 
-/// Waits until a broker is there, for ever if need be.
-async fn wait_for_connection(state: &mut watch::Receiver<BrokerState>) {
-    // an error would be that the connection has been dropped, which this queue holds
-    let _always_there = state.wait_for(|state| *state != BrokerState::Lost).await;
-}
-
-/// The item in a message; what is none is taken out of the queue by the head. A mover gives it back: one that has a
+/// The item in a message. The head removes a message that does not open. A mover gives it back, because one that has a
 /// wrong key would empty the queue.
 async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
-    let id = message
-        .headers
-        .as_ref()
-        .and_then(|headers: &HeaderMap| headers.get(header::NATS_MESSAGE_ID));
+    let id = message.headers.as_ref();
+    let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
-    let message = jetstream::Message {
-        message,
-        context: queue.broker.connection.context.clone(),
-    };
     let deliveries = message.info().ok().and_then(|info| {
         let before = u64::from(info.consumer.contains(AGAIN));
         Some(before + u64::try_from(info.delivered).ok()?)
     });
-    let delivery = message.message.reply?;
+    let delivery = message.split().1;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
         return Some(Taken {
             item,
@@ -206,32 +184,31 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
             delivery: queue.lease(Some(delivery)),
         });
     }
-    queue.unreadable.fetch_add(1, Ordering::Relaxed);
-    let what = match queue.settings.role {
+    let answer = match queue.broker.settings.role {
         Role::Head => AckKind::Ack,
-        Role::Mover => AckKind::Nak(Some(UNREADABLE_AGAIN_AFTER)),
+        Role::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
-    // if the broker does not hear it, the message comes again
-    let _best_effort = queue.broker.acknowledge(&delivery, what).await;
+    // if the broker does not receive the answer, the message comes again
+    let _best_effort = delivery.double_ack_with(answer).await;
     None
 }
 
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> WorkError {
-    WorkError::Queue {
-        operation: "take work from the queue",
-        source: error.into(),
-    }
-}
+/// How often walks are asked for before data, so that data does not run out on all nodes at once.
+const WALKS_FIRST_EVERY: u64 = 8;
 
-/// Keeps a consumer that is there and always refuses from being asked without a rest.
-const GONE_PAUSE: Duration = Duration::from_millis(50);
+/// How long a pull waits at the broker. Longer, and a process that ends waits longer for its last pulls; shorter, and an
+/// idle node asks more often.
+const PULL_MAX: Duration = Duration::from_secs(1);
+
+/// How long the answer to a pull may take.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+const _: () = assert!(PULL_MAX.as_millis() < ANSWER_MAX.as_millis());
 
 /// How long a message that a mover cannot read is left to others.
-const UNREADABLE_AGAIN_AFTER: Duration = Duration::from_secs(2);
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a consumer may take to answer before it is asked for whether it is there, and then.
-const DOUBT_AFTER: Duration = Duration::from_millis(250);
-const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// Keeps a consumer that exists and always refuses from being asked without a rest.
+const RESTORED_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long whoever waits for a broker waits before it looks what else there is.
-const AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
+/// How long a taker waits for a broker that is away before it asks again.
+const AWAY_PAUSE: Duration = Duration::from_secs(1);

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
+use async_nats::jetstream::stream;
+use zmove_cluster::jetstream::{Role, Settings};
 use zmove_cluster::{WorkError, WorkQueue};
 use zmove_types::SharedJobId;
 
-use crate::lab::{EPOCH, JOB, Lab, PULL, data, key, next, put_all, settings, stream, until};
+use crate::lab::{
+    LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, STREAM, data, next, put_all, settings,
+};
 
 #[tokio::test]
 async fn who_waits_is_woken_by_an_item_and_by_the_end() {
@@ -15,23 +18,15 @@ async fn who_waits_is_woken_by_an_item_and_by_the_end() {
         return;
     };
     let head = lab.head_with_lease(Duration::from_secs(3600)).await;
-    let mover = lab
-        .open(Settings {
-            ask_again_after: Duration::from_secs(3600),
-            ..settings(Role::Mover)
-        })
-        .await
-        .unwrap();
+    let mover = lab.mover().await;
     let mut requests = lab.requests().await;
     let waiting = tokio::spawn(async move {
         let taken = next(&mover).await;
         (taken.item.clone(), mover.take().await.unwrap().is_none())
     });
-    // Both consumers have been asked, so the mover waits for news.
-    requests.wait_for(2, PULL).await;
+    requests.wait_for(PULLS_OF_WAITING, PULL).await;
     put_all(&head, [data(1)]).await;
-    // The item, and both consumers again.
-    requests.wait_for(3, PULL).await;
+    requests.wait_for(PULLS_OF_WAITING, PULL).await;
     head.close().await.unwrap();
     let woken = tokio::time::timeout(Duration::from_secs(60), waiting).await;
     assert_eq!(woken.unwrap().unwrap(), (data(1), true));
@@ -54,15 +49,7 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
     assert!(lab.mover().await.take().await.unwrap().is_none());
     lab.kill();
     lab.start_again().await;
-    let mover = lab.mover().await;
-    assert!(mover.take().await.unwrap().is_none());
-    let put = mover.put(vec![data(2)]).await;
-    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
-    let begun_again = lab.open(settings(Role::Head)).await;
-    assert!(
-        matches!(begun_again, Err(WorkError::Over)),
-        "{begun_again:?}"
-    );
+    assert!(lab.mover().await.take().await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -82,142 +69,55 @@ async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_i
 }
 
 #[tokio::test]
-async fn the_queue_of_another_job_is_found_in_its_own_cluster_alone_and_removed() {
-    let Some(lab) = Lab::start().await else {
-        return;
-    };
-    let cluster = key(9);
-    let of_job = |job: SharedJobId| Settings {
-        job,
-        key: cluster.of_job(job),
-        ..settings(Role::Head)
-    };
-    let head = lab.open(of_job(JOB)).await.unwrap();
-    put_all(&head, [data(1)]).await;
-    drop(head);
-    let other = || of_job(SharedJobId([99; 16]));
-    let access = lab.access();
-    let found = JetStream::other_queues(&access, other(), &cluster).await;
-    let found = found.unwrap();
-    assert_eq!(
-        found.iter().map(|queue| queue.job).collect::<Vec<_>>(),
-        [JOB]
-    );
-    for (settings, cluster) in [(of_job(JOB), &cluster), (other(), &key(8))] {
-        let none = JetStream::other_queues(&access, settings, cluster).await;
-        assert_eq!(none.unwrap(), []);
-    }
-    for _ in 0..2 {
-        JetStream::remove_queues(&access, other(), &found)
-            .await
-            .unwrap();
-    }
-    let left = lab.context().await.get_stream(stream()).await;
-    assert!(left.is_err(), "{left:?}");
-}
-
-#[tokio::test]
 async fn a_stream_that_is_missing_is_no_end() {
     let Some(lab) = Lab::start().await else {
         return;
     };
     let mover = Arc::new(lab.mover().await);
+    let mut requests = lab.requests().await;
     let taker = tokio::spawn({
         let mover = Arc::clone(&mover);
         async move { next(&mover).await.item.clone() }
     });
-    until(&mover, BrokerState::Empty).await;
+    requests.wait_for(1, LOOK_FOR_END).await;
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     assert_eq!(taker.await.unwrap(), data(1));
-    until(&mover, BrokerState::Ready).await;
 }
 
 #[tokio::test]
-async fn who_finds_nothing_for_too_long_is_told_so() {
+async fn an_end_that_nobody_of_the_job_has_sealed_is_none() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let settings = Settings {
-        empty_max: Duration::from_millis(700),
-        ..settings(Role::Mover)
+    let head = lab.head().await;
+    let mover = Arc::new(lab.mover().await);
+    put_all(&head, [data(1)]).await;
+    let context = lab.context().await;
+    let bucket = stream::Config {
+        name: "KV_zmove-ended".to_owned(),
+        subjects: vec!["$KV.zmove-ended.>".to_owned()],
+        max_messages_per_subject: 1,
+        ..stream::Config::default()
     };
-    let error = lab.open(settings).await.unwrap().take().await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "take work from the queue: the broker knows nothing of the job"
-    );
-}
-
-#[tokio::test]
-async fn an_end_that_another_key_has_sealed_is_none() {
-    let Some(lab) = Lab::start().await else {
-        return;
-    };
-    let stranger = lab
-        .open(Settings {
-            key: key(2),
-            ..settings(Role::Head)
-        })
+    context.create_stream(bucket).await.unwrap();
+    let ended = context.get_key_value("zmove-ended").await.unwrap();
+    ended
+        .put(lab.job_name().await, "ended".into())
         .await
         .unwrap();
-    stranger.close().await.unwrap();
-    let mover = Arc::new(lab.mover().await);
+    lab.delete_consumers().await;
+    let mut requests = lab.requests().await;
     let taker = tokio::spawn({
         let mover = Arc::clone(&mover);
         async move { next(&mover).await.item.clone() }
     });
-    // The mover has read the stranger's end, and waits for a queue.
-    until(&mover, BrokerState::Empty).await;
-    let head = lab.head().await;
-    put_all(&head, [data(1)]).await;
+    // The mover looks again after it has read the record.
+    requests.wait_for(2, LOOK_FOR_END).await;
+    assert_eq!(head.waiting().await.unwrap().left, 1);
     assert_eq!(taker.await.unwrap(), data(1));
     head.close().await.unwrap();
     assert!(mover.take().await.unwrap().is_none());
-}
-
-#[tokio::test]
-async fn a_head_ends_the_epochs_before_its_own() {
-    let Some(lab) = Lab::start().await else {
-        return;
-    };
-    let (old_head, old_mover) = (lab.head().await, lab.mover().await);
-    put_all(&old_head, [data(1), data(2)]).await;
-    let taken = next(&old_mover).await;
-    let head = lab
-        .open(Settings {
-            epoch: EPOCH + 2,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
-    assert!(
-        head.waiting().await.unwrap().is_idle(),
-        "what an older epoch had is gone"
-    );
-    put_all(&head, [data(1)]).await;
-    // what was taken in the older epoch takes nothing out of this one
-    old_mover.done(taken).await.unwrap();
-    assert!(old_mover.take().await.unwrap().is_none());
-    let put = old_head.put(vec![data(3)]).await;
-    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
-    let waiting = old_head.waiting().await;
-    assert!(matches!(waiting, Err(WorkError::Over)), "{waiting:?}");
-    // an older end does not take back a newer one
-    old_head.close().await.unwrap();
-    for epoch in [EPOCH, EPOCH + 1] {
-        let begun_again = lab
-            .open(Settings {
-                epoch,
-                ..settings(Role::Head)
-            })
-            .await;
-        assert!(
-            matches!(begun_again, Err(WorkError::Over)),
-            "{begun_again:?}"
-        );
-    }
-    assert_eq!(next(&head).await.item, data(1));
 }
 
 #[tokio::test]
@@ -254,7 +154,7 @@ async fn jobs_do_not_meet() {
         streams.push(name.unwrap());
     }
     streams.sort();
-    assert_eq!(streams, [stream(), "zmove-ended".to_owned()], "{JOB}");
+    assert_eq!(streams, ["KV_zmove-ended", STREAM]);
 }
 
 /// Of a push that was killed, and of which nobody knows at this broker any more.
@@ -264,7 +164,7 @@ async fn what_a_queue_holds_goes_after_a_week() {
         return;
     };
     let _head = lab.head().await;
-    let stream = lab.context().await.get_stream(stream()).await.unwrap();
+    let stream = lab.context().await.get_stream(STREAM).await.unwrap();
     assert_eq!(
         stream.cached_info().config.max_age,
         Duration::from_secs(7 * 24 * 3600)

@@ -17,7 +17,6 @@ use zmove_types::{Name, RelPath, SharedJobId};
 use crate::server::{Server, ServerConfig};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
-pub(crate) const EPOCH: u64 = 3;
 
 pub(crate) struct Lab {
     pub(crate) config: ServerConfig,
@@ -122,6 +121,22 @@ impl Lab {
         Requests(requests)
     }
 
+    /// The name that the only job at the broker has there.
+    pub(crate) async fn job_name(&self) -> String {
+        let stream = self.context().await.get_stream(STREAM).await.unwrap();
+        let name = futures_util::StreamExt::next(&mut stream.consumer_names()).await;
+        let name = name.unwrap().unwrap();
+        name.split('-').next().unwrap().to_owned()
+    }
+
+    pub(crate) async fn delete_consumers(&self) {
+        let stream = self.context().await.get_stream(STREAM).await.unwrap();
+        let mut names = stream.consumer_names();
+        while let Some(name) = futures_util::StreamExt::next(&mut names).await {
+            stream.delete_consumer(&name.unwrap()).await.unwrap();
+        }
+    }
+
     /// The broker's own interface.
     pub(crate) async fn context(&self) -> async_nats::jetstream::Context {
         async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
@@ -148,8 +163,14 @@ impl Requests {
 /// The request of one item from a consumer.
 pub(crate) const PULL: &str = "CONSUMER.MSG.NEXT";
 
+/// The number of requests after which a taker waits: two for an item that is there now, and two that wait for one.
+pub(crate) const PULLS_OF_WAITING: usize = 4;
+
+/// The request of a mover that finds no consumer, and looks for the end of the job.
+pub(crate) const LOOK_FOR_END: &str = "STREAM.INFO.KV_zmove-ended";
+
 /// Ends the process, and so all tests, where this one still waits for its broker after so long that it would for ever.
-fn must_end() -> Sender<()> {
+pub(crate) fn must_end() -> Sender<()> {
     let (ends, ended) = channel();
     let test = thread::current().name().unwrap_or_default().to_owned();
     thread::spawn(move || {
@@ -178,13 +199,12 @@ pub(crate) fn settings(role: Role) -> Settings {
     Settings {
         lease,
         patience: Duration::from_secs(20),
-        ..Settings::new(role, JOB, EPOCH, key(1))
+        ..Settings::new(role, JOB, key(1))
     }
 }
 
-pub(crate) fn stream() -> String {
-    format!("zmove-{JOB}-{EPOCH}")
-}
+/// The stream of all jobs.
+pub(crate) const STREAM: &str = "zmove";
 
 pub(crate) fn walk(number: u32) -> WorkItem {
     let tree = Place {
@@ -215,6 +235,13 @@ pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = W
             .unwrap()
             .is_empty()
     );
+}
+
+/// Puts in items one at a time, so that they keep their order.
+pub(crate) async fn put_in_order(queue: &JetStream, items: impl IntoIterator<Item = WorkItem>) {
+    for item in items {
+        put_all(queue, [item]).await;
+    }
 }
 
 pub(crate) async fn until(queue: &JetStream, wanted: BrokerState) {

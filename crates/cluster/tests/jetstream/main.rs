@@ -14,3 +14,4 @@ mod outages;
 mod queue;
 mod rate;
 mod server;
+mod three;

@@ -397,10 +397,15 @@ impl<'a> Member<'a> {
     }
 
     fn notice(&self, part: Option<NodePart>) -> Notice {
+        let stored = self
+            .jobs
+            .values()
+            .filter_map(|job| Some(job.part()?.stored()));
         Notice::Node(NodeNotice {
             node: self.node.clone(),
             key: self.key,
             part,
+            stored: stored.max().unwrap_or_default(),
         })
     }
 }

@@ -65,7 +65,7 @@ impl Part {
         let patience = cluster_push::broker_patience(timeout);
         let queue = Settings {
             patience,
-            ..Settings::new(Role::Mover, job.id, cluster_push::EPOCH, key)
+            ..Settings::new(Role::Mover, job.id, key)
         };
         let queue = Arc::new(JetStream::open(&cluster.access(), queue).await?);
         let number = usize::try_from(number)?;
@@ -112,6 +112,11 @@ impl Part {
     /// What the node has stored at each receiver.
     pub(super) fn receivers(&self) -> BTreeMap<usize, FileTotal> {
         self.served.by_receiver()
+    }
+
+    /// The highest sequence that the broker has acknowledged to the node.
+    pub(super) fn stored(&self) -> u64 {
+        self.queue.stored()
     }
 
     /// How long the head may be silent before nobody leads the job: longer than it waits for a broker.

@@ -355,7 +355,6 @@ mod tests {
 
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
         JobNotice {
-            epoch: 1,
             sources,
             mounts,
             begun: true,

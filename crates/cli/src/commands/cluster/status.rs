@@ -276,7 +276,14 @@ mod tests {
         });
         let node = name.to_owned();
         let key = [0; 32];
-        (name.to_owned(), NodeNotice { node, key, part })
+        let stored = 0;
+        let notice = NodeNotice {
+            node,
+            key,
+            part,
+            stored,
+        };
+        (name.to_owned(), notice)
     }
 
     #[test]

@@ -241,7 +241,7 @@ impl Client {
         let names = names
             .iter()
             .filter_map(Value::as_str)
-            .filter(|name| *name != ENDS);
+            .filter(|name| *name == QUEUE);
         Ok(names.map(str::to_owned).collect())
     }
 
@@ -292,8 +292,8 @@ impl Client {
 
 /// Debian has it where only root looks for programs.
 const SERVER: &str = "/usr/sbin/nats-server";
-/// The stream with the ends of jobs.
-const ENDS: &str = "zmove-ended";
+/// The stream with the items of all jobs.
+const QUEUE: &str = "zmove";
 const START_MAX: Duration = Duration::from_secs(20);
 const END_MAX: Duration = Duration::from_secs(20);
 const ANSWER_MAX: Duration = Duration::from_secs(1);

@@ -11,11 +11,11 @@ use crate::top_names::TopNames;
 /// The file has come since the sender asked for what is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_does_not_replace_what_is_kept_there() {
-    let home = tempfile::tempdir().unwrap();
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    let there = home.path().join("large");
     for (overwrite, keeps) in [(Overwrite::Differing, false), (Overwrite::Older, true)] {
+        let home = tempfile::tempdir().unwrap();
+        let there = home.path().join("large");
         let mut mover = Mover::try_open(
             home.path(),
             Open {

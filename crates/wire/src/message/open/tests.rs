@@ -74,7 +74,7 @@ fn an_opening_with_all_options_is_pinned() {
         &[9; 32],
         &[1, 0xAC, 2, 1, 0, 1],
         &[5; 16],
-        &[0xAC, 2, 1, 1, 1, b'n'],
+        &[1, 1, 1, b'n'],
         &[2, 1, 3, b'*', b'.', b'o', 1, 0],
     ]
     .concat();

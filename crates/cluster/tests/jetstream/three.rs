@@ -1,0 +1,175 @@
+//! A broker of three servers, which loses some of them, or all.
+
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use zmove_cluster::jetstream::{Access, JetStream, Role, Settings, program};
+use zmove_cluster::{WorkItem, WorkQueue};
+
+use crate::lab::{Lab, STREAM, data, must_end, next, put_all, settings};
+use crate::server::free_port;
+
+/// Three servers on loopback, which are one broker.
+struct Three {
+    directory: TempDir,
+    clients: [u16; 3],
+    routes: [u16; 3],
+    running: [Option<Child>; 3],
+    /// Dropped when the test ends.
+    _ends: Sender<()>,
+}
+
+impl Three {
+    fn start() -> Option<Self> {
+        if !Lab::has_server() {
+            return None;
+        }
+        let mut three = Self {
+            directory: TempDir::new().unwrap(),
+            clients: [(); 3].map(|()| free_port()),
+            routes: [(); 3].map(|()| free_port()),
+            running: [const { None }; 3],
+            _ends: must_end(),
+        };
+        (0..3).for_each(|number| three.start_one(number));
+        Some(three)
+    }
+
+    fn start_one(&mut self, number: usize) {
+        let store = self.directory.path().join(number.to_string());
+        let routes = self
+            .routes
+            .map(|port| format!("nats-route://127.0.0.1:{port}"));
+        let text = format!(
+            "server_name: s{number}\nlisten: \"127.0.0.1:{}\"\njetstream {{ store_dir: {store:?} }}\n\
+             cluster {{ name: three, listen: \"127.0.0.1:{}\", routes: {routes:?} }}\n",
+            self.clients[number], self.routes[number],
+        );
+        let config = store.with_extension("conf");
+        std::fs::write(&config, text).unwrap();
+        let mut command = program();
+        command.arg("-c").arg(config).stderr(Stdio::null());
+        self.running[number] = Some(command.spawn().unwrap());
+    }
+
+    fn kill(&mut self, number: usize) {
+        let mut server = self.running[number].take().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+
+    fn access(&self) -> Access {
+        Access {
+            urls: self
+                .clients
+                .map(|port| format!("nats://127.0.0.1:{port}"))
+                .into(),
+            ..Access::default()
+        }
+    }
+
+    async fn open(&self, role: Role) -> JetStream {
+        let settings = Settings {
+            patience: Duration::from_secs(60),
+            lease: Duration::from_secs(10),
+            ..settings(role)
+        };
+        loop {
+            if let Ok(opened) = JetStream::open(&self.access(), settings.clone()).await {
+                return opened;
+            }
+        }
+    }
+
+    /// The number of the server that leads the stream, as one of the servers that run knows it.
+    async fn leader(&self) -> usize {
+        let number = self.running.iter().position(Option::is_some).unwrap();
+        let client = async_nats::connect(&self.access().urls[number]).await;
+        let context = async_nats::jetstream::new(client.unwrap());
+        let stream = context.get_stream(STREAM).await.unwrap();
+        let info = stream.cached_info();
+        assert_eq!(info.config.num_replicas, 3);
+        let leader = info.cluster.as_ref().unwrap().leader.as_ref().unwrap();
+        leader.strip_prefix('s').unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Three {
+    fn drop(&mut self) {
+        for server in self.running.iter_mut().flatten() {
+            // nothing is left to do about one that has ended
+            let _ended_in_any_case = server.kill();
+            let _waited_for = server.wait();
+        }
+    }
+}
+
+/// Does items, some of which may come again, until only this number of `left` is left.
+async fn do_until(remaining: usize, left: &mut Vec<WorkItem>, mover: &JetStream) {
+    while left.len() > remaining {
+        let taken = next(mover).await;
+        left.retain(|item| *item != taken.item);
+        mover.done(taken).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_of_three_servers_outlives_one_waits_for_two_and_loses_with_three() {
+    let Some(mut three) = Three::start() else {
+        return;
+    };
+    let head = three.open(Role::Head).await;
+    let mover = Arc::new(three.open(Role::Mover).await);
+    put_all(&head, (0..50).map(data)).await;
+    assert_eq!(head.losses().await.unwrap(), 0);
+    let mut left: Vec<_> = (0..60).map(data).collect();
+    do_until(40, &mut left, &mover).await;
+
+    let leader = three.leader().await;
+    three.kill(leader);
+    put_all(&mover, (50..60).map(data)).await;
+    do_until(20, &mut left, &mover).await;
+    three.start_one(leader);
+    do_until(0, &mut left, &mover).await;
+    while !head.waiting().await.unwrap().is_idle() {
+        let again = tokio::time::timeout(Duration::from_secs(1), next(&mover)).await;
+        if let Ok(again) = again {
+            mover.done(again).await.unwrap();
+        }
+    }
+
+    put_all(&head, [data(60)]).await;
+    let others = [(leader + 1) % 3, (leader + 2) % 3];
+    for number in others {
+        three.kill(number);
+    }
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { do_until(0, &mut vec![data(60), data(61)], &mover).await }
+    });
+    let putting = tokio::time::timeout(Duration::from_secs(2), head.put(vec![data(61)]));
+    assert!(putting.await.is_err(), "one server of three stores nothing");
+    for number in others {
+        three.start_one(number);
+    }
+    put_all(&head, [data(61)]).await;
+    taker.await.unwrap();
+    head.note_stored(mover.stored());
+    assert_eq!(head.losses().await.unwrap(), 0);
+
+    put_all(&head, [data(62)]).await;
+    for number in 0..3 {
+        three.kill(number);
+        std::fs::remove_dir_all(three.directory.path().join(number.to_string())).unwrap();
+    }
+    (0..3).for_each(|number| three.start_one(number));
+    put_all(&head, [data(63)]).await;
+    assert_eq!(head.losses().await.unwrap(), 1);
+    do_until(0, &mut vec![data(63)], &mover).await;
+    assert!(head.waiting().await.unwrap().is_idle());
+    head.close().await.unwrap();
+    assert!(mover.take().await.unwrap().is_none());
+}
