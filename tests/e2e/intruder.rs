@@ -86,7 +86,7 @@ impl Intruder {
             .send(&encode_message(&ToReceiver::Open(self.open)))
             .await
             .unwrap();
-        let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
+        let mut inbox = read_all(reader.into_inbox(decode_message::<ToSender>, 64));
         let mut answers = Vec::new();
         let mut items = 0;
         let clock = Arc::new(StageClock::default());
@@ -124,10 +124,10 @@ impl Intruder {
             mismatches: 0,
         };
         drop(writer.send(&encode_message(&announce)).await);
-        while let Some(Ok(answer)) = inbox.recv().await {
+        while let Some(answer) = inbox.recv().await {
             answers.push(answer);
         }
-        drop((writer, inbox, sink));
+        drop((writer, sink));
         let ended = receiving.await.unwrap().map_err(|error| error.to_string());
         assert!(
             !ended.as_ref().is_err_and(|error| error.contains("stopped")),
@@ -149,14 +149,25 @@ fn config_of(roots: Vec<PathBuf>) -> ReceiverConfig {
     }
 }
 
+/// Reads answers as they come: a receiver whose answers nobody reads takes no more frames.
+fn read_all(mut inbox: Inbox<ToSender>) -> mpsc::UnboundedReceiver<ToSender> {
+    let (answers_in, answers) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(answer)) = inbox.recv().await
+            && answers_in.send(answer).is_ok()
+        {}
+    });
+    answers
+}
+
 /// Takes answers until they are enough, or there are no more.
 async fn hear_until(
-    inbox: &mut Inbox<ToSender>,
+    inbox: &mut mpsc::UnboundedReceiver<ToSender>,
     answers: &mut Vec<ToSender>,
     are_enough: impl Fn(&[ToSender]) -> bool,
 ) {
     while !are_enough(answers) {
-        let Some(Ok(answer)) = inbox.recv().await else {
+        let Some(answer) = inbox.recv().await else {
             return;
         };
         answers.push(answer);
