@@ -280,7 +280,11 @@ class RealRunner(unittest.TestCase):
 
     def end_started_runner(self) -> None:
         """Ends the runner that a command has started: it does not serve the API."""
-        pid = int((self.runner.jobs / "runner.lock").read_text())
+        lock, killed = self.runner.jobs / "runner.lock", str(self.runner.process.pid)
+        # The command does not wait for the new process, which takes over the file.
+        while (text := lock.read_text().strip()) in ("", killed):
+            time.sleep(0.01)
+        pid = int(text)
         self.assertIn(b"--detached", Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
