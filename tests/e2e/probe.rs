@@ -12,6 +12,7 @@ use crate::command::{Outcome, Runner};
 use crate::daemon::Daemon;
 use crate::harness::Site;
 use crate::intruder::{Deed, Intruder, frame, message};
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{names, paint};
 
 /// Short rounds, of few lanes.
@@ -98,6 +99,8 @@ fn each_transport_has_its_figures_and_nothing_stays() {
 
 #[test]
 fn both_storages_are_swept_and_a_tree_has_its_prediction() {
+    // A sweep has a few seconds.
+    let _quiet = quiet_machine();
     let site = Site::daemon();
     std::fs::create_dir(site.target().join("in")).unwrap();
     (0..20).for_each(|number| paint(site.source().join(format!("f{number}")), 3_000));

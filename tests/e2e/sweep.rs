@@ -11,8 +11,8 @@ use crate::command::finish;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{paint, set_mode};
 
-/// Enough for the smaller sizes, and done in a moment.
-const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "20s", "--threads", "2"];
+/// Enough for the smaller sizes, and done in a moment unless the machine has much else to do.
+const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "80s", "--threads", "2"];
 
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
