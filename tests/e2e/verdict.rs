@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zmove_disk::Direct;
 use zmove_receiver::ReceiverConfig;
@@ -23,8 +23,8 @@ use crate::tree::{assert_same, paint};
 
 /// Groups of the one large file; two threads of a stage, or two lanes, have half of them each.
 const GROUPS: u64 = 8;
-/// What a slow stage needs for each beside its work: together much more than all else.
-const SLOW: Duration = Duration::from_millis(200);
+/// The least that a slow stage needs for each group beside its work.
+const SLOW_MIN: Duration = Duration::from_millis(200);
 
 /// A push with two threads for each stage.
 fn quick() -> InProcess {
@@ -43,11 +43,11 @@ fn quick() -> InProcess {
     }
 }
 
-/// A push in which one stage is slow.
+/// A push in which one stage is slow: it needs so much more for each group.
 struct Fault {
     name: &'static str,
     limit: Limit,
-    push: fn() -> InProcess,
+    push: fn(Duration) -> InProcess,
 }
 
 const FAULTS: [Fault; 6] = [
@@ -91,7 +91,11 @@ impl Fault {
             .unwrap()
             .set_len(GROUPS * GROUP_BYTES)
             .unwrap();
-        let pushed = (self.push)().push(&site.source(), &site.target());
+        // All else together takes a fraction of the slow stage's time, on a machine that has much else to do as well.
+        let began = Instant::now();
+        quick().push(&site.source(), &site.path("quick"));
+        let slow = began.elapsed().max(SLOW_MIN);
+        let pushed = (self.push)(slow).push(&site.source(), &site.target());
         let bottleneck = pushed.summary().bottleneck;
         assert_same(&site.source(), &site.target());
         (bottleneck.limit != self.limit).then(|| format!("{bottleneck:?}"))
@@ -132,39 +136,39 @@ fn each_slow_stage_is_named_every_time() {
     assert_eq!(wrong, 0);
 }
 
-fn slow_source() -> InProcess {
+fn slow_source(slow: Duration) -> InProcess {
     let mut push = quick();
-    push.config.file_io = HookedDisk::before_read(|| sleep(SLOW));
+    push.config.file_io = HookedDisk::before_read(move || sleep(slow));
     push
 }
 
 /// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait
 /// at the end.
-fn slow_target() -> InProcess {
+fn slow_target(slow: Duration) -> InProcess {
     let mut push = quick();
-    push.receiver.file_io = HookedDisk::before_write(|| sleep(SLOW));
+    push.receiver.file_io = HookedDisk::before_write(move || sleep(slow));
     push
 }
 
 /// The same with buffers for a part: the sender is stopped by what is not yet stored.
-fn slow_target_few_buffers() -> InProcess {
-    let mut push = slow_target();
+fn slow_target_few_buffers(slow: Duration) -> InProcess {
+    let mut push = slow_target(slow);
     push.config.buffers_max = 3;
     push
 }
 
-fn slow_path() -> InProcess {
-    slow_sending(Doing::Blocked)
+fn slow_path(slow: Duration) -> InProcess {
+    slow_sending(slow, Doing::Blocked)
 }
 
-fn slow_sender() -> InProcess {
-    slow_sending(Doing::Busy)
+fn slow_sender(slow: Duration) -> InProcess {
+    slow_sending(slow, Doing::Busy)
 }
 
 /// Lanes that are slow with data, by waiting or by working.
-fn slow_sending(doing: Doing) -> InProcess {
+fn slow_sending(slow: Duration, doing: Doing) -> InProcess {
     let before_data = move |watch: &mut Stopwatch<'_>| {
-        sleep(SLOW);
+        sleep(slow);
         watch.lap(doing);
     };
     let wrap = move |inner| Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
@@ -174,8 +178,8 @@ fn slow_sending(doing: Doing) -> InProcess {
     }
 }
 
-fn slow_receiver() -> InProcess {
-    let wrap = |inner| Box::new(SlowSource { inner }) as Box<dyn LaneSource>;
+fn slow_receiver(slow: Duration) -> InProcess {
+    let wrap = move |inner| Box::new(SlowSource { inner, slow }) as Box<dyn LaneSource>;
     InProcess {
         wrap_source: Box::new(wrap),
         ..quick()
@@ -233,6 +237,7 @@ fn strace(inject: &str) -> Command {
 /// A receiving end that is slow to decrypt.
 struct SlowSource {
     inner: Box<dyn LaneSource>,
+    slow: Duration,
 }
 
 impl LaneSource for SlowSource {
@@ -246,7 +251,7 @@ impl LaneSource for SlowSource {
             .as_ref()
             .is_some_and(|frame| frame.header.data_bytes > 0)
         {
-            sleep(SLOW);
+            sleep(self.slow);
             watch.lap(Doing::Busy);
         }
         Ok(frame)
