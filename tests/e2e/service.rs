@@ -183,6 +183,8 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
     told(&manager, "READY=1");
     told(&manager, "WATCHDOG=1");
     told(&manager, "WATCHDOG=1");
+    // A manager that reads no more holds up no transfer.
+    fill_socket(&site.path("notify"));
     let key = ready
         .trim_end()
         .rsplit(' ')
@@ -210,6 +212,13 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
     told(&manager, "STOPPING=1");
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
     drop(stderr);
+}
+
+/// Fills a socket with messages until it takes no more.
+fn fill_socket(path: &Path) {
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.send_to(b"FILLER=1", path).is_ok() {}
 }
 
 fn shipped(name: &str) -> std::path::PathBuf {

@@ -72,7 +72,11 @@ pub(crate) fn watch() {
     });
 }
 
+/// Sends a message to the service manager. Must be called in a runtime of several threads.
+///
+/// A manager that is busy lets messages pile up, and the next one blocks until it reads. The tasks of this thread
+/// continue on another one meanwhile.
 fn tell(state: &[NotifyState<'_>]) {
     // Without a service manager nobody listens.
-    let _nobody_listens = sd_notify::notify(false, state);
+    let _nobody_listens = tokio::task::block_in_place(|| sd_notify::notify(false, state));
 }
