@@ -124,7 +124,7 @@ fn the_page_goes_on_with_a_new_word_when_the_runner_has_been_killed_and_is_back(
     let Some((mut served, browser)) = shown() else {
         return;
     };
-    let id = served.submit(&json!({ "limit": "20Mbit", "label": "survivor" }));
+    let id = served.submit(&json!({ "limit": "5Mbit", "label": "survivor" }));
     browser.wait_until("document.querySelector('#running progress')?.value > 0");
     browser.script("window.lost = false; new MutationObserver(() => { window.lost ||= \
         document.querySelector('#link').dataset.state === 'lost'; }).observe(document.querySelector('#link'), \
@@ -289,7 +289,7 @@ fn it_is_used_by_keyboard_on_a_narrow_screen() {
             .unwrap(),
     );
     let id = served
-        .submit(&json!({ "limit": "10Mbit", "label": "a-long-name-without-any-space-".repeat(4) }));
+        .submit(&json!({ "limit": "5Mbit", "label": "a-long-name-without-any-space-".repeat(4) }));
     browser.wait_until("document.querySelector('#running progress')?.value > 0");
     browser.wait_until("document.querySelector('#history .badge.done')");
     let size = json!({ "width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": true });
