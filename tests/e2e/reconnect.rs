@@ -395,7 +395,7 @@ fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
     let outcome = site
         .push_by(
             &proxy.address,
-            &["--json", "--timeout", "2s", "--limit", "20MB"],
+            &["--json", "--timeout", "10s", "--limit", "20MB"],
         )
         .outcome()
         .expect(0);
