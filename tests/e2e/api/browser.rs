@@ -182,8 +182,14 @@ impl Browser {
     /// Clicks as a user does: not on what is covered, hidden or disabled.
     #[track_caller]
     pub(super) fn click(&self, selector: &str) {
-        let element = self.find(selector);
-        self.command(&format!("{element}/click"), &json!({}));
+        // The page may draw the element anew after it was found.
+        loop {
+            let element = self.find(selector);
+            let clicked = self.say("POST", &format!("{element}/click"), &json!({}));
+            if clicked["error"] != "stale element reference" {
+                return assert!(clicked["error"].is_null(), "{selector}: {clicked}");
+            }
+        }
     }
 
     /// Types into an element.
