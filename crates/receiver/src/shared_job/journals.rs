@@ -22,9 +22,9 @@ use crate::resume::journal::{self, Record, UnfinishedFile, read_on};
 
 /// The most journals of one job.
 const JOURNALS_MAX: usize = 1 << 16;
-/// The most bytes of all of them that are read for one order. They take no memory, which is booked for what is kept of
-/// a record alone, but time, in which orders of this session wait and no others. So the bound is beyond what jobs have:
-/// some nine thousand million directories.
+/// Maximum number of bytes of all journals that are read for one order. They take time, in which only orders of this
+/// session wait. They take no memory, which is booked for what is kept of a record. So the limit is far above the size
+/// of the journals of any job.
 const BYTES_MAX: u64 = 1 << 40;
 /// The memory of a journal that has been read, beside what it says.
 const KEPT_BYTES: usize = 256;
