@@ -19,11 +19,7 @@ pub(crate) enum Who {
 /// What the broker loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// Messages of the queue, one in so many.
-    Messages(u64),
-    /// All messages of the queue.
-    Queue,
-    /// What it knows of who takes from the queue.
+    /// The consumers of the queue.
     Consumers,
     /// The queue itself.
     Stream,
@@ -124,28 +120,17 @@ pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
     acts
 }
 
-/// The broker loses something, several times if that is little.
+/// The broker loses something.
 fn lose(dice: &mut Dice, after: Duration, acts: &mut Acts) {
-    let loss = match dice.weighted([6, 2, 1, 1, 3].into_iter()) {
-        0 => Loss::Messages(dice.within(1..=4)),
-        1 => Loss::Queue,
-        2 => Loss::Consumers,
-        3 => Loss::Stream,
+    let loss = match dice.weighted([1, 1, 1].into_iter()) {
+        0 => Loss::Consumers,
+        1 => Loss::Stream,
         _ => Loss::Store,
     };
-    let times = if matches!(loss, Loss::Messages(_)) {
-        dice.within(1..=MESSAGES_LOST_TIMES_MAX)
-    } else {
-        1
-    };
-    let mut after = after;
-    for _ in 0..times {
-        acts.now.push(Timed {
-            after,
-            act: Act::Lose(loss),
-        });
-        after += moment(dice, BETWEEN_LOSSES_MICROS_MAX);
-    }
+    acts.now.push(Timed {
+        after,
+        act: Act::Lose(loss),
+    });
     if loss == Loss::Store {
         let after = after + moment(dice, AWAY_MICROS_MAX);
         acts.now.push(Timed {
@@ -201,9 +186,7 @@ fn moment(dice: &mut Dice, micros_max: u64) -> Duration {
 }
 
 const BETWEEN_MICROS_MAX: u64 = 2_000_000;
-const BETWEEN_LOSSES_MICROS_MAX: u64 = 300_000;
 const AWAY_MICROS_MAX: u64 = 5_000_000;
-const MESSAGES_LOST_TIMES_MAX: u64 = 6;
 /// Of so many that are struck, one comes back during the next try.
 const LEFT_ONE_IN: u64 = 3;
 /// Of so many that are stopped until the next push, one has to be noticed by the first.

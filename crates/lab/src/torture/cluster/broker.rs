@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::acts::Loss;
 use crate::measure::race;
-use crate::torture::dice::Dice;
 
 /// A broker, which lets everybody in.
 #[derive(Debug)]
@@ -118,14 +117,14 @@ impl Broker {
         Ok(())
     }
 
-    /// Loses something, as far as it is there; returns the number of single messages.
-    pub(super) fn lose(&self, loss: Loss, dice: &mut Dice) -> Result<u64> {
+    /// Loses something, as far as it exists.
+    pub(super) fn lose(&self, loss: Loss) -> Result<()> {
         if loss == Loss::Store {
             loop {
                 self.kill()?;
                 match fs::remove_dir_all(self.directory.join("jetstream")) {
-                    Ok(()) => return Ok(0),
-                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+                    Ok(()) => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
                     // the push has started it again meanwhile
                     Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
                     Err(error) => return Err(error).context("failed to empty the broker"),
@@ -134,9 +133,10 @@ impl Broker {
         }
         // none that runs, or that answers, loses nothing now
         let Ok(mut client) = self.client() else {
-            return Ok(0);
+            return Ok(());
         };
-        Ok(client.lose(loss, dice).unwrap_or_default())
+        let _it_has_ended_meanwhile = client.lose(loss);
+        Ok(())
     }
 
     fn client(&self) -> Result<Client> {
@@ -245,35 +245,15 @@ impl Client {
         Ok(names.map(str::to_owned).collect())
     }
 
-    fn lose(&mut self, loss: Loss, dice: &mut Dice) -> Result<u64> {
-        let mut lost = 0;
+    fn lose(&mut self, loss: Loss) -> Result<()> {
         for queue in self.queues()? {
             match loss {
-                Loss::Messages(one_in) => lost += self.lose_messages(&queue, one_in, dice)?,
-                Loss::Queue => drop(self.ask(&format!("STREAM.PURGE.{queue}"), &json!({}))?),
                 Loss::Stream => drop(self.ask(&format!("STREAM.DELETE.{queue}"), &json!({}))?),
                 Loss::Consumers => self.lose_consumers(&queue)?,
                 Loss::Store => {}
             }
         }
-        Ok(lost)
-    }
-
-    fn lose_messages(&mut self, queue: &str, one_in: u64, dice: &mut Dice) -> Result<u64> {
-        let state = self.ask(&format!("STREAM.INFO.{queue}"), &json!({}))?["state"].take();
-        let (first, last) = (
-            state["first_seq"].as_u64().unwrap_or(1),
-            state["last_seq"].as_u64().unwrap_or(0),
-        );
-        let mut lost = 0;
-        for number in first..=last.min(first + MESSAGES_MAX) {
-            if dice.one_in(one_in) {
-                let words = json!({ "seq": number, "no_erase": true });
-                let answer = self.ask(&format!("STREAM.MSG.DELETE.{queue}"), &words)?;
-                lost += u64::from(answer["success"] == true);
-            }
-        }
-        Ok(lost)
+        Ok(())
     }
 
     fn lose_consumers(&mut self, queue: &str) -> Result<()> {
@@ -297,4 +277,3 @@ const QUEUE: &str = "zmove";
 const START_MAX: Duration = Duration::from_secs(20);
 const END_MAX: Duration = Duration::from_secs(20);
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-const MESSAGES_MAX: u64 = 500;

@@ -256,7 +256,7 @@ impl Round {
             Act::Start(who) => self.stand.start(who)?,
             Act::Stop(who) => self.stand.signal(who, Signal::STOP)?,
             Act::Wake(who) => self.stand.signal(who, Signal::CONT)?,
-            Act::Lose(loss) => self.tally.messages_lost += self.stand.lose(loss, &mut self.dice)?,
+            Act::Lose(loss) => self.stand.lose(loss)?,
         }
         Ok(())
     }

@@ -218,9 +218,9 @@ impl Stand {
         Ok(())
     }
 
-    /// Has the broker lose something; returns the number of single messages.
-    pub(super) fn lose(&self, loss: Loss, dice: &mut Dice) -> Result<u64> {
-        self.broker.lose(loss, dice)
+    /// Has the broker lose something.
+    pub(super) fn lose(&self, loss: Loss) -> Result<()> {
+        self.broker.lose(loss)
     }
 
     /// The one that has ended by itself, in words, and is started again: nobody should.

@@ -13,8 +13,6 @@ pub(crate) struct ClusterTally {
     killed: Struck,
     stopped: Struck,
     losses: u64,
-    /// Messages that were taken out of queues.
-    pub(super) messages_lost: u64,
 }
 
 /// How often each kind of program was struck.
@@ -83,7 +81,6 @@ impl ClusterTally {
         self.killed.add(&other.killed);
         self.stopped.add(&other.stopped);
         self.losses += other.losses;
-        self.messages_lost += other.messages_lost;
     }
 }
 
@@ -94,7 +91,6 @@ impl fmt::Display for ClusterTally {
             killed,
             stopped,
             losses,
-            messages_lost,
         } = self;
         let Tally {
             rounds,
@@ -110,8 +106,8 @@ impl fmt::Display for ClusterTally {
             .count();
         write!(
             f,
-            "{rounds} rounds, {tries} tries; killed: {killed}; stopped: {stopped}; {losses} losses of the broker, \
-             {messages_lost} of single messages; {looks} looks at targets, {calm_failed} calm tries failed: \
+            "{rounds} rounds, {tries} tries; killed: {killed}; stopped: {stopped}; {losses} losses of the broker; \
+             {looks} looks at targets, {calm_failed} calm tries failed: \
              {}, doubled {doubled}",
             common.columns()
         )
