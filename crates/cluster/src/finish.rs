@@ -1,7 +1,7 @@
 //! The last that is done in a job: directories get mode and time, when nothing more is put into them.
 //!
-//! The head walks the sources, and does so in its own session: so much is little beside the files. Directories that have
-//! gone from the sources meanwhile stay closed, as they were made.
+//! The head walks the sources, and does so in its own session: so much is little beside the files. Directories that
+//! have gone from the sources meanwhile stay closed, as they were made.
 //!
 //! **Invariant:** a directory is set after all below it where its mode takes away the right to enter it.
 

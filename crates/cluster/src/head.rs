@@ -572,7 +572,8 @@ fn is_closed(error: &SessionEnd) -> bool {
 
 /// How many passes follow those in which the queue has lost something, before the job is given up.
 const PASSES_AFTER_LOSS_MAX: u32 = 5;
-/// How long after its death the receivers of a node may write: it holds a lease from the head as long, and they from it.
+/// How long after its death the receivers of a node may write: it holds a lease from the head as long, and they from
+/// it.
 const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
 /// How long nobody wonders.
 const TOLD_ABOVE: Duration = Duration::from_secs(1);

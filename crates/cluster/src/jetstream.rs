@@ -11,14 +11,14 @@
 //! - **Losses.** The queue may lose items, and reports how often it has ([`WorkQueue::losses`]).
 //! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it
 //!   waited for room, all might wait.
-//! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an item
-//!   counts as a repeat (`mover.rs`), and so does each delivery by a consumer that replaced another one.
+//! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an
+//!   item counts as a repeat (`mover.rs`), and so does each delivery by a consumer that replaced another one.
 //! - **Messages say nothing** (`seal.rs`). Nothing acts upon a body that does not open.
 //!
 //! **The end.** A missing stream or consumer says nothing, because a broker that has lost its files comes back without
-//! them. So the head records the end of the job, sealed with the job's key, before it removes the consumers. A taker that
-//! finds no consumer looks for the record: with it, the job is over; without it, the taker waits for the head, which
-//! makes the consumers again.
+//! them. So the head records the end of the job, sealed with the job's key, before it removes the consumers. A taker
+//! that finds no consumer looks for the record: with it, the job is over; without it, the taker waits for the head,
+//! which makes the consumers again.
 //!
 //! Only features of nats-server 2.9 are used.
 
@@ -28,6 +28,7 @@ mod broker;
 mod connection;
 mod local;
 mod notices;
+mod requests;
 mod seal;
 mod take;
 

@@ -7,8 +7,8 @@
 //!   └─────── tallies ────────┘
 //! ```
 //!
-//! **Invariant:** an item leaves the queue when its files are at the target and flushed, and what it announced is in the
-//! queue or done. So the job has ended when the queue is empty and has lost nothing. What a queue has lost is found
+//! **Invariant:** an item leaves the queue when its files are at the target and flushed, and what it announced is in
+//! the queue or done. So the job has ended when the queue is empty and has lost nothing. What a queue has lost is found
 //! again by another pass over the sources, which skips what is at the target.
 
 mod cut;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{Error, ErrorKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::rustls::crypto::aws_lc_rs;
 use async_nats::rustls::pki_types::CertificateDer;
@@ -10,8 +11,6 @@ use async_nats::rustls::pki_types::pem::PemObject;
 use async_nats::rustls::{ClientConfig, RootCertStore};
 use async_nats::{ConnectOptions, ServerAddr};
 use nkeys::KeyPair;
-
-use super::connection::{ANSWER_MAX, PING_EVERY};
 
 /// The way to a broker.
 #[derive(Clone, Default)]
@@ -106,6 +105,12 @@ fn trusting(pem: &str) -> Result<ClientConfig, Error> {
 fn unfit(why: &(impl fmt::Display + ?Sized)) -> Error {
     Error::new(ErrorKind::InvalidInput, why.to_string())
 }
+
+/// How long a broker that is there may take to answer.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// After two of these without an answer a connection is made anew.
+pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

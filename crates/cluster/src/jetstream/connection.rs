@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use zmove_types::Lock;
 
-use super::access::Access;
+use super::access::{ANSWER_MAX, Access};
 use super::answers::BrokerError;
 use crate::error::{Hindrance, WorkError};
 
@@ -197,14 +197,9 @@ fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance
 
 const LOST: &str = "it cannot be reached";
 
-/// How long a broker that is there may take to answer.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
-
 /// The maximum number of items on their way to the broker.
 const ITEMS_IN_FLIGHT_MAX: usize = 64;
 
-/// After two of these without an answer a connection is made anew.
-pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 /// How often a refused connection is tried again.
 const REFUSALS_MAX: u32 = 5;
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);

@@ -1,8 +1,8 @@
 //! Notices that the nodes of a cluster exchange beside work: that a job is under way, and that a node is there.
 //!
-//! Notices are entries of a bucket that keeps each for a few seconds. Nodes and heads put theirs each second, so a broker
-//! may come back empty, and a node that comes late reads all that count. A watch does not report the removal of an entry:
-//! readers judge by their own clock for how long somebody has been silent.
+//! Notices are entries of a bucket that keeps each for a few seconds. Nodes and heads put theirs each second, so a
+//! broker may come back empty, and a node that comes late reads all that count. A watch does not report the removal of
+//! an entry: readers judge by their own clock for how long somebody has been silent.
 //!
 //! **Invariant:** a notice opens only with the key of the cluster. A notice that a broker repeats names a job that has
 //! ended, which the receivers know.

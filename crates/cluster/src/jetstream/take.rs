@@ -3,8 +3,8 @@
 //! A taker asks the consumers one after the other for an item that is there now. If there is none, it leaves a pull at
 //! each until an item comes.
 //!
-//! **Invariant:** a pull cannot be taken back, so it ends by itself. An item that comes when nobody waits for it any more
-//! is given back at once.
+//! **Invariant:** a pull cannot be taken back, so it ends by itself. An item that comes when nobody waits for it any
+//! more is given back at once.
 
 use std::time::Duration;
 
@@ -196,8 +196,8 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
 /// How often walks are asked for before data, so that data does not run out on all nodes at once.
 const WALKS_FIRST_EVERY: u64 = 8;
 
-/// How long a pull waits at the broker. Longer, and a process that ends waits longer for its last pulls; shorter, and an
-/// idle node asks more often.
+/// How long a pull waits at the broker. Longer, and a process that ends waits longer for its last pulls; shorter, and
+/// an idle node asks more often.
 const PULL_MAX: Duration = Duration::from_secs(1);
 
 /// How long the answer to a pull may take.

@@ -152,8 +152,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left to
-    /// several are announced at once; those that are at the target count as skipped.
+    /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left
+    /// to several are announced at once; those that are at the target count as skipped.
     async fn settle(
         &self,
         mut sending: Sending,
