@@ -17,8 +17,6 @@ use tokio::sync::mpsc::UnboundedSender;
 use zmove_disk::{DEAD_AFTER, Lease, SharedJobDirectory, Sign, Tree, WatchedJob, remove_abandoned};
 use zmove_types::{Lock, RelPath, SharedJobId};
 
-use crate::shared_job::session::PATIENCE;
-
 /// The jobs of other runs that a session finds.
 #[derive(Debug)]
 pub(crate) struct OtherJobs {
@@ -37,6 +35,8 @@ pub(crate) struct OtherJobs {
 /// The directory of a job, by the directory in which it is.
 pub(crate) type Found = (Arc<OwnedFd>, SharedJobId);
 
+/// How long the end of a job goes on removing what late sessions still make. Shorter than a sender waits for an answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How often a job is looked at whose fate is not clear.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 

@@ -3,7 +3,7 @@
 //!
 //! | what may go wrong between hosts | what holds it |
 //! |---|---|
-//! | a receiver that was stopped goes on later | its lease has ended; after the job, all that has no final name has gone |
+//! | a receiver that was stopped goes on later | its lease has ended; after the job, nothing hidden is left |
 //! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
 //! | nobody knows who has written which groups | a journal for each session in the job's directory, read by all |
 //! | two give a large file its name | both give it to one inode, and a mark in the place of the part tells of it |
@@ -32,8 +32,9 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::other_jobs::PATIENCE;
 use crate::shared_job::flushing::flush_file_systems;
-use crate::shared_job::session::{PATIENCE, SharedJobSession};
+use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, failed_to, failure};
 use crate::store::publishing::publish_all;
 use crate::store::target::keeper::At;
@@ -78,7 +79,7 @@ impl SharedJobSession {
         }))
     }
 
-    /// Names and flushes all that has been reported as stored. Returns what was not kept of entries since the last time.
+    /// Names and flushes all that has been reported as stored. Returns what was not kept since the last time.
     fn settle(&self, transfer: &Transfer) -> Result<Vec<NotKept>, Failure> {
         let flushed = self.flush(transfer);
         // Something may have failed for that reason alone, and will be done by others.

@@ -306,8 +306,8 @@ impl JobSession {
     /// whoever does not know whether it has been done.
     ///
     /// # Errors
-    /// The system's error, and [`JOB_ENDED`]; `ENOENT` also where another receiver was first, and somebody has removed the
-    /// file since.
+    /// The system's error, and [`JOB_ENDED`]; `ENOENT` also where another receiver was first, and somebody has removed
+    /// the file since.
     pub fn publish_part(
         &self,
         lease: &Lease,

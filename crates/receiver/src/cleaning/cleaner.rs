@@ -26,10 +26,9 @@ use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp};
 use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
 
 use crate::config::ReceiverConfig;
-use crate::other_jobs::LOOK_EVERY;
+use crate::other_jobs::{LOOK_EVERY, PATIENCE};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::{CleanMode, parts_in_use};
-use crate::shared_job::session::PATIENCE;
 
 /// The cleaning of one tree.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! The sessions of this process by their targets, so that the next session at a target finds no dead one there.
 //!
-//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins, sessions
-//! over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets overlap by
-//! where they are in the file system: two keys may have roots within each other, and links lead from one spelling of a
-//! path to another.
+//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins,
+//! sessions over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets
+//! overlap by where they are in the file system: two keys may have roots within each other, and links lead from one
+//! spelling of a path to another.
 //!
 //! A session of the same owner whose sender does not echo in time ends as if it had been cut off. The new session waits
 //! for sessions of the same owner that end, since they hold parts and journals that it may take over. It does not wait

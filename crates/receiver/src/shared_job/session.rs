@@ -109,8 +109,6 @@ pub(super) struct Flushes {
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How old a ping may be that shows that the head is alive: two of the pings that go out each second.
 const PROVED_WITHIN: Duration = Duration::from_secs(2);
-/// How long the end of a job goes on removing what late sessions still make. Shorter than a sender waits for an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Refuses what cannot be done in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {

@@ -1,4 +1,5 @@
-//! The parts of a job that several receivers write: each lies in a directory of the job, under a name that all find, and gets the name of its file by an order ([`commit`](crate::shared_job)).
+//! The parts of a job that several receivers write: each lies in a directory of the job, under a name that all find,
+//! and gets the name of its file by an order ([`commit`](crate::shared_job)).
 
 use std::collections::HashMap;
 use std::fs::File;
