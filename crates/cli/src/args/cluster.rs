@@ -8,7 +8,7 @@ use zmove_engine::Remote;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Name receivers that share a storage, and the broker of the nodes that send to them
+    /// Name receivers that share a storage, and the broker of the nodes
     Init(ClusterInitArgs),
     /// Write what other nodes need to take part: whoever reads it may send as a node
     Invite {
@@ -37,17 +37,17 @@ pub(crate) struct ClusterInitArgs {
     /// The receivers, which have the same target directory
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) receivers: Vec<Remote>,
-    /// The broker, a NATS server with JetStream: nats://HOST:PORT or tls://HOST:PORT, several servers with commas
+    /// The broker: nats://HOST:PORT or tls://HOST:PORT, several with commas
     #[arg(long, value_name = "URL", required_unless_present = "local")]
     pub(crate) nats: Option<String>,
-    /// The broker's credentials: a NATS credentials file, or one with the seed of an nkey
+    /// Credentials for it: a NATS credentials file, or the seed of an nkey
     #[arg(long, value_name = "FILE", requires = "nats")]
     pub(crate) nats_credentials: Option<PathBuf>,
-    /// The certificates (PEM) of the authorities that vouch for the broker [default: those of each host]
+    /// Certificates (PEM) of its authorities [default: those of each host]
     #[arg(long, value_name = "FILE", requires = "nats")]
     pub(crate) nats_ca: Option<PathBuf>,
-    /// Have each push of this node start a 'nats-server' for itself, at an address of this host that the other nodes
-    /// reach [default: the address towards the first receiver, port 4222]
+    /// Have each push start a 'nats-server' at an address of this host that the other nodes reach [default: towards
+    /// the first receiver, port 4222]
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, conflicts_with = "nats")]
     #[expect(
         clippy::option_option,

@@ -115,6 +115,7 @@ mod tests {
             wanted.extend(
                 command
                     .get_subcommands()
+                    .filter(|below| !below.is_hide_set())
                     .map(|below| name_of(below, &format!("{name}-")) + ".1"),
             );
             wanted.push(name + ".1");
