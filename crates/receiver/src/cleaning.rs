@@ -10,18 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use zmove_disk::{Tree, own_process};
+use zmove_disk::Tree;
 use zmove_transport::ControlError;
 use zmove_types::Escaped;
-use zmove_wire::{
-    Extensions, Finished, Intent, Open, Opened, Refusal, RefusalCode, TargetState, ToSender,
-};
+use zmove_wire::{Finished, Intent, Open, Refusal, RefusalCode, TargetState, ToSender};
 
 use crate::cleaning::cleaner::Cleaner;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::resume::journal::CleanMode;
-use crate::session::connections::{Connections, Looked, SessionReport, look, unless_stopped};
+use crate::session::connections::{Connections, Looked, SessionReport, opened, unless_stopped};
 use crate::session::keeping::KeptLease;
 use crate::store::target::{Seen, WriteAccess};
 
@@ -42,21 +40,8 @@ pub(crate) async fn run(
         Intent::Clean => CleanMode::Remove,
         _ => CleanMode::DryRun,
     };
-    let lanes_max = config.lanes_max;
-    let looked_at = async {
-        let tree = look(move || target_tree(&open, &access)).await;
-        let tree = tree.map_err(SessionError::Refused)?;
-        let opened = Opened {
-            state: TargetState::Populated,
-            lanes_max,
-            single_name: None,
-            free_bytes: None,
-            process: own_process().to_owned(),
-            extensions: Extensions::NONE,
-        };
-        connections.open(opened).await?;
-        Ok(tree)
-    };
+    let opened = opened(TargetState::Populated, config.lanes_max);
+    let looked_at = connections.open_after(move || target_tree(&open, &access), opened);
     tokio::pin!(stop);
     let tree = match unless_stopped(stop.as_mut(), looked_at)
         .await

@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use zmove_disk::{KeptTimes, Task, own_process};
+use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{
     HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX, INQUIRED_ENTRIES_MAX,
     INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::{
-    Extensions, ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened,
-    TargetState, ToReceiver, ToSender, TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened, TargetState,
+    ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -31,7 +31,9 @@ use crate::mirror::{Spared, WorkBudget, extra};
 use crate::preview::inquiry::Previewer;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
-use crate::session::connections::{Connections, Looked, SessionReport, look, unless_stopped};
+use crate::session::connections::{
+    Connections, Looked, SessionReport, look, opened, unless_stopped,
+};
 use crate::session::opening::free_bytes;
 use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
@@ -89,7 +91,7 @@ pub(crate) async fn run(
         let is_there = seen.tree.is_some() || listed.is_some();
         let room = seen.tree.as_ref().filter(|_| storage.is_none());
         let free_bytes = room.and_then(|tree| free_bytes(tree.fd()));
-        let opened = opened(&seen, is_there, config.lanes_max, free_bytes);
+        let opened = opened_at(&seen, is_there, config.lanes_max, free_bytes);
         connections.open(opened).await?;
         Ok(seen)
     };
@@ -135,18 +137,16 @@ pub(crate) async fn run(
 }
 
 /// The answer to an opening whose target looks like this.
-fn opened(seen: &Seen, is_there: bool, lanes_max: u16, free_bytes: Option<u64>) -> Opened {
+fn opened_at(seen: &Seen, is_there: bool, lanes_max: u16, free_bytes: Option<u64>) -> Opened {
+    let state = if is_there {
+        TargetState::Populated
+    } else {
+        TargetState::Empty
+    };
     Opened {
-        state: if is_there {
-            TargetState::Populated
-        } else {
-            TargetState::Empty
-        },
-        lanes_max,
         single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
         free_bytes,
-        process: own_process().to_owned(),
-        extensions: Extensions::NONE,
+        ..opened(state, lanes_max)
     }
 }
 

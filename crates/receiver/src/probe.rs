@@ -12,22 +12,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_disk::own_process;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{
     LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
 };
-use zmove_wire::{
-    Extensions, Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender,
-    WireError,
-};
+use zmove_wire::{Finished, Moment, Open, Sampled, TargetState, ToReceiver, ToSender, WireError};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
 use crate::session::connections::{
-    Connections, SessionReport, cpu_time, look, micros, unless_stopped,
+    Connections, SessionReport, cpu_time, micros, opened, unless_stopped,
 };
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
@@ -48,20 +44,8 @@ pub(crate) async fn run(
     let target = open.target.clone();
     let access = config.rights.access.clone();
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
-    let looked_at = async {
-        let seen = look(move || Seen::look(&open, &access)).await;
-        let seen = seen.map_err(SessionError::Refused)?;
-        let opened = Opened {
-            state: TargetState::Empty,
-            lanes_max,
-            single_name: None,
-            free_bytes: None,
-            process: own_process().to_owned(),
-            extensions: Extensions::NONE,
-        };
-        connections.open(opened).await?;
-        Ok(seen)
-    };
+    let opened = opened(TargetState::Empty, lanes_max);
+    let looked_at = connections.open_after(move || Seen::look(&open, &access), opened);
     tokio::pin!(stop);
     let seen = match unless_stopped(stop.as_mut(), looked_at)
         .await

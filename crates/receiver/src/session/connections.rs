@@ -4,8 +4,9 @@ use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use zmove_disk::own_process;
 use zmove_transport::{ControlError, ControlWriter, LaneSource};
-use zmove_wire::{Opened, Refusal, RefusalCode, ToSender, encode_message};
+use zmove_wire::{Extensions, Opened, Refusal, RefusalCode, TargetState, ToSender, encode_message};
 
 use crate::error::SessionError;
 use crate::quota::messages::Messages;
@@ -58,6 +59,17 @@ pub(crate) async fn next<T>(said: &mut Option<mpsc::UnboundedReceiver<T>>) -> Op
 impl Connections {
     pub(crate) async fn send(&mut self, message: &ToSender) -> Result<(), ControlError> {
         self.writer.send(&encode_message(message)).await
+    }
+
+    /// Looks at the target of a session that stores nothing, and lets the peer begin.
+    pub(crate) async fn open_after<T: Send + 'static>(
+        &mut self,
+        look_at: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+        opened: Opened,
+    ) -> Result<T, SessionError> {
+        let seen = look(look_at).await.map_err(SessionError::Refused)?;
+        self.open(opened).await?;
+        Ok(seen)
     }
 
     /// Lets the peer begin.
@@ -119,6 +131,18 @@ pub(crate) async fn look<T: Send + 'static>(
 ) -> Result<T, Refusal> {
     let looked = tokio::task::spawn_blocking(look).await;
     looked.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
+}
+
+/// The answer to an opening of which nothing else is known.
+pub(crate) fn opened(state: TargetState, lanes_max: u16) -> Opened {
+    Opened {
+        state,
+        lanes_max,
+        single_name: None,
+        free_bytes: None,
+        process: own_process().to_owned(),
+        extensions: Extensions::NONE,
+    }
 }
 
 /// The refusal that is sent to the peer for an error of this side.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zmove_disk::{FileSystemMemory, Lease, own_process};
+use zmove_disk::{FileSystemMemory, Lease};
 use zmove_transport::ControlError;
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{
-    Extensions, Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver, TopName,
+    Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver, TopName,
 };
 
 use crate::config::ReceiverConfig;
@@ -20,7 +20,7 @@ use crate::quota::messages::{BookedMessage, Messages};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
-use crate::session::connections::look;
+use crate::session::connections::{look, opened};
 use crate::session::earlier::wait_for_earlier;
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, wait_for_jobs_above};
@@ -134,12 +134,9 @@ impl Resolved {
             target.state
         };
         Opened {
-            state,
-            lanes_max,
             single_name: target.rename.as_ref().map(|(_, to)| TopName(to.clone())),
             free_bytes: self.free_bytes,
-            process: own_process().to_owned(),
-            extensions: Extensions::NONE,
+            ..opened(state, lanes_max)
         }
     }
 }
