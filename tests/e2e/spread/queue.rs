@@ -137,6 +137,22 @@ impl Spread {
         Self::lead_job(self.job(), queue, receivers, Arc::new(NoObserver))
     }
 
+    /// Leads a job whose connections through `relay` are reset when it stalls.
+    fn lead_while_breaking<W: WorkQueue>(
+        &self,
+        queue: &Arc<W>,
+        receivers: Vec<Receiver>,
+        relay: &Proxy,
+        upstream: std::net::SocketAddr,
+    ) -> JobEnd {
+        std::thread::scope(|scope| {
+            let leading = scope.spawn(|| self.lead(queue, receivers));
+            relay.wait_for_stall();
+            relay.reset(upstream);
+            leading.join().unwrap()
+        })
+    }
+
     /// A job in which nodes compare what they see.
     fn job(&self) -> SharedJob {
         let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
@@ -374,12 +390,7 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
     ];
     let upstream = spread.daemons[1].address;
     let queue = Arc::new(LocalQueue::new(JOB));
-    let end = std::thread::scope(|scope| {
-        let leading = scope.spawn(|| spread.lead(&queue, receivers));
-        relay.wait_for_stall();
-        relay.reset(upstream);
-        leading.join().unwrap()
-    });
+    let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
     assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
     spread.assert_done();
     spread.daemons.clear();
@@ -410,12 +421,7 @@ fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_move
     let relay = Proxy::start(upstream, 300 << 10);
     let receivers = vec![spread.receiver(0, relay.address); 2];
     let queue = HookedQueue::new(Full);
-    let end = std::thread::scope(|scope| {
-        let leading = scope.spawn(|| spread.lead(&queue, receivers));
-        relay.wait_for_stall();
-        relay.reset(upstream);
-        leading.join().unwrap()
-    });
+    let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
     assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
     spread.assert_done();
     spread.daemons.clear();
