@@ -9,7 +9,6 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -26,15 +25,6 @@ use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old
 
 /// What is told of a push that finds the directory of another.
 const WAITS: &str = "waiting: another push of several receivers has '.zmove-job-";
-
-/// Sets this when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Receivers that share a directory, and a sender who may write there.
 pub(crate) struct Spread {
@@ -269,25 +259,16 @@ impl Spread {
 
     /// Kills the first receiver when it has begun to remove the directory of the job of a push, before it can say so.
     fn kill_at_the_end(&self) {
-        let job = self.wait_for_job();
-        let mark = job.join("busy/mark");
-        std::fs::create_dir_all(&mark).unwrap();
-        let ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            // what is made there again and again keeps the receiver at removing it
-            scope.spawn(|| {
-                for number in 0.. {
-                    let _gone_already = std::fs::create_dir_all(job.join(format!("busy/{number}")));
-                    if ended.load(Ordering::Relaxed) {
-                        break;
-                    }
-                }
-            });
-            // also where there is none: a disk is soon full of what is made
-            let _ends = Ends(&ended);
-            crate::jobs::wait_for("the end of the job", || !mark.exists());
-            self.daemons[0].signal(Signal::KILL);
-        });
+        let busy = self.wait_for_job().join("busy");
+        std::fs::create_dir(&busy).unwrap();
+        // takes much longer to remove than it takes to see that the removal has begun
+        let paths: Vec<_> = (0..20_000).map(|n| busy.join(n.to_string())).collect();
+        for path in &paths {
+            std::fs::create_dir(path).unwrap();
+        }
+        let begun = || paths.iter().step_by(1000).any(|path| !path.exists());
+        crate::jobs::wait_for("the end of the job", begun);
+        self.daemons[0].signal(Signal::KILL);
     }
 
     /// The directory of a job, once one has begun.
@@ -448,8 +429,9 @@ fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
 #[test]
 fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
     let spread = Spread::new(2);
-    paint(spread.source().join("f"), 7);
-    let child = spread.push(&[], "source").start();
+    // slow, so that the job has not ended before what holds up its end is there
+    paint(spread.source().join("f"), 4 << 20);
+    let child = spread.push(&["--limit", "1MB"], "source").start();
     spread.kill_at_the_end();
     crate::command::finish(child).expect(0);
     assert_eq!(job_in(&spread.target_directory()), None);
