@@ -126,8 +126,11 @@ struct SideBySide<'a, Work, Admit, T> {
     done: Mutex<Vec<T>>,
 }
 
-/// The longest time until a waiting thread notices that its session has ended.
+/// The longest time until the first thread that waits notices that its session has ended, or that another's lease has.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
+/// For how many threads ahead of it a waiting one looks that much later: hundreds that wait must not keep the cores
+/// busy with looking.
+const LOOKS_LATER_MAX: usize = 9;
 /// How long a thread may not ask and still count.
 const LEASE: Duration = Duration::from_secs(1);
 /// Pieces of work are measured together until they have taken this long.
@@ -255,8 +258,9 @@ impl StorageThreads {
                 state.wake_first();
                 return Some(number);
             }
+            let looks_after = state.looks_after(number);
             drop(state);
-            thread::park_timeout(STOPPED_AFTER);
+            thread::park_timeout(looks_after);
             state = self.lock();
         }
     }
@@ -357,6 +361,13 @@ impl State {
 
     fn first(&self, task: Task) -> Option<&Waiting> {
         self.waiting.iter().find(|waiting| waiting.task == task)
+    }
+
+    /// After what time a waiting thread looks again whether it may begin, unless it is woken.
+    fn looks_after(&self, number: u64) -> Duration {
+        let waiting = self.waiting.iter().take(LOOKS_LATER_MAX);
+        let ahead = waiting.take_while(|other| other.number != number);
+        STOPPED_AFTER + ahead.map(|_| STOPPED_AFTER).sum()
     }
 
     /// Whether a waiting thread may begin. The first of all gets a place that there is whatever the storage; the first
