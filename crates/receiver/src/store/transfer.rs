@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_file_mtime};
@@ -26,7 +27,7 @@ use crate::shared_job::session::{Heart, SharedJobSession};
 use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
-use crate::store::publishing::publisher::Publisher;
+use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
 use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
@@ -97,6 +98,11 @@ impl Transfer {
         } else {
             Whole::Here
         };
+        let idle_max = match open.durability {
+            Durability::File => Duration::ZERO,
+            _ if target.shared_job.is_some() => IDLE_MAX_IN_JOB,
+            _ => IDLE_MAX,
+        };
         let own = target.shared_job.as_ref().map(SharedJobSession::job);
         let other_jobs = OtherJobs::new(own, target.tree.lease(), None);
         let removals = config.removals.clone().unwrap_or_else(|| removals_of(open));
@@ -120,7 +126,7 @@ impl Transfer {
             spare_parts: SpareParts::default(),
             parts,
             bases: Bases::new(config.writers, Arc::clone(&config.file_io), config.direct),
-            publisher: Publisher::new(open.durability == Durability::File),
+            publisher: Publisher::new(idle_max),
             reports,
             quota,
             meter: Arc::clone(&config.meter),

@@ -61,8 +61,8 @@ pub(crate) struct Publisher {
     sweep_ended: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
-    /// Whether what is written is published without waiting for more: the sender wants each file durable by itself.
-    promptly: bool,
+    /// How long files wait for their names when nothing else comes.
+    idle_max: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -208,8 +208,10 @@ const HIDDEN_NAME_BYTES: usize = 80;
 const _: () = assert!(
     2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES
 );
-/// How long files wait for their names when nothing else comes.
-const IDLE_MAX: Duration = Duration::from_millis(200);
+/// How long files wait for their names when nothing else comes, and the sender has other work meanwhile.
+pub(crate) const IDLE_MAX: Duration = Duration::from_millis(200);
+/// The same in a job of several receivers, where a sender waits for the names before it says that an item is done.
+pub(crate) const IDLE_MAX_IN_JOB: Duration = Duration::from_millis(10);
 /// The most staging directories of one generation, of which two may be under way.
 pub(crate) const STAGING_MAX: usize = 128;
 /// The number of large files for which a generation is published before its time.
@@ -242,9 +244,10 @@ impl SmallFile {
 }
 
 impl Publisher {
-    pub(crate) fn new(promptly: bool) -> Self {
+    /// A publisher that gives files their names when nothing else has come for this time, or sooner.
+    pub(crate) fn new(idle_max: Duration) -> Self {
         Self {
-            promptly,
+            idle_max,
             ..Self::default()
         }
     }
@@ -319,7 +322,7 @@ impl Publisher {
             _held: held,
         };
         state.current.staging.insert(path.clone(), filling);
-        state.current.touch();
+        self.touch(&mut state);
         drop(state);
         drop(begun);
         Some(self.guard(path, &staging))
@@ -419,7 +422,7 @@ impl Publisher {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
         state.current.files.push(file);
-        state.current.touch();
+        self.touch(&mut state);
     }
 
     /// Notes that a file which has been flushed by itself has got its name in a directory.
@@ -428,7 +431,7 @@ impl Publisher {
         if !state.current.named_in.contains(directory) {
             state.current.named_in.insert(directory.clone());
         }
-        state.current.touch();
+        self.touch(&mut state);
     }
 
     /// Hands in a large file that waits for its name.
@@ -436,7 +439,7 @@ impl Publisher {
         let mut state = self.state.lock();
         state.current.large.push(file);
         state.current.entries += 1;
-        state.current.touch();
+        self.touch(&mut state);
         self.request_if_full(&mut state);
     }
 
@@ -466,7 +469,7 @@ impl Publisher {
         let mut state = self.state.lock();
         state.current.batches.push(batch);
         state.current.entries += entries;
-        state.current.touch();
+        self.touch(&mut state);
         self.request_if_full(&mut state);
         while state.current.is_over(ENTRIES_MAX, ITEMS_MAX) && !state.stopped {
             state.requested = true;
@@ -481,29 +484,41 @@ impl Publisher {
         self.changed.notify_all();
     }
 
-    /// Waits for the next work of the thread that publishes.
+    /// Waits for the next work of the thread that publishes, for this time at most.
     pub(crate) fn next(&self, pause: Duration) -> Wake {
-        let state = self.state.lock();
-        let idle = |state: &mut State| !state.stopped && !state.requested;
-        let waited = self.changed.wait_timeout_while(state, pause, idle);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match (state.stopped, std::mem::take(&mut state.requested)) {
-            (true, _) => Wake::Stopped,
-            (false, true) => Wake::Requested,
-            (false, false) => Wake::Time,
+        let latest = Instant::now() + pause;
+        let mut state = self.state.lock();
+        loop {
+            if state.stopped {
+                return Wake::Stopped;
+            }
+            if std::mem::take(&mut state.requested) {
+                return Wake::Requested;
+            }
+            let idle = state.current.touched.map(|touched| touched + self.idle_max);
+            let until = idle.map_or(latest, |idle| idle.min(latest));
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Wake::Time;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Whether unpublished files have waited for long enough.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
-        let state = self.state.lock();
+        let current = &self.state.lock().current;
         let longer =
             |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
-        let current = &state.current;
-        current.began.is_some()
-            && (self.promptly
-                || longer(current.began, wait_max)
-                || longer(current.touched, IDLE_MAX))
+        longer(current.began, wait_max) || longer(current.touched, self.idle_max)
+    }
+
+    /// Notes that something has come, which the thread that publishes may sleep through otherwise.
+    fn touch(&self, state: &mut State) {
+        if state.current.touch() {
+            self.changed.notify_all();
+        }
     }
 
     fn request_if_full(&self, state: &mut State) {
@@ -610,11 +625,10 @@ impl FillingGuard<'_> {
             book(filling);
             filling.writers -= 1;
         }
-        current.touch();
-        let is_waited_for = state.closing;
+        // Only `take` waits for the others, and the thread that publishes for the first. Writers come here for every
+        // few files, and each notification would wake that thread, which has nothing to do yet.
+        let is_waited_for = current.touch() || state.closing;
         drop(state);
-        // Only `take` waits for this. Writers come here for every few files, and each notification would wake the
-        // thread that publishes, which has nothing to do yet.
         if is_waited_for {
             self.publisher.changed.notify_all();
         }
@@ -651,10 +665,13 @@ impl State {
 }
 
 impl Generation {
-    fn touch(&mut self) {
+    /// Notes that something has come; returns whether it is the first.
+    fn touch(&mut self) -> bool {
         let now = Instant::now();
+        let is_first = self.began.is_none();
         self.began.get_or_insert(now);
         self.touched = Some(now);
+        is_first
     }
 
     fn is_over(&self, entries: u64, items: u64) -> bool {

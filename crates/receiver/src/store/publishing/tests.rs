@@ -12,6 +12,7 @@ use super::*;
 use crate::resume::journal::list;
 use crate::store::placer::Placer;
 use crate::store::placer::tests::{begin, files, transfer_with_journals};
+use crate::store::publishing::publisher::Publisher;
 use crate::store::target::file_systems::FileSystems;
 
 /// A flush that begins, and ends as it is told to.
@@ -129,4 +130,18 @@ fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     assert_eq!(flushed(), [true, false]);
     flush.publish(&transfer, Ok(()), || ());
     assert_eq!(flushed(), [true, true]);
+}
+
+/// In a job of several receivers a sender waits for the names.
+#[test]
+fn the_thread_that_publishes_wakes_soon_after_the_first_file_of_a_generation() {
+    let publisher = Publisher::new(Duration::from_millis(1));
+    let pause = Duration::from_secs(60);
+    let began = Instant::now();
+    thread::scope(|scope| {
+        let woken = scope.spawn(|| publisher.next(pause));
+        publisher.has_named_in(&RelPath::root());
+        assert!(matches!(woken.join().unwrap(), Wake::Time));
+    });
+    assert!(began.elapsed() < pause && publisher.is_due(pause));
 }
