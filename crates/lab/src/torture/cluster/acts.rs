@@ -13,7 +13,8 @@ pub(crate) enum Who {
     Receiver(usize),
     /// A node of this number, other than the head.
     Node(usize),
-    Broker,
+    /// A server of the broker of this number.
+    Server(usize),
 }
 
 /// What the broker loses.
@@ -23,7 +24,7 @@ pub(super) enum Loss {
     Consumers,
     /// The queue itself.
     Stream,
-    /// All that it has: it is killed as well.
+    /// All that it has: all its servers are killed as well.
     Store,
 }
 
@@ -79,6 +80,8 @@ pub(super) enum Since {
 pub(crate) struct Crowd {
     pub(crate) receivers: usize,
     pub(crate) nodes: usize,
+    /// The servers of the broker.
+    pub(crate) servers: usize,
 }
 
 impl Crowd {
@@ -87,7 +90,7 @@ impl Crowd {
             0 => Who::Head,
             1 => Who::Receiver(dice.index(self.receivers)),
             2 => Who::Node(dice.index(self.nodes)),
-            _ => Who::Broker,
+            _ => Who::Server(dice.index(self.servers)),
         }
     }
 }
@@ -108,7 +111,7 @@ pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
     for _ in 0..=dice.weighted([3, 4, 3, 2].into_iter()) {
         after += moment(dice, BETWEEN_MICROS_MAX);
         if dice.one_in(3) {
-            lose(dice, after, &mut acts);
+            lose(dice, after, crowd.servers, &mut acts);
         } else {
             let who = crowd.draw(dice);
             strike(dice, (after, who), &mut acts);
@@ -121,7 +124,7 @@ pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
 }
 
 /// The broker loses something.
-fn lose(dice: &mut Dice, after: Duration, acts: &mut Acts) {
+fn lose(dice: &mut Dice, after: Duration, servers: usize, acts: &mut Acts) {
     let loss = match dice.weighted([1, 1, 1].into_iter()) {
         0 => Loss::Consumers,
         1 => Loss::Stream,
@@ -132,11 +135,12 @@ fn lose(dice: &mut Dice, after: Duration, acts: &mut Acts) {
         act: Act::Lose(loss),
     });
     if loss == Loss::Store {
-        let after = after + moment(dice, AWAY_MICROS_MAX);
-        acts.now.push(Timed {
-            after,
-            act: Act::Start(Who::Broker),
-        });
+        for server in 0..servers {
+            acts.now.push(Timed {
+                after: after + moment(dice, AWAY_MICROS_MAX),
+                act: Act::Start(Who::Server(server)),
+            });
+        }
     }
 }
 

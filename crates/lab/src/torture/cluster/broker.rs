@@ -18,33 +18,121 @@ use serde_json::{Value, json};
 use super::acts::Loss;
 use crate::measure::race;
 
-/// A broker, which lets everybody in.
+/// A broker of one server or several, which let everybody in.
 #[derive(Debug)]
 pub(super) struct Broker {
+    servers: Vec<Server>,
+}
+
+impl Broker {
+    /// Writes the configurations of so many servers.
+    pub(super) fn of_lab(
+        count: usize,
+        directory: &Path,
+        mut free_address: impl FnMut() -> Result<SocketAddr>,
+    ) -> Result<Self> {
+        fs::create_dir(directory).context("failed to make a directory for the broker")?;
+        let mut addresses = || {
+            (0..count)
+                .map(|_| free_address())
+                .collect::<Result<Vec<_>>>()
+        };
+        let clients = addresses()?;
+        let routes = addresses()?;
+        let servers = clients.into_iter().enumerate().map(|(number, address)| {
+            let directory = directory.join(format!("server-{number}"));
+            let cluster = match &*routes {
+                [_alone] => String::new(),
+                routes => cluster_of(number, routes),
+            };
+            Server::of_lab(address, directory, &cluster)
+        });
+        let servers = servers.collect::<Result<_>>()?;
+        Ok(Self { servers })
+    }
+
+    /// Where it is reached.
+    pub(super) fn urls(&self) -> String {
+        let urls = self
+            .servers
+            .iter()
+            .map(|server| format!("nats://{}", server.address));
+        urls.collect::<Vec<_>>().join(",")
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// One of its servers.
+    pub(super) fn server(&self, which: usize) -> &Server {
+        &self.servers[which]
+    }
+
+    pub(super) fn start(&self) -> Result<()> {
+        self.servers.iter().try_for_each(Server::start)
+    }
+
+    pub(super) fn kill(&self) -> Result<()> {
+        self.servers.iter().try_for_each(Server::kill)
+    }
+
+    /// Loses something, as far as it exists.
+    pub(super) fn lose(&self, loss: Loss) -> Result<()> {
+        if loss == Loss::Store {
+            // none is left that could give the others what they have lost
+            self.kill()?;
+            return self.servers.iter().try_for_each(Server::lose_store);
+        }
+        // one that does not run, or that does not answer, loses nothing now
+        for mut client in self
+            .servers
+            .iter()
+            .filter_map(|server| server.client().ok())
+        {
+            if client.lose(loss).is_ok() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of a server's configuration by which it finds the others.
+fn cluster_of(number: usize, routes: &[SocketAddr]) -> String {
+    let listen = routes[number];
+    let routes = routes.iter().map(|route| format!("nats://{route}"));
+    format!(
+        "server_name: n{number}\ncluster {{ name: lab, listen: \"{listen}\", routes: [{}] }}\n",
+        routes.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Server {
     address: SocketAddr,
     /// The directory with its configuration and its store.
     directory: PathBuf,
 }
 
-impl Broker {
-    /// Writes the configuration of a broker.
-    pub(super) fn of_lab(address: SocketAddr, directory: &Path) -> Result<Self> {
-        fs::create_dir(directory).context("failed to make a directory for the broker")?;
-        let broker = Self {
-            address,
-            directory: directory.to_owned(),
-        };
-        let (path, log) = (directory.display(), directory.join("nats-server.log"));
+impl Server {
+    /// Writes its configuration, with the part `cluster`.
+    fn of_lab(address: SocketAddr, directory: PathBuf, cluster: &str) -> Result<Self> {
+        fs::create_dir(&directory).context("failed to make a directory for a server")?;
+        let log = directory.join("nats-server.log");
         let text = format!(
-            "host: \"{}\"\nport: {}\nlogfile: \"{}\"\njetstream {{ store_dir: \"{path}\", max_file_store: {} }}\n",
+            "host: \"{}\"\nport: {}\nlogfile: \"{}\"\njetstream {{ store_dir: \"{}\", max_file_store: {} }}\n{cluster}",
             address.ip(),
             address.port(),
             log.display(),
+            directory.display(),
             8_u64 << 30,
         );
-        fs::write(broker.configuration(), text)
+        let server = Self { address, directory };
+        fs::write(server.configuration(), text)
             .context("failed to write the broker's configuration")?;
-        Ok(broker)
+        Ok(server)
     }
 
     fn configuration(&self) -> PathBuf {
@@ -117,26 +205,17 @@ impl Broker {
         Ok(())
     }
 
-    /// Loses something, as far as it exists.
-    pub(super) fn lose(&self, loss: Loss) -> Result<()> {
-        if loss == Loss::Store {
-            loop {
-                self.kill()?;
-                match fs::remove_dir_all(self.directory.join("jetstream")) {
-                    Ok(()) => return Ok(()),
-                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                    // the push has started it again meanwhile
-                    Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
-                    Err(error) => return Err(error).context("failed to empty the broker"),
-                }
+    fn lose_store(&self) -> Result<()> {
+        loop {
+            self.kill()?;
+            match fs::remove_dir_all(self.directory.join("jetstream")) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                // somebody has started it again meanwhile
+                Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+                Err(error) => return Err(error).context("failed to empty the broker"),
             }
         }
-        // none that runs, or that answers, loses nothing now
-        let Ok(mut client) = self.client() else {
-            return Ok(());
-        };
-        let _it_has_ended_meanwhile = client.lose(loss);
-        Ok(())
     }
 
     fn client(&self) -> Result<Client> {
@@ -144,7 +223,7 @@ impl Broker {
     }
 }
 
-impl Drop for Broker {
+impl Drop for Server {
     fn drop(&mut self) {
         if let Err(error) = self.kill() {
             eprintln!("zmove-lab: {error:#}");

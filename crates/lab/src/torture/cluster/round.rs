@@ -45,9 +45,13 @@ enum Ending {
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, String) {
     let mut shown = String::new();
     let outcome = Round::set_up(zmove, directory, seed).map(|mut round| {
-        let Crowd { receivers, nodes } = round.stand.crowd();
+        let Crowd {
+            receivers,
+            nodes,
+            servers,
+        } = round.stand.crowd();
         let options = round.at.options.join(" ");
-        shown = format!("{receivers} receivers, {nodes} nodes, {options}");
+        shown = format!("{receivers} receivers, {nodes} nodes, {servers} servers, {options}");
         let outcome = round.run();
         let mut tally = std::mem::take(&mut round.tally);
         round.at.conclude(outcome, &mut tally.common);
@@ -74,6 +78,7 @@ impl Round {
         let crowd = Crowd {
             receivers: 2 + dice.index(RECEIVERS_MAX - 1),
             nodes: 1 + dice.index(NODES_MAX),
+            servers: if seed.is_multiple_of(3) { 3 } else { 1 },
         };
         let host = (host_of(seed), &mut dice);
         let stand = Stand::set_up((zmove, directory, &at.shared), crowd, &serve, host)?;

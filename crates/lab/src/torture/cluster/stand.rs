@@ -1,6 +1,6 @@
 //! The programs of a round: receivers, nodes and a broker, and the heads that come and go.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -66,8 +66,8 @@ impl Stand {
                 is_away: false,
             });
         }
-        let address = free_address_of(host, dice)?;
-        let broker = Broker::of_lab(address, &directory.join("broker"))?;
+        let free_address = || free_address_of(host, dice);
+        let broker = Broker::of_lab(crowd.servers, &directory.join("broker"), free_address)?;
         broker.start()?;
         let mut stand = Self {
             place,
@@ -75,7 +75,7 @@ impl Stand {
             nodes: Vec::new(),
             broker,
         };
-        stand.make_cluster(address)?;
+        stand.make_cluster()?;
         for home in nodes {
             let mut node = Node {
                 home,
@@ -87,7 +87,7 @@ impl Stand {
         Ok(stand)
     }
 
-    fn make_cluster(&self, address: SocketAddr) -> Result<()> {
+    fn make_cluster(&self) -> Result<()> {
         let mut words: Vec<String> = ["cluster", "init", "--accept-new", CLUSTER]
             .map(str::to_owned)
             .into();
@@ -96,7 +96,7 @@ impl Stand {
                 .iter()
                 .map(|receiver| receiver.daemon.address().to_string()),
         );
-        words.extend(["--nats".to_owned(), format!("nats://{address}")]);
+        words.extend(["--nats".to_owned(), self.broker.urls()]);
         self.run(&words)
     }
 
@@ -145,6 +145,7 @@ impl Stand {
         Crowd {
             receivers: self.receivers.len(),
             nodes: self.nodes.len(),
+            servers: self.broker.count(),
         }
     }
 
@@ -160,7 +161,7 @@ impl Stand {
                     running.kill()?;
                 }
             }
-            Who::Broker => self.broker.kill()?,
+            Who::Server(which) => self.broker.server(which).kill()?,
         }
         Ok(())
     }
@@ -185,7 +186,7 @@ impl Stand {
                 self.nodes[which] = node;
             }
             Who::Node(_) => {}
-            Who::Broker => self.broker.start()?,
+            Who::Server(which) => self.broker.server(which).start()?,
         }
         Ok(())
     }
@@ -199,18 +200,18 @@ impl Stand {
                     running.signal(signal);
                 }
             }
-            Who::Broker => self.broker.signal(signal)?,
+            Who::Server(which) => self.broker.server(which).signal(signal)?,
         }
         Ok(())
     }
 
     /// Wakes all who are stopped, and starts all who are away.
     pub(super) fn restore(&mut self) -> Result<()> {
-        let Crowd { receivers, nodes } = self.crowd();
-        let all = (0..receivers)
+        let crowd = self.crowd();
+        let all = (0..crowd.receivers)
             .map(Who::Receiver)
-            .chain((0..nodes).map(Who::Node))
-            .chain([Who::Broker]);
+            .chain((0..crowd.nodes).map(Who::Node))
+            .chain((0..crowd.servers).map(Who::Server));
         for who in all.collect::<Vec<_>>() {
             self.signal(who, Signal::CONT)?;
             self.start(who)?;

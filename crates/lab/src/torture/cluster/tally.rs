@@ -21,7 +21,7 @@ struct Struck {
     heads: u64,
     receivers: u64,
     nodes: u64,
-    brokers: u64,
+    servers: u64,
 }
 
 impl Struck {
@@ -30,7 +30,7 @@ impl Struck {
             Who::Head => &mut self.heads,
             Who::Receiver(_) => &mut self.receivers,
             Who::Node(_) => &mut self.nodes,
-            Who::Broker => &mut self.brokers,
+            Who::Server(_) => &mut self.servers,
         } += 1;
     }
 
@@ -40,13 +40,13 @@ impl Struck {
             heads,
             receivers,
             nodes,
-            brokers,
+            servers,
         }: &Self,
     ) {
         self.heads += heads;
         self.receivers += receivers;
         self.nodes += nodes;
-        self.brokers += brokers;
+        self.servers += servers;
     }
 }
 
@@ -56,11 +56,11 @@ impl fmt::Display for Struck {
             heads,
             receivers,
             nodes,
-            brokers,
+            servers,
         } = self;
         write!(
             f,
-            "{heads} heads, {receivers} receivers, {nodes} nodes, {brokers} brokers"
+            "{heads} heads, {receivers} receivers, {nodes} nodes, {servers} servers"
         )
     }
 }

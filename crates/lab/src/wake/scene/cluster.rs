@@ -40,6 +40,7 @@ pub(super) struct Cluster {
 }
 
 const CROWD: Crowd = Crowd {
+    servers: 1,
     receivers: 2,
     nodes: 1,
 };
