@@ -360,6 +360,35 @@ pub(crate) fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
+/// Some file systems in user space refuse to rename over what is there. What stays old is no file that is equal.
+#[test]
+fn a_rename_that_does_not_replace_is_named_and_counts_nothing_as_equal() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    paint_mixture(&site.source());
+    symlink("there", site.source().join("link")).unwrap();
+    for when in ["nothing is there", "old contents are there"] {
+        let (outcome, struck) = push_under(&site, "renameat", "error=EEXIST", &[]);
+        assert!(struck, "{when}");
+        let outcome = outcome.expect(23);
+        let blames = |line: &str| line.starts_with("zmove: ") && line.contains("File exists");
+        assert!(
+            outcome.stderr.lines().all(blames),
+            "{when}: {}",
+            outcome.stderr
+        );
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+        for name in ["d0/small2", "d1/small3", "large"] {
+            paint(site.source().join(name), 2 * GROUP_BYTES - 7);
+        }
+        std::fs::remove_file(site.source().join("link")).unwrap();
+        symlink("elsewhere", site.source().join("link")).unwrap();
+    }
+}
+
 /// Perhaps it was somebody else's data on the same file system that could not be written: what is there when
 /// it is read back past the page cache gets its name.
 #[test]

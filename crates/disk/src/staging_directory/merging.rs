@@ -208,6 +208,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             self.discard(name);
             return true;
         }
+        let may_be_directory = matches!(file_type, FileType::Directory | FileType::Unknown);
         let old = place(from, name.as_os_str());
         let new = place(into, name.as_os_str());
         let renamed = self
@@ -218,7 +219,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             // A rename does nothing where both names lead to one file, and would be made again and again.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
-            Err(Errno::EXIST | Errno::NOTEMPTY) => {
+            Err(Errno::EXIST | Errno::NOTEMPTY) if may_be_directory => {
                 self.levels.last_mut().into_iter().for_each(|level| {
                     level.below.push(name.clone());
                 })

@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own};
+use zmove_disk::{
+    Answers, FileIdentity, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
+};
 use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -552,7 +554,7 @@ fn publish_hidden(
         small,
     }: &HiddenFile,
 ) -> Result<(), (Operation, FaultCode)> {
-    let directory = naming(directories.as_it_is(path))?;
+    let directory = naming(target, directories.as_it_is(path))?;
     let name = target.name(path, &small.file.name);
     if stays_there(
         target,
@@ -562,16 +564,19 @@ fn publish_hidden(
     ) {
         return Err(ALREADY_THERE);
     }
-    settled(target.place_over_directory(At(path, Some(name)), || {
-        let place = (&*directory, name);
-        let published = target.staging_place.publish(
-            target.tree.lease(),
-            hidden,
-            place,
-            target.rules.replaces(),
-        );
-        published.map_err(failed_to(Operation::Rename))
-    }))
+    settled(
+        target,
+        target.place_over_directory(At(path, Some(name)), || {
+            let place = (&*directory, name);
+            let published = target.staging_place.publish(
+                target.tree.lease(),
+                hidden,
+                place,
+                target.rules.replaces(),
+            );
+            published.map_err(failed_to(Operation::Rename))
+        }),
+    )
 }
 
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
@@ -586,15 +591,17 @@ fn stays_there(
 }
 
 /// The fault for a name that could not be given.
-fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
-    settled(done.map_err(failed_to(Operation::Rename)))
+fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
+    settled(target, done.map_err(failed_to(Operation::Rename)))
 }
 
-/// The fault of a failure to give a name.
-fn settled<T>(done: Result<T, Failure>) -> Result<T, (Operation, FaultCode)> {
+/// The fault of a failure to give a name. A file system that refuses to replace by a rename fails with the same error
+/// as a rename that is to replace nothing.
+fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, (Operation, FaultCode)> {
+    let keeps_old = target.rules.replaces() == Replace::Nothing;
     done.map_err(
         |(operation, error)| match (operation, Errno::from_io_error(&error)) {
-            (Operation::Rename, Some(Errno::EXIST)) => ALREADY_THERE,
+            (Operation::Rename, Some(Errno::EXIST)) if keeps_old => ALREADY_THERE,
             _ => failure(operation, &error),
         },
     )
@@ -652,15 +659,18 @@ fn name_large(
 ) -> Result<(), (Operation, FaultCode)> {
     let name = path.file_name().expect("a declared file has a name");
     let parent = path.parent().unwrap_or_else(RelPath::root);
-    let directory = naming(directories.as_it_is(&parent))?;
+    let directory = naming(target, directories.as_it_is(&parent))?;
     if target.may_not_be_replaced(&directory, &name, mtime) {
         return Err(ALREADY_THERE);
     }
     staged.move_to(directory);
-    settled(target.place_over_directory(At(&parent, Some(&name)), || {
-        let named = staged.give_name(target.tree.lease(), &name, target.rules.replaces());
-        named.map_err(failed_to(Operation::Rename))
-    }))
+    settled(
+        target,
+        target.place_over_directory(At(&parent, Some(&name)), || {
+            let named = staged.give_name(target.tree.lease(), &name, target.rules.replaces());
+            named.map_err(failed_to(Operation::Rename))
+        }),
+    )
 }
 
 /// Ends a large file that has its name, or cannot get it, and reports it.

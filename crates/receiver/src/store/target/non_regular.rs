@@ -58,7 +58,8 @@ impl TargetTree {
         });
         let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         {
-            Ok(_) | Err(Errno::EXIST) => return Ok(()),
+            Ok(_) => return Ok(()),
+            Err(Errno::EXIST) if self.rules.replaces() == Replace::Nothing => return Ok(()),
             Err(error) => error,
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
@@ -141,8 +142,12 @@ impl TargetTree {
             })
         });
         match placed {
-            // nothing is to be replaced
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(true),
+            Err(error)
+                if Errno::from_io_error(&error) == Some(Errno::EXIST)
+                    && self.rules.replaces() == Replace::Nothing =>
+            {
+                Ok(true)
+            }
             placed => placed.map_err(|error| (failed, error)),
         }
     }
