@@ -30,6 +30,7 @@ mod link;
 mod new_files;
 mod proc;
 mod publish;
+mod region;
 mod remembered;
 mod remove;
 mod replace_file;
@@ -73,6 +74,7 @@ pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
+pub use region::{Region, mounts};
 pub use remembered::{Remembered, today};
 pub use remove::{
     RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,

@@ -11,8 +11,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
-use zmove_disk::Mount;
+use zmove_disk::{Region, mounts};
 use zmove_scan::{FileSystems, ScanRoot};
 use zmove_sender::Guard;
 
@@ -34,15 +33,6 @@ struct Ground {
     ancestors: Vec<(u64, u64)>,
     /// The parts of file systems that lie here; the path's own part comes first.
     regions: Vec<Region>,
-}
-
-/// The part of a file system at and below a path in it.
-#[derive(Debug, PartialEq, Eq)]
-struct Region {
-    device: String,
-    root: PathBuf,
-    /// The place where the region is mounted, relative to the ground's path.
-    below: PathBuf,
 }
 
 impl Overlap {
@@ -186,32 +176,7 @@ impl Ground {
                 .ok()
         };
         let ancestors: Vec<_> = path.ancestors().map_while(identity).collect();
-        let within = mount_of(path, mounts).and_then(|mount| {
-            let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
-            Some(Region {
-                device: mount.device,
-                root,
-                below: PathBuf::new(),
-            })
-        });
-        let unknown = || Region {
-            device: String::new(),
-            root: path.to_owned(),
-            below: PathBuf::new(),
-        };
-        let mut regions = vec![within.unwrap_or_else(unknown)];
-        regions.extend(
-            Mount::all(mounts)
-                .filter(|mount| mount.point != path)
-                .filter_map(|mount| {
-                    let below = mount.point.strip_prefix(path).ok()?.to_owned();
-                    Some(Region {
-                        device: mount.device,
-                        root: mount.root,
-                        below,
-                    })
-                }),
-        );
+        let regions = Region::all_of(path, mounts);
         (!ancestors.is_empty()).then(|| Self {
             path: path.to_owned(),
             ancestors,
@@ -233,42 +198,12 @@ impl Ground {
     }
 }
 
-impl Region {
-    /// The position of this region in another one that holds it.
-    fn position_in(&self, other: &Self) -> Option<&Path> {
-        let same = self.device == other.device;
-        self.root.strip_prefix(&other.root).ok().filter(|_| same)
-    }
-
-    /// The place where two regions overlap, from the top of this one's ground and from the top of the other's.
-    fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
-        if let Some(position) = self.position_in(other) {
-            return Some((self.below.clone(), other.below.join(position)));
-        }
-        let position = other.position_in(self)?;
-        Some((self.below.join(position), other.below.clone()))
-    }
-}
-
-/// The mount that a path lies in.
-fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
-    let asked = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok();
-    let told = asked.filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
-    let numbered =
-        told.and_then(|stat| Mount::all(mounts).find(|mount| mount.id == stat.stx_mnt_id));
-    numbered.or_else(|| Mount::around(mounts, path))
-}
-
 /// Whether a source is a directory. A link to one is not, unless its path ends with a slash.
 fn is_directory(source: &ScanRoot) -> bool {
     source
         .source
         .symlink_metadata()
         .is_ok_and(|there| there.is_dir())
-}
-
-fn mounts() -> Vec<u8> {
-    fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
 fn existing_ancestor(path: &Path) -> Option<PathBuf> {

@@ -2,8 +2,8 @@
 //!
 //! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins,
 //! sessions over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets
-//! overlap by where they are in the file system: two keys may have roots within each other, and links lead from one
-//! spelling of a path to another.
+//! overlap by where they are in their file systems ([`Region`]): two keys may have roots within each other, and links
+//! and bind mounts lead from one spelling of a path to another.
 //!
 //! A session of the same owner whose sender does not echo in time ends as if it had been cut off. The new session waits
 //! for sessions of the same owner that end, since they hold parts and journals that it may take over. It does not wait
@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
+use zmove_disk::{Region, mounts};
 use zmove_types::Lock;
 
 use crate::session::keeping::{Echo, KeptLease, SenderProof};
@@ -28,8 +29,9 @@ pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 #[derive(Clone, Debug)]
 struct TargetSession {
     owner: String,
-    /// The path of the target, with links resolved; `None` if the target is to be refused.
-    target: Option<PathBuf>,
+    /// Where the target is, and what is mounted below it; nothing if the target is to be refused, and `None` if that is
+    /// not known.
+    target: Option<Vec<Region>>,
     sender: SenderProof,
     /// Ends the session with `true`. It has no receivers once the session has ended.
     lost: Arc<watch::Sender<bool>>,
@@ -59,7 +61,7 @@ impl TargetSessions {
         let own = Arc::new(own);
         let new = TargetSession {
             owner: owner.to_owned(),
-            target: real_target(target).await,
+            target: regions_of_target(target).await,
             sender: kept.proof(),
             lost: Arc::clone(&own),
         };
@@ -85,12 +87,13 @@ impl TargetSessions {
 }
 
 impl TargetSession {
-    /// Whether one target is the other, or within it.
+    /// Whether one target is the other, or within it, as far as is known.
     fn overlaps(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (&self.target, &other.target) else {
-            return false;
+            return true;
         };
-        own.starts_with(others) || others.starts_with(own)
+        let meets = |own: &Region| others.iter().any(|other| own.meets(other).is_some());
+        own.iter().any(meets)
     }
 
     /// Ends a session whose sender does not echo a ping, and waits until the session has ended. A session whose
@@ -106,20 +109,26 @@ impl TargetSession {
     }
 }
 
-/// The path of a target with links resolved, as far as it exists. If the storage hangs, the opening reports it later.
-async fn real_target(target: Option<PathBuf>) -> Option<PathBuf> {
-    let path = target.clone()?;
-    let real = timeout(WAIT_MAX, spawn_blocking(move || real_path(&path)));
-    real.await.ok().and_then(Result::ok).or(target)
+/// The regions of a target; `None` if they are not known in time. If the storage hangs, the opening reports it later.
+async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
+    let Some(path) = target else {
+        return Some(Vec::new());
+    };
+    let found = timeout(WAIT_MAX, spawn_blocking(move || regions_of(&path)));
+    found.await.ok()?.ok()?
 }
 
-fn real_path(path: &Path) -> PathBuf {
+/// The regions of a path, of which the last part may not exist yet.
+fn regions_of(path: &Path) -> Option<Vec<Region>> {
     let mut above = path.ancestors();
-    let real = above.find_map(|top| Some((top, top.canonicalize().ok()?)));
-    real.map_or_else(
-        || path.to_owned(),
-        |(top, real)| real.join(path.strip_prefix(top).unwrap_or(path)),
-    )
+    let (top, real) = above.find_map(|top| Some((top, top.canonicalize().ok()?)))?;
+    let mut regions = Region::all_of(&real, &mounts());
+    let rest = path.strip_prefix(top).ok()?;
+    if !rest.as_os_str().is_empty() {
+        regions.truncate(1);
+        regions[0].root.push(rest);
+    }
+    Some(regions)
 }
 
 impl Working {
@@ -210,6 +219,20 @@ mod tests {
         let _first = begin(&sessions, "me", real, &kept).await;
         let target = link.join("new/er");
         assert_eq!(waited(&sessions, "me", target).await, WAIT_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_target_whose_place_is_not_known_overlaps_with_all() {
+        let session = |target| TargetSession {
+            owner: String::new(),
+            target,
+            sender: KeptLease::constant().proof(),
+            lost: Arc::new(watch::Sender::new(false)),
+        };
+        let known = session(regions_of_target(Some("/".into())).await);
+        let refused = session(regions_of_target(None).await);
+        assert!(known.overlaps(&known) && !known.overlaps(&refused));
+        assert!(session(None).overlaps(&known) && known.overlaps(&session(None)));
     }
 
     #[tokio::test(start_paused = true)]
