@@ -160,7 +160,7 @@ impl Authorized {
     /// A node that has no line of its own, and is let in for the grant of a head of this name.
     pub(crate) fn by_head(name: String, grant: NodeGrant) -> Self {
         let head = Granter {
-            key: grant.head(),
+            key: grant.head.key,
             name: name.clone(),
         };
         Self {
@@ -172,7 +172,7 @@ impl Authorized {
 
     /// The peer, as it is shown and logged.
     pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> Who {
-        let by_head = self.node.as_ref().map(|node| node.head());
+        let by_head = self.node.as_ref().map(|node| node.head.key);
         Who {
             name: self.name.clone(),
             address,

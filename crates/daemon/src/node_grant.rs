@@ -6,14 +6,13 @@
 //! **Invariant:** a grant that exists has been signed by its head, for the key that shows it, for this receiver and for
 //! now.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_receiver::TopNames;
 use zmove_transport::{Claim, Fingerprint, job_grant_signer};
 use zmove_types::Beginning;
-use zmove_wire::{JobGrant, Open, Refusal, SharedJobOpening, SignedJobGrant, TargetShape};
+use zmove_wire::{Open, Refusal, SignedJobGrant, TargetShape, TopName};
 
 use crate::refusals::{denied, granted_otherwise};
 
@@ -21,9 +20,11 @@ use crate::refusals::{denied, granted_otherwise};
 #[derive(Debug)]
 pub(crate) struct NodeGrant {
     /// The head, by what it would show itself.
-    head: Claim,
+    pub(crate) head: Claim,
     /// The opening that was granted.
     open: Open,
+    /// The names that may come to the top of the target; none: any.
+    tops: Vec<TopName>,
     /// When it ends, in seconds since 1970.
     not_after: u64,
 }
@@ -43,62 +44,47 @@ impl NodeGrant {
         key: Fingerprint,
         encoded: &[u8],
         now: u64,
-    ) -> Result<Self, Cow<'static, str>> {
-        let signed = SignedJobGrant::decode(encoded)
-            .map_err(|error| format!("it cannot be read: {error}"))?;
-        let JobGrant {
-            node,
-            receivers,
-            open,
-            not_before,
-            not_after,
-        } = &signed.grant;
-        if *node != key.0 {
+    ) -> Result<Self, String> {
+        let signed = SignedJobGrant::decode(encoded);
+        let signed = signed.map_err(|error| format!("it cannot be read: {error}"))?;
+        let grant = &signed.grant;
+        if grant.node != key.0 {
             return Err("it is for the key of another node".into());
         }
-        if !receivers.contains(&own.0) {
+        if !grant.receivers.contains(&own.0) {
             return Err("it is for other receivers".into());
         }
-        if *not_before > now.saturating_add(AHEAD_SECS_MAX) {
-            let behind = (not_before - now) / 60;
+        if grant.not_before > now.saturating_add(AHEAD_SECS_MAX) {
+            let behind = (grant.not_before - now) / 60;
             return Err(format!(
                 "the receiver's clock is {behind} min or more behind that of the node that leads"
-            )
-            .into());
+            ));
         }
-        if now >= *not_after {
-            let ago = (now - not_after) / 60;
+        if now >= grant.not_after {
+            let ago = (now - grant.not_after) / 60;
             return Err(format!(
                 "it ended {ago} min ago by the receiver's clock, which may be ahead of that of the node that leads"
-            )
-            .into());
+            ));
         }
-        if not_after.saturating_sub(*not_before) > VALID_SECS_MAX {
+        if grant.not_after.saturating_sub(grant.not_before) > VALID_SECS_MAX {
             return Err("it is for longer than a day".into());
         }
         let head = job_grant_signer(&signed).ok_or("its signature is not right")?;
-        let open = open.clone();
-        let is_of_a_node = open
-            .shared_job
-            .as_ref()
-            .is_some_and(|part| part.beginning == Beginning::UnderWay);
-        is_of_a_node
-            .then_some(Self {
-                head,
-                open,
-                not_after: *not_after,
-            })
-            .ok_or("it is not for a job".into())
-    }
-
-    /// The key of the head.
-    pub(crate) const fn head(&self) -> Fingerprint {
-        self.head.key
-    }
-
-    /// The head, by what it would show itself.
-    pub(crate) const fn claim(&self) -> &Claim {
-        &self.head
+        let not_after = grant.not_after;
+        let open = signed.grant.open;
+        match (&open.shared_job, &open.shape) {
+            (Some(part), TargetShape::Directory { tops })
+                if part.beginning == Beginning::UnderWay =>
+            {
+                Ok(Self {
+                    head,
+                    tops: tops.clone(),
+                    open,
+                    not_after,
+                })
+            }
+            _ => Err("it is not for a job".into()),
+        }
     }
 
     /// Resolves when the grant has ended.
@@ -107,48 +93,37 @@ impl NodeGrant {
         tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     }
 
-    /// Refuses an opening that is not the one that was granted.
+    /// Refuses an opening that is not the one that was granted, but for the name of the node, the run and names at the
+    /// top.
     pub(crate) fn check_opening(&self, open: &Open) -> Result<(), Refusal> {
-        let (Some(granted), Some(asked)) = (&self.open.shared_job, &open.shared_job) else {
+        let mut asked = Open {
+            run: self.open.run,
+            ..open.clone()
+        };
+        let (Some(granted), Some(part)) = (&self.open.shared_job, &mut asked.shared_job) else {
             return Err(denied("the grant is for a part in a job"));
         };
-        if **granted
-            != (SharedJobOpening {
-                node: granted.node.clone(),
-                ..(**asked).clone()
-            })
-        {
+        part.node = granted.node.clone();
+        if part != granted {
             return Err(denied("the grant is for another job"));
         }
-        let shape = match &open.shape {
-            TargetShape::Directory { .. } => self.open.shape.clone(),
-            shape @ TargetShape::Single { .. } => shape.clone(),
-        };
-        if self.open
-            != (Open {
-                run: self.open.run,
-                shape,
-                shared_job: self.open.shared_job.clone(),
-                ..open.clone()
-            })
-        {
-            return Err(granted_otherwise());
+        if matches!(asked.shape, TargetShape::Directory { .. }) {
+            asked.shape = self.open.shape.clone();
         }
-        Ok(())
+        if asked == self.open {
+            Ok(())
+        } else {
+            Err(granted_otherwise())
+        }
     }
 
     /// The names that may come to the top of the target.
     pub(crate) fn top_names(&self) -> TopNames {
-        match &self.open.shape {
-            TargetShape::Directory { tops } if tops.is_empty() => TopNames::default(),
-            TargetShape::Directory { tops } => {
-                let tops: HashSet<_> = tops.iter().map(|top| top.0.as_bytes().to_vec()).collect();
-                TopNames::only(move |top| tops.contains(top))
-            }
-            TargetShape::Single { name } => {
-                let name = name.clone();
-                TopNames::only(move |top| top == name.as_bytes())
-            }
+        if self.tops.is_empty() {
+            return TopNames::default();
         }
+        let tops = self.tops.iter().map(|top| top.0.as_bytes().to_vec());
+        let tops: HashSet<_> = tops.collect();
+        TopNames::only(move |top| tops.contains(top))
     }
 }

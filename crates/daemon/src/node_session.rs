@@ -27,26 +27,17 @@ pub(crate) fn authorize(
     claim: &Claim,
     encoded: &[u8],
 ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
-    let denied = |fault: String| {
-        Ok(Err(Denial::JobGrant {
-            key: claim.key,
-            fault,
-        }))
-    };
-    let grant = match NodeGrant::check(own, claim.key, encoded, now()) {
+    let key = claim.key;
+    let denied = |fault| Ok(Err(Denial::JobGrant { key, fault }));
+    let grant = match NodeGrant::check(own, key, encoded, now()) {
         Ok(grant) => grant,
-        Err(fault) => return denied(fault.into_owned()),
+        Err(fault) => return denied(fault),
     };
-    match authorizer.authorize(grant.claim())? {
-        Ok(head) if !head.may_write() => denied(format!(
-            "{}, who has signed it, may not write here",
-            head.name
-        )),
-        Ok(head) if !head.may_lead() => denied(format!(
-            "{}, who has signed it, may not lead jobs here (zmove allow --lead)",
-            head.name
-        )),
-        Ok(head) => Ok(Ok(Authorized::by_head(head.name, grant))),
+    let may_not = |what, name| denied(format!("{name}, who has signed it, may not {what}"));
+    match authorizer.authorize(&grant.head)? {
+        Ok(head) if head.may_lead() => Ok(Ok(Authorized::by_head(head.name, grant))),
+        Ok(head) if head.may_write() => may_not("lead jobs here (zmove allow --lead)", head.name),
+        Ok(head) => may_not("write here", head.name),
         Err(denial) => denied(format!(
             "the key that has signed it is not let in: {denial}"
         )),
@@ -68,26 +59,15 @@ impl Grants for NodeSession {
 
     fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
         self.grant.check_opening(open)?;
-        let head = self
-            .authorizer
-            .authorize(self.grant.claim())
-            .map_err(|_| rights_unreadable())?;
-        let head = head.ok().filter(Authorized::may_lead);
+        let claim = &self.grant.head;
+        let head = self.authorizer.authorize(claim);
+        let head = head.map_err(|_| rights_unreadable())?.ok();
+        let head = head.filter(Authorized::may_lead);
         let head =
             head.ok_or_else(|| denied("the key of the job's head may not lead here any more"))?;
-        let Around {
-            rate,
-            rates,
-            quotas,
-            limits,
-        } = &self.around;
-        let key = self.grant.head();
-        if let Some(limit) = head.rights.rate_max {
-            rate.keep_within(rates.of(key, limit));
-        }
         Ok(TakenUp {
+            quota: self.around.charge(claim.key, &head.rights),
             rights: head.rights,
-            quota: quotas.of(key, limits),
             top_names: self.grant.top_names(),
             allowance: None,
             removals: Arc::new(RemovalBudget::new(0)),

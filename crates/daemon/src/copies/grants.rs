@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_disk::RemovalBudget;
 use zmove_engine::{RemoteSources, fresh_transfer};
-use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Stored, TakenUp};
+use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Rights, Stored, TakenUp};
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
@@ -90,6 +90,16 @@ pub(crate) struct Around {
     pub(crate) rates: Arc<Rates>,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) limits: Limits,
+}
+
+impl Around {
+    /// Makes the session's rate a part of that of a client, and returns the client's quota.
+    pub(crate) fn charge(&self, client: Fingerprint, rights: &Rights) -> Quota {
+        if let Some(limit) = rights.rate_max {
+            self.rate.keep_within(self.rates.of(client, limit));
+        }
+        self.quotas.of(client, &self.limits)
+    }
 }
 
 /// How long a grant waits for its beginning.
@@ -300,8 +310,8 @@ impl GrantBook {
         source: Fingerprint,
         open: &Open,
         authorizer: &Authorizer,
-        quota_of: impl FnOnce(Fingerprint) -> Quota,
-    ) -> Result<(Fingerprint, TakenUp, Taken), Refusal> {
+        around: &Around,
+    ) -> Result<(TakenUp, Taken), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
         // One text for a grant that is not there and one that is another's: nobody learns which there are.
         let kept = kept.filter(|kept| kept.order.source == source.0);
@@ -329,14 +339,13 @@ impl GrantBook {
             }
             return Err(failed(&error));
         }
-        let client = Fingerprint(kept.client);
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
         let removals = Arc::new(RemovalBudget::new(
             removals_max.saturating_sub(before.removed),
         ));
         let taken_up = TakenUp {
+            quota: around.charge(Fingerprint(kept.client), &authorized.rights),
             rights: authorized.rights,
-            quota: quota_of(client),
             top_names,
             allowance: Some(Arc::clone(&allowance)),
             removals: Arc::clone(&removals),
@@ -349,7 +358,7 @@ impl GrantBook {
             removals_max,
             tally: self.tallies.open(token),
         };
-        Ok((client, taken_up, taken))
+        Ok((taken_up, taken))
     }
 
     /// Counts what a session has done. May block on files.
@@ -506,19 +515,9 @@ impl Grants for PeerGrants {
             .grant
             .as_ref()
             .ok_or_else(|| denied("the opening names no grant"))?;
-        let Around {
-            rate,
-            rates,
-            quotas,
-            limits,
-        } = &self.around;
-        let quota_of = |client| quotas.of(client, limits);
         let book = &self.book.grants;
-        let (client, taken, session) =
-            book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
-        if let Some(limit) = taken.rights.rate_max {
-            rate.keep_within(rates.of(client, limit));
-        }
+        let (taken, session) =
+            book.take_up(token, self.source, open, &self.authorizer, &self.around)?;
         // a session has one opening
         let _first = self.taken.set(session);
         Ok(taken)
