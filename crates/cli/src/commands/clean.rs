@@ -3,19 +3,17 @@
 mod report;
 
 use std::os::unix::ffi::OsStrExt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{
-    Connector, DialSettings, Location, ReceiverConfig, Remote, clean_locally, fresh_transfer,
-};
+use zmove_engine::{DialSettings, Location, ReceiverConfig, Remote, clean_locally, fresh_transfer};
 use zmove_sender::{CleanEvent, clean};
 use zmove_wire::{Intent, Open, Overwrite};
 
 use crate::args::CleanArgs;
-use crate::commands::transfer::interrupted;
+use crate::commands::transfer::{interrupted, reach};
 use crate::display::prompt::Prompt;
-use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::value::exit::Exit;
 
@@ -67,19 +65,8 @@ async fn clean_there(
     dial: &DialSettings,
     tell: &mut (dyn FnMut(CleanEvent) + Send),
 ) -> Result<()> {
-    let home = settings::home(Role::Client)?;
-    let connector = Connector {
-        home: &home,
-        remote,
-        settings: dial,
-        listener: &terminal::Notices,
-    };
-    let stop = interrupted();
-    tokio::pin!(stop);
-    let reached = tokio::select! {
-        reached = connector.connect(None) => reached?,
-        () = stop.as_mut() => return Err(zmove_sender::SessionError::Interrupted.into()),
-    };
+    let mut stop = pin!(interrupted());
+    let reached = reach(remote, dial, stop.as_mut()).await?;
     let cleaned = clean(open, reached.link, tell, stop).await;
     reached.route.close().await;
     if let Some(cause) = reached.route.black_hole() {

@@ -11,13 +11,14 @@ mod storage;
 mod table;
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Error, Result};
 use indicatif::ProgressBar;
 use zmove_disk::cores;
-use zmove_engine::{Connector, DialSettings, Remote};
+use zmove_engine::{DialSettings, Remote};
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
@@ -29,10 +30,10 @@ use zmove_wire::limits::SWEEP_BYTES_MAX;
 use crate::args::ProbeArgs;
 use crate::ceiling;
 use crate::commands::sweep;
+use crate::commands::transfer::{interrupted, reach};
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
-use crate::settings::{self, Role};
-use crate::signals::EndSignals;
+use crate::settings;
 use crate::value::exit::Exit;
 
 use findings::Findings;
@@ -99,18 +100,8 @@ async fn converse(
     started: Instant,
     bar: &ProgressBar,
 ) -> Result<(Transport, ProbeReport)> {
-    let mut signals = EndSignals::listen_at_terminal().context("listen for signals")?;
-    let home = settings::home(Role::Client)?;
-    let connector = Connector {
-        home: &home,
-        remote,
-        settings: dial,
-        listener: &terminal::Notices,
-    };
-    let reached = tokio::select! {
-        reached = connector.connect(None) => reached?,
-        () = signals.next() => return Err(SessionError::Interrupted.into()),
-    };
+    let mut stop = pin!(interrupted());
+    let reached = reach(remote, dial, stop.as_mut()).await?;
     let order = SweepOrder {
         bytes: SWEEP_BYTES_MAX,
         millis: SWEEP_MILLIS,
@@ -123,7 +114,7 @@ async fn converse(
         started: started + reached.route.asked(),
     };
     let mut tell = |event| show(bar, &event);
-    let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
+    let probed = probe(&config, reached.link, &mut tell, stop).await;
     reached.route.close().await;
     if let Some(cause) = reached.route.black_hole() {
         return Err(cause.clone().into());

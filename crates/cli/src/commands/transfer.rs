@@ -1,11 +1,14 @@
-//! What pushes and pulls have in common around their run.
+//! What pushes, pulls and other commands that reach a host have in common around their run.
 
 use std::ffi::OsStr;
 
-use anyhow::Error;
-use zmove_engine::Summary;
+use anyhow::{Error, Result};
+use zmove_engine::{Connector, DialSettings, Reached, Remote, Summary};
+use zmove_sender::SessionError;
 
 use crate::args::PushArgs;
+use crate::display::terminal;
+use crate::settings::{self, Role};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
@@ -34,6 +37,25 @@ pub(crate) fn names_other_host(path: &OsStr) -> bool {
     path.split('/')
         .next()
         .is_some_and(|head| head.contains(':'))
+}
+
+/// Connects to a host, unless the user stops the command before.
+pub(crate) async fn reach(
+    remote: &Remote,
+    dial: &DialSettings,
+    stop: impl Future<Output = ()>,
+) -> Result<Reached> {
+    let home = settings::home(Role::Client)?;
+    let connector = Connector {
+        home: &home,
+        remote,
+        settings: dial,
+        listener: &terminal::Notices,
+    };
+    tokio::select! {
+        reached = connector.connect(None) => Ok(reached?),
+        () = stop => Err(SessionError::Interrupted.into()),
+    }
 }
 
 /// The name of this host.
