@@ -185,7 +185,7 @@ impl From<&Nodes> for NodesView {
             } = node.clone();
             NodeView {
                 name,
-                state,
+                state: state.word().to_owned(),
                 files,
                 bytes,
                 bytes_per_second,
@@ -193,7 +193,7 @@ impl From<&Nodes> for NodesView {
             }
         };
         Self {
-            kind: kind.clone(),
+            kind: kind.word().to_owned(),
             count: *count,
             items_waiting: *items_waiting,
             nodes: nodes.iter().map(view).collect(),

@@ -7,6 +7,7 @@ mod environment;
 mod error;
 mod job;
 mod moment;
+mod nodes;
 mod place;
 mod program;
 mod runner;
@@ -20,11 +21,12 @@ pub use job::{
     AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable,
 };
 pub use moment::Moment;
+pub use nodes::{Node, Nodes, Pace, Party};
 pub use place::{Place, is_shared};
 pub use program::{Program, THIS_PROGRAM, this_program};
 pub use runner::{
-    COPY_TO_END, Follower, Limits, Node, Nodes, OF_THE_SUBMITTER, Progress, RunEnd, Runner,
-    RunnerConfig, RunnerError, Stay, Watching, progress_of, samples_of, wake,
+    COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, Progress, RunEnd, Runner, RunnerConfig,
+    RunnerError, Stay, Watching, progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};

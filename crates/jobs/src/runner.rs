@@ -42,7 +42,7 @@ use wake::Bell;
 pub use child::{COPY_TO_END, OF_THE_SUBMITTER};
 pub use choice::Limits;
 pub use samples::samples_of;
-pub use tail::{Follower, Node, Nodes, Progress, Watching, progress_of};
+pub use tail::{Follower, Progress, Watching, progress_of};
 pub use wake::wake;
 
 /// The settings of a runner.

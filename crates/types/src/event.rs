@@ -6,7 +6,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::nodes::Nodes;
 use crate::rel_path::RelPath;
 
 /// The two roles; every error names the one it arose on.
@@ -94,8 +93,6 @@ pub enum Event {
         /// The changes, one for each entry.
         changes: Vec<Change>,
     },
-    /// The nodes that take part; once a second, and only where there are several.
-    Nodes(Nodes),
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
     /// The receiver has answered everything that it was sent in this session.

@@ -23,7 +23,6 @@ mod ids;
 mod kinds;
 mod lock;
 mod metadata;
-mod nodes;
 mod rate_limit;
 mod rel_path;
 mod stage;
@@ -47,7 +46,6 @@ pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,
     Timestamp, Xattr,
 };
-pub use nodes::{Node, Nodes, Pace, Party};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};

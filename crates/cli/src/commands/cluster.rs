@@ -7,7 +7,7 @@ mod status;
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -19,8 +19,9 @@ use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::Escaped;
 
-use self::member::Member;
 use crate::args::{ClusterCommand, ClusterInitArgs};
+use crate::commands::doctor::link::source;
+use crate::commands::shared_job::threads;
 use crate::commands::trust::key_of;
 use crate::display::terminal;
 use crate::ownership::end_with;
@@ -100,20 +101,13 @@ fn set_broker(cluster: &mut Cluster, args: &ClusterInitArgs) -> Result<()> {
 }
 
 /// The address of this host by which it reaches a receiver, with the port of NATS.
-fn own_address(Remote { host, port, .. }: &Remote) -> Result<SocketAddr> {
-    let find = || {
-        let mut addresses = (host.as_str(), *port).to_socket_addrs()?;
-        let there = addresses.next().ok_or(ErrorKind::NotFound)?;
-        let any = if there.is_ipv4() {
-            "0.0.0.0:0"
-        } else {
-            "[::]:0"
-        };
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(there)?;
-        Ok::<_, std::io::Error>(SocketAddr::new(socket.local_addr()?.ip(), NATS_PORT))
-    };
-    find().with_context(|| format!("find the address of this host towards {host}"))
+fn own_address(receiver: &Remote) -> Result<SocketAddr> {
+    let host = &receiver.host;
+    let fails = || format!("find the address of this host towards {host}");
+    let there = (host.as_str(), receiver.port).to_socket_addrs();
+    let there = there.with_context(fails)?.next();
+    let own = there.and_then(|there| source(there.ip()));
+    Ok(SocketAddr::new(own.with_context(fails)?, NATS_PORT))
 }
 
 fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
@@ -177,8 +171,7 @@ fn join(invitation: &Path) -> Result<Exit> {
         _ => Cluster::join(&read_invitation(invitation)?)
             .with_context(|| format!("read '{}'", invitation.display()))?,
     };
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    settings::block_on(cores, async { Member::new(&cluster)?.run().await })
+    settings::block_on(threads(), member::take_part(&cluster))
 }
 
 /// Becomes the broker of the push that has started this process, and ends with it.

@@ -1,120 +1,129 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
-mod granting;
-
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::os::unix::ffi::OsStringExt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure, Notice, Notices,
-    Numbered, Role, Settings, SourceNotice, TELL_EVERY,
+    BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure,
+    NodeNotice, Notice, Notices, Numbered, Role, SourceNotice,
 };
-use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob};
-use zmove_engine::DialSettings;
+use zmove_cluster::{JobError, Receiver, SharedJob};
+use zmove_engine::Sources;
 use zmove_jobs::this_program;
-use zmove_types::{Event, Observer, SharedJobId};
+use zmove_transport::Identity;
+use zmove_types::{Event, Observer};
 
-use self::granting::Granting;
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, Led, fresh, lead_again, tell_end, threads};
-use crate::commands::transfer::{interrupted, own_name};
-use crate::display::nodes::as_json;
-use crate::display::progress::Display;
+use crate::commands::shared_job::{Leading, Led, as_failure, receiver};
+use crate::commands::transfer::own_name;
 use crate::settings::cluster::Cluster;
-use crate::settings::{self, PushSettings, Role as KeyRole};
+use crate::settings::{self, PushSettings};
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// Leads a push of these settings.
-pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant) -> Result<Exit> {
-    let display = Display::new(&settings.args, None);
-    let sources = settings.look_at_sources(&display)?;
-    let receivers = receivers(settings, cluster)?;
-    let directory = std::env::current_dir().context("find the working directory")?;
-    let mut job = shared_job::job(settings, &sources, fresh()?)?.with_marks();
-    // all nodes tell of a failure in the same words, so that it is told and counted once
-    for source in &mut job.sources {
-        source.source = directory.join(&source.source);
-    }
-    let mountinfo = node_sources::mountinfo();
-    let trees = Arc::new(Trees::new(directory.clone(), &job));
-    let notice = JobNotice {
-        job: job.id.0,
-        sources: node_sources::notices(&mountinfo, &directory, &sources),
-        mounts: trees.mounts(&mountinfo),
-        directory: directory.into_os_string().into_vec(),
-        words: std::env::args_os()
-            .skip(1)
-            .map(OsStringExt::into_vec)
-            .collect(),
-        nodes: BTreeMap::from([(own_name(), 0)]),
-        answered: BTreeMap::new(),
-        begun: false,
-        reader: node_sources::reader(),
-        instead: node_sources::instead_notice(job.config.instead),
-        shown: String::new(),
-    };
-    if !notice.fits() {
-        return Err(usage_error(TOO_MANY_SOURCES));
-    }
-    display.start();
-    let led = lead_again(receivers.len(), |begins_at| {
-        let job = shared_job::anew(&job)?;
-        let id = job.id;
-        let leading = Leading {
+/// A push by the nodes of a cluster.
+pub(crate) struct ClusterPush<'a> {
+    cluster: &'a Cluster,
+    /// The first notice of its job, whose id each job replaces.
+    notice: JobNotice,
+    /// The trees of the job, as they were when the notice's mounts were listed.
+    trees: Trees,
+}
+
+impl<'a> ClusterPush<'a> {
+    /// Looks at the sources of a job for the other nodes, which compare them with theirs.
+    pub(crate) fn new(
+        cluster: &'a Cluster,
+        job: &mut SharedJob,
+        sources: &Sources,
+    ) -> Result<Self> {
+        let directory = std::env::current_dir().context("find the working directory")?;
+        *job = job.clone().with_marks();
+        // all nodes tell of a failure in the same words, so that it is told and counted once
+        for source in &mut job.sources {
+            source.source = directory.join(&source.source);
+        }
+        let trees = Trees::new(job);
+        let typed = std::env::args_os().skip(1);
+        let notice = JobNotice {
+            sources: node_sources::notices(&directory, sources),
+            mounts: trees.mounts(),
+            words: typed.map(OsStringExt::into_vec).collect(),
+            nodes: BTreeMap::from([(own_name(), 0)]),
+            reader: node_sources::reader(),
+            instead: node_sources::instead_notice(job.config.instead),
+            ..JobNotice::default()
+        };
+        if !notice.fits() {
+            return Err(usage_error(TOO_MANY_SOURCES));
+        }
+        Ok(Self {
             cluster,
-            trees: Arc::clone(&trees),
-            observer: display.observer(),
+            notice,
+            trees,
+        })
+    }
+
+    /// Leads the job to its end, with a broker of this push if the cluster has none.
+    pub(crate) async fn lead(&self, mut leading: Leading) -> Result<Led> {
+        let broker = self.cluster.local_broker()?;
+        let id = leading.job.id;
+        let patience = broker_patience(leading.patience);
+        let open = async {
+            let server = match &broker {
+                Some(broker) => Some(start(broker).await?),
+                None => None,
+            };
+            let no_broker = |error| self.cluster.no_broker(error);
+            let notices = self.cluster.notices().await.map_err(no_broker)?;
+            let queue = self.cluster.queue(Role::Head, id, patience).await;
+            Ok::<_, anyhow::Error>((server, notices, queue.map_err(no_broker)?))
+        };
+        let (_server, notices, queue) = tokio::select! {
+            opened = open => opened?,
+            () = &mut leading.stop => return Err(as_failure(JobError::Interrupted)),
+        };
+        let queue = Arc::new(queue);
+        let receivers = leading.receivers.iter();
+        let keys = receivers.filter_map(|receiver| Some(receiver.settings.key?.0));
+        let liaison = Liaison {
+            notices,
             notice: JobNotice {
                 job: id.0,
-                ..notice.clone()
+                ..self.notice.clone()
             },
-            mountinfo: mountinfo.clone(),
-            granting: Granting::new(&job, &receivers)?,
-            patience: settings.args.timeout.0,
-            begins_at,
+            identity: Identity::load_or_create(&settings::home(settings::Role::Client)?)?,
+            job: leading.job.clone(),
+            receivers: keys.collect(),
+            queue: Arc::clone(&queue),
+            participants: Arc::clone(&leading.participants),
         };
-        let leading = leading.lead(job, receivers.clone());
-        settings::block_on(threads(), Box::pin(leading))
-    });
-    let by = By {
-        noun: "node",
-        took_part: display.end(),
-    };
-    tell_end(led?, &by, settings, &sources, started)
+        let mounts = self.trees.clone().watch_mounts();
+        let outages = warn_of_outages(
+            &self.cluster.broker,
+            queue.state(),
+            Arc::clone(&leading.participants),
+        );
+        let exchange = liaison.exchange(leading.begun.subscribe(), mounts);
+        let beside = async { tokio::try_join!(exchange, outages).map(|(never, _)| never) };
+        Box::pin(leading.lead(queue, OTHERS_COME_WITHIN, beside)).await
+    }
 }
 
 /// The receivers of a cluster, with the keys that its file names.
 pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Vec<Receiver>> {
-    let home = settings::home(KeyRole::Client)?;
-    let receiver =
-        |(remote, known): (&zmove_engine::Remote, &settings::cluster::ClusterReceiver)| {
-            let key = known
-                .key
-                .parse()
-                .with_context(|| format!("the key of {remote}"))?;
-            let settings = DialSettings {
-                key: Some(key),
-                ..settings.dial_to(remote)?
-            };
-            Ok(Receiver {
-                home: home.clone(),
-                remote: remote.clone(),
-                settings,
-            })
-        };
-    settings
-        .receivers()
-        .zip(&cluster.receivers)
-        .map(receiver)
-        .collect()
+    let receivers = settings.receivers().zip(&cluster.receivers);
+    let receivers = receivers.map(|(remote, known)| {
+        let key = known.key.parse();
+        let key = key.with_context(|| format!("the key of {remote}"))?;
+        receiver(settings, remote, Some(key))
+    });
+    receivers.collect()
 }
 
 /// How long whoever asks a broker goes on to ask, by the push's `--timeout`: one that is started again takes a moment.
@@ -122,217 +131,107 @@ pub(crate) fn broker_patience(timeout: Duration) -> Duration {
     timeout.max(BROKER_PATIENCE_MIN)
 }
 
-/// A job that is led from here.
-struct Leading<'a> {
-    cluster: &'a Cluster,
-    trees: Arc<Trees>,
-    observer: Arc<dyn Observer>,
+/// The exchange of notices between the head of a job and the other nodes, which the receivers let in by its grants.
+struct Liaison {
+    notices: Notices,
+    /// The job as the head sees it.
     notice: JobNotice,
-    /// What was mounted where when the notice's mounts were listed.
-    mountinfo: Vec<u8>,
-    granting: Granting,
-    patience: Duration,
-    /// The number of the receiver that is asked first to begin the job.
-    begins_at: usize,
+    /// By this key the receivers know the head, and it signs the grants of the nodes.
+    identity: Identity,
+    job: SharedJob,
+    /// The keys of the receivers.
+    receivers: Vec<[u8; 32]>,
+    queue: Arc<JetStream>,
+    participants: Arc<Participants>,
 }
 
-/// What is mounted where, and the mounts below the sources if that is not what it was.
-type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
-
-impl Leading<'_> {
-    /// Leads the job to its end, with a broker of this push if the cluster has none.
-    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>) -> Result<Led> {
-        let mut stop: Stop = Box::pin(interrupted());
-        let _server = match self.cluster.local_broker()? {
-            Some(broker) => Some(tokio::select! {
-                started = start(&broker) => started?,
-                () = &mut stop => return Ok(not_begun(job.id)),
-            }),
-            None => None,
-        };
-        Box::pin(self.lead_by_broker(job, receivers, stop)).await
-    }
-
-    async fn lead_by_broker(
-        &mut self,
-        job: SharedJob,
-        receivers: Vec<Receiver>,
-        mut stop: Stop,
-    ) -> Result<Led> {
-        let (notices, queue) = tokio::select! {
-            opened = self.open(&job) => opened?,
-            () = &mut stop => return Ok(not_begun(job.id)),
-        };
-        let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
-        let queue = Arc::new(queue);
-        let names = receivers.iter().map(|receiver| receiver.remote.to_string());
-        let participants = Arc::new(Participants::of_nodes(
-            own_name(),
-            names.collect(),
-            Arc::clone(&self.observer),
-        ));
-        self.tell_nodes(&notices).await?;
-        let head = self.head(job, Arc::clone(&queue), receivers, &participants);
-        let own = || head.node.served.by_receiver();
-        let mut telling = Box::pin(participants.tell(Arc::clone(&queue), own));
-        let mut begun = head.begun.subscribe();
-        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
-        let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
-        let mut leading = Box::pin(leading);
-        let mut ticks = tokio::time::interval(TELL_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut looking = JoinSet::<Mounted>::new();
-        let ended = loop {
-            tokio::select! {
-                ended = &mut leading => break ended,
-                never = &mut telling => match never {},
-                _ = ticks.tick() => {
-                    self.look_at_mounts(&mut looking);
-                    self.notice.shown = as_json(&participants.shown()).to_string();
-                    self.tell_nodes(&notices).await?;
+impl Liaison {
+    /// Tells all nodes of the job, each second and when something changes, and hears them.
+    async fn exchange(
+        mut self,
+        mut begun: watch::Receiver<bool>,
+        mut mounts: watch::Receiver<Vec<SourceNotice>>,
+    ) -> Result<Infallible> {
+        let mut shown = self.participants.shown.subscribe();
+        loop {
+            let job = Notice::Job(self.notice.clone());
+            self.notices.tell(&job).await?;
+            while !tokio::select! {
+                changed = shown.changed() => {
+                    changed?;
+                    self.notice.shown = serde_json::to_string(&*shown.borrow_and_update())?;
+                    true
                 }
-                Some(looked) = looking.join_next() => {
-                    if self.take_mounts(looked?) {
-                        self.tell_nodes(&notices).await?;
-                    }
+                changed = mounts.changed() => {
+                    changed?;
+                    self.notice.mounts = mounts.borrow_and_update().clone();
+                    true
                 }
-                changed = begun.changed(), if !self.notice.begun => {
+                changed = begun.changed() => {
                     changed?;
                     self.notice.begun = true;
-                    self.tell_nodes(&notices).await?;
+                    true
                 }
-                heard = notices.hear() => {
-                    if let Ok(notice) = heard? {
-                        if let Notice::Node(node) = &notice {
-                            queue.note_stored(node.stored);
-                        }
-                        self.answer(notice, &notices, &participants).await?;
-                    }
-                }
-                message = broker.changed() => self.observer.on(&Event::Warned { message }),
-            }
-        };
-        participants.tell_now(Some(0), &own());
-        let has_lost_sessions =
-            head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
-        let served = participants.served(head.node.served.items() > 0);
-        Ok(Led {
-            id: head.node.job.id,
-            ended,
-            served,
-            has_lost_sessions,
-        })
-    }
-
-    /// The head of the job, which has done nothing yet.
-    fn head(
-        &self,
-        job: SharedJob,
-        queue: Arc<JetStream>,
-        receivers: Vec<Receiver>,
-        participants: &Participants,
-    ) -> Head<JetStream> {
-        let movers = receivers.len();
-        let node = Node {
-            told: participants.told(),
-            ..Node::new(job, queue, receivers, movers, self.patience)
-        };
-        Head {
-            begins_at: self.begins_at,
-            others: participants.others(),
-            others_come_within: OTHERS_COME_WITHIN,
-            ..Head::new(node)
+                heard = self.notices.hear() => match heard? {
+                    Ok(notice) => self.take(notice).await?,
+                    Err(_of_another_version) => false,
+                },
+            } {}
         }
     }
 
-    /// Sends all nodes the notice of the job as it is now.
-    async fn tell_nodes(&self, notices: &Notices) -> Result<()> {
-        Ok(notices.tell(&Notice::Job(self.notice.clone())).await?)
-    }
-
-    /// Takes a notice and answers it with a grant where one is due.
-    async fn answer(
-        &mut self,
-        notice: Notice,
-        notices: &Notices,
-        participants: &Participants,
-    ) -> Result<()> {
-        if let Notice::Node(node) = &notice
-            && let Some(grant) = self.granting.answer(node)?
-        {
-            notices.tell(&grant).await?;
-        }
-        if self.take(notice, participants) {
-            self.tell_nodes(notices).await?;
-        }
-        Ok(())
-    }
-
-    /// Connects to the broker and makes the queue of the job.
-    async fn open(&self, job: &SharedJob) -> Result<(Notices, JetStream)> {
-        let (access, key) = (self.cluster.access(), self.cluster.key()?);
-        let settings = Settings {
-            patience: broker_patience(self.patience),
-            ..Settings::new(Role::Head, job.id, key.of_job(job.id))
-        };
-        let no_broker = |error| self.cluster.no_broker(&error);
-        let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
-        let queue = JetStream::open(&access, settings).await;
-        Ok((notices, queue.map_err(no_broker)?))
-    }
-
-    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
-    /// One that does not answer holds up this alone.
-    fn look_at_mounts(&mut self, looking: &mut JoinSet<Mounted>) {
-        if !looking.is_empty() {
-            return;
-        }
-        let (before, trees) = (std::mem::take(&mut self.mountinfo), Arc::clone(&self.trees));
-        looking.spawn_blocking(move || {
-            let now = node_sources::mountinfo();
-            let mounts = (now != before).then(|| trees.mounts(&now));
-            (now, mounts)
-        });
-    }
-
-    /// Takes what has been seen of mounts; returns whether the nodes are to be told of it at once.
-    fn take_mounts(&mut self, (mountinfo, mounts): Mounted) -> bool {
-        self.mountinfo = mountinfo;
-        mounts.map(|mounts| self.notice.mounts = mounts).is_some()
-    }
-
-    /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.
-    fn take(&mut self, notice: Notice, participants: &Participants) -> bool {
+    /// Takes a notice; returns whether the nodes are to be told of the job at once.
+    async fn take(&mut self, notice: Notice) -> Result<bool> {
+        let own = self.notice.job;
         match notice {
-            Notice::Failed(NodeFailure { job, node, message }) if job == self.notice.job => {
-                participants.on(&Event::Failed {
-                    message: format!("{message} (at {node})"),
-                });
-                false
+            Notice::Failed(NodeFailure { job, node, message }) if job == own => {
+                let message = format!("{message} (at {node})");
+                self.participants.on(&Event::Failed { message });
             }
-            Notice::Warned(warning) if warning.job == self.notice.job => {
-                participants.warn(warning);
-                false
-            }
-            Notice::Absent(failure) if failure.job == self.notice.job => {
-                participants.leave(failure);
-                false
-            }
-            Notice::Node(node) => match node.part {
-                None => participants.has_come(node.node),
-                Some(part) if part.job == self.notice.job => {
-                    let numbered = self.notice.number(&node.node);
-                    match numbered {
-                        Numbered::TooMany => participants.warn_of_too_many(),
-                        Numbered::Now | Numbered::Before => participants.hear(&node.node, &part),
-                    }
-                    self.notice.answer(&node.node, part.ping);
-                    numbered == Numbered::Now
-                }
-                Some(_of_another_job) => false,
-            },
-            _ => false,
+            Notice::Warned(warning) if warning.job == own => self.participants.warn(warning),
+            Notice::Absent(failure) if failure.job == own => self.participants.leave(failure),
+            Notice::Node(node) => return self.take_report(&node).await,
+            _ => {}
         }
+        Ok(false)
+    }
+
+    /// Takes the report of a node, with a grant if one is due; returns whether the node is new to the job.
+    async fn take_report(&mut self, report: &NodeNotice) -> Result<bool> {
+        self.queue.note_stored(report.stored);
+        let Some(part) = &report.part else {
+            return Ok(false);
+        };
+        if part.job != self.notice.job {
+            return Ok(false);
+        }
+        if let Some(grant) = self.grant_for(report.key, part.granted_until)? {
+            self.notices.tell(&Notice::Grant(grant)).await?;
+        }
+        let numbered = self.notice.number(&report.node);
+        match numbered {
+            Numbered::TooMany => self.participants.warn_of_too_many(),
+            Numbered::Now | Numbered::Before => self.participants.hear(&report.node, part),
+        }
+        self.notice.answer(&report.node, part.ping);
+        Ok(numbered == Numbered::Now)
+    }
+    /// The grant that is due to the node of this key, which has none or one that ends soon. Nothing is stored: a notice
+    /// that a broker loses is sent again.
+    fn grant_for(&self, key: [u8; 32], ends: Option<u64>) -> Result<Option<GrantNotice>> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default();
+        if ends.is_some_and(|end| end > (now + RENEW_BEFORE).as_secs()) {
+            return Ok(None);
+        }
+        let valid = now.as_secs()..(now + GRANTED_FOR).as_secs();
+        let grant = self.job.grant_for(key, self.receivers.clone(), valid);
+        let signed = self.identity.sign_job_grant(grant);
+        Ok(Some(GrantNotice {
+            job: self.job.id.0,
+            key,
+            grant: signed.context("sign a grant for a node")?.encode(),
+        }))
     }
 }
 
@@ -345,66 +244,27 @@ async fn start(broker: &LocalBroker) -> Result<LocalServer> {
     };
     let started = broker.start(command).await;
     started.map_err(|error| {
-        failure(
-            Exit::Connection,
-            format!("start the broker of the push: {error}"),
-        )
+        let error = format!("start the broker of the push: {error}");
+        failure(Exit::Connection, error)
     })
 }
 
-/// Resolves when the user stops the push.
-type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// The broker as the user sees it.
-struct BrokerWatch {
-    name: String,
-    state: watch::Receiver<BrokerState>,
-    lost: Option<Instant>,
-}
-
-impl BrokerWatch {
-    fn new(name: String, state: watch::Receiver<BrokerState>) -> Self {
-        Self {
-            name,
-            state,
-            lost: None,
-        }
-    }
-
-    /// What is to be told, once something is.
-    async fn changed(&mut self) -> String {
-        loop {
-            if self.state.changed().await.is_err() {
-                // the queue has gone, and so does this
-                return std::future::pending().await;
-            }
-            let is_lost = *self.state.borrow_and_update() == BrokerState::Lost;
-            match self.lost {
-                None if is_lost => {
-                    self.lost = Some(Instant::now());
-                    return format!("the broker {} is away: the job waits for it", self.name);
-                }
-                Some(since) if !is_lost => {
-                    self.lost = None;
-                    let seconds = since.elapsed().as_secs_f64();
-                    return format!(
-                        "the broker {} is there again after {seconds:.1} s",
-                        self.name
-                    );
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
-/// What has become of a job that the user ends before any receiver has been asked.
-fn not_begun(id: SharedJobId) -> Led {
-    Led {
-        id,
-        ended: Err(JobError::Interrupted),
-        served: 0,
-        has_lost_sessions: false,
+/// Warns when the broker is away, and when it is back.
+async fn warn_of_outages(
+    broker: &str,
+    mut state: watch::Receiver<BrokerState>,
+    participants: Arc<Participants>,
+) -> Result<Infallible> {
+    let warn = |message| participants.on(&Event::Warned { message });
+    loop {
+        state.wait_for(|state| *state == BrokerState::Lost).await?;
+        let lost = Instant::now();
+        warn(format!("the broker {broker} is away: the job waits for it"));
+        state.wait_for(|state| *state == BrokerState::Ready).await?;
+        let seconds = lost.elapsed().as_secs_f64();
+        warn(format!(
+            "the broker {broker} is there again after {seconds:.1} s"
+        ));
     }
 }
 
@@ -414,3 +274,7 @@ const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can 
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker is waited for in any case.
 const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);
+/// How long a grant is good. A receiver takes none that is good for longer.
+const GRANTED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long before its end a grant is renewed: so much may the clocks of receivers be ahead of the head's.
+const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);

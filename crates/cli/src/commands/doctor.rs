@@ -6,7 +6,7 @@
 
 mod finding;
 mod homes;
-mod link;
+pub(crate) mod link;
 mod peer;
 mod peer_findings;
 mod report;

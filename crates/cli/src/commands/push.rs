@@ -18,7 +18,6 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
-use crate::commands::cluster_push;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
@@ -42,10 +41,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
     let bare_name = bare_name(settings);
-    if let Some(cluster) = &settings.cluster {
-        return cluster_push::push(settings, cluster, started);
-    }
-    if !settings.also.is_empty() {
+    if settings.cluster.is_some() || !settings.also.is_empty() {
         return spread::push(settings, started);
     }
     let host = host_of(&settings.location);

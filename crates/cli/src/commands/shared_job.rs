@@ -1,63 +1,128 @@
-//! What pushes have in common in which several sessions share one job, by several receivers or nodes: the job that the
-//! settings ask for, and what is told at the end.
+//! Jobs that several sessions share, by several receivers or by the nodes of a cluster: how one is led, and what is
+//! told at its end.
 
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{JobEnd, JobError, SessionEnd, SharedJob};
-use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
+use tokio::sync::watch;
+use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SessionEnd, SharedJob, WorkQueue};
+use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
+use zmove_jobs::Party;
 use zmove_sender::SenderConfig;
-use zmove_transport::SharedRate;
-use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_transport::{Fingerprint, SharedRate};
+use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
 
 use crate::ceiling::Shares;
-use crate::commands::transfer::{exit_of, own_name, resumable};
+use crate::commands::participants::Participants;
+use crate::commands::transfer::{exit_of, own_name};
 use crate::display::format::counted;
 use crate::display::summary::{self, Ending, Sessions};
 use crate::display::terminal;
-use crate::settings::{self, PushSettings};
+use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
 
-/// What has become of a job that was led.
+/// A job that this process leads.
+pub(crate) struct Leading {
+    pub(crate) job: SharedJob,
+    pub(crate) receivers: Vec<Receiver>,
+    /// The number of the receiver that is asked first to begin the job.
+    pub(crate) begins_at: usize,
+    /// How long the job goes on when no receiver does.
+    pub(crate) patience: Duration,
+    pub(crate) participants: Arc<Participants>,
+    /// Whether the job has begun at the target.
+    pub(crate) begun: watch::Sender<bool>,
+    /// Resolves when the user stops the push.
+    pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Leading {
+    /// Leads the job to its end by a queue, while something else is done `beside`. Other nodes that come in time do
+    /// work which this node does else.
+    ///
+    /// # Errors
+    /// That of what is done beside.
+    pub(crate) async fn lead(
+        self,
+        queue: Arc<impl WorkQueue>,
+        others_come_within: Duration,
+        beside: impl Future<Output = Result<Infallible>>,
+    ) -> Result<Led> {
+        let Self {
+            job,
+            receivers,
+            participants,
+            ..
+        } = self;
+        let id = job.id;
+        let movers = receivers.len();
+        let node = Node {
+            told: Arc::clone(&participants.told),
+            ..Node::new(job, Arc::clone(&queue), receivers, movers, self.patience)
+        };
+        let head = Head {
+            begins_at: self.begins_at,
+            begun: self.begun,
+            others: participants.others.subscribe(),
+            others_come_within,
+            ..Head::new(node)
+        };
+        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
+        let served = &head.node.served;
+        let ended = tokio::select! {
+            ended = Box::pin(head.run(observer, Arc::new(SessionWarnings), self.stop)) => ended,
+            never = participants.show(&*queue, served) => match never {},
+            failed = beside => match failed? {},
+        };
+        participants.show_now(Some(0), served);
+        let others = participants.others.borrow();
+        let has_lost_sessions = served.has_lost_sessions() || others.unfinished > 0;
+        Ok(Led {
+            id,
+            ended,
+            served: participants.served(served),
+            has_lost_sessions,
+        })
+    }
+}
+
+/// The end of a job that was led.
 pub(crate) struct Led {
-    pub(crate) id: SharedJobId,
-    pub(crate) ended: Result<JobEnd, JobError>,
+    id: SharedJobId,
+    ended: Result<JobEnd, JobError>,
     /// How many nodes, or receivers, took part.
-    pub(crate) served: usize,
+    served: usize,
     /// Whether sessions were lost before they had recorded all that they had moved.
-    pub(crate) has_lost_sessions: bool,
+    has_lost_sessions: bool,
 }
 
-/// The nodes, or receivers, that do a job together.
-pub(crate) struct By {
-    /// What each of them is.
-    pub(crate) noun: &'static str,
-    /// What each has moved, where there were several.
-    pub(crate) took_part: Option<String>,
-}
-
-/// Prints what has become of a job.
+/// Prints how a job has ended; `took_part` is what each node has moved, where there were several.
 pub(crate) fn tell_end(
     led: Led,
-    by: &By,
+    took_part: Option<String>,
     settings: &PushSettings,
     sources: &Sources,
     started: Instant,
 ) -> Result<Exit> {
     let args = &settings.args;
-    let ended = led
-        .ended
-        .map_err(|error| resumable(as_failure(error), args))?;
+    let ended = led.ended.map_err(as_failure)?;
     let mut summary = summary_of(&ended, started);
     summary.counters.failed += sources.missing;
     let exit = exit_of(&summary, args);
     let is_told = !args.json && !args.quiet;
     if is_told && summary.counters.files > 0 {
-        terminal::print_lines(
-            &(as_text(&summary, &ended, by, led.served) + &summary::extras(&summary, args)),
-        );
+        let party = match settings.cluster {
+            Some(_) => Party::Node,
+            None => Party::Receiver,
+        };
+        let by = counted(led.served as u64, party.word());
+        let text = as_text(&summary, &ended, &by, took_part);
+        terminal::print_lines(&(text + &summary::extras(&summary, args)));
     } else {
         let ending = Ending {
             exit,
@@ -72,6 +137,24 @@ pub(crate) fn tell_end(
     Ok(exit)
 }
 
+/// A receiver of a shared job, with the only key that it may have if that is known.
+pub(crate) fn receiver(
+    settings: &PushSettings,
+    remote: &Remote,
+    key: Option<Fingerprint>,
+) -> Result<Receiver> {
+    let dial = settings.dial_to(remote)?;
+    Ok(Receiver {
+        home: settings::home(Role::Client)?,
+        remote: remote.clone(),
+        settings: DialSettings {
+            key: key.or(dial.key),
+            ..dial
+        },
+    })
+}
+
+/// The threads of a process that moves data by itself.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
@@ -80,12 +163,6 @@ pub(crate) fn threads() -> usize {
 pub(crate) fn fresh() -> Result<SharedJobId> {
     let id = fresh_transfer().context("get random bytes")?;
     Ok(SharedJobId(id.0))
-}
-
-/// The same work as another job, which begins now.
-pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
-    let id = fresh()?;
-    Ok(SharedJob { id, ..job.clone() })
 }
 
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
@@ -176,17 +253,12 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     }
 }
 
-fn as_text(
-    summary: &Summary,
-    ended: &JobEnd,
-    By { noun, took_part }: &By,
-    served: usize,
-) -> String {
+fn as_text(summary: &Summary, ended: &JobEnd, by: &str, took_part: Option<String>) -> String {
     let rate = ByteRate::new(summary.counters.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
-    let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
+    let took_part = took_part.map(|took_part| took_part + "\n");
     format!(
-        "{}{}, {} in {seconds:.2} s: {rate}, by {}\n{}verified (wire), flushed\n",
+        "{}{}, {} in {seconds:.2} s: {rate}, by {by}\n{}verified (wire), flushed\n",
         if ended.tally.is_inexact {
             "at least "
         } else {
@@ -194,29 +266,31 @@ fn as_text(
         },
         counted(summary.counters.files, "file"),
         ByteCount(summary.counters.bytes),
-        counted(served as u64, noun),
         took_part.unwrap_or_default(),
     )
 }
 
-fn as_failure(error: JobError) -> anyhow::Error {
-    match error {
-        JobError::Interrupted => failure(Exit::Interrupted, error.to_string()),
+/// The failure of a push whose job has not come to its end.
+pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
+    let text = error.to_string();
+    let exit = match error {
+        JobError::Interrupted => Exit::Interrupted,
         // as where all that there is no room for are files
-        JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
-        JobError::NotShared(_) => failure(Exit::Target, error.to_string()),
-        JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
+        JobError::NoRoom(_) => Exit::Partial,
+        JobError::NotShared(_) => Exit::Target,
+        JobError::Lost(_) | JobError::Queue(_) => Exit::Broken,
         JobError::NotBegun(error) | JobError::PerhapsBegun { error, .. } => match *error {
-            SessionEnd::Connect(error) => error.into(),
-            SessionEnd::Session(error) => error.into(),
-            error @ SessionEnd::NoRoom { .. } => failure(
-                Exit::Partial,
-                format!("{error}; make room, and run the same command again"),
-            ),
-            error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
-            SessionEnd::Stop(error) => error.into(),
+            SessionEnd::Connect(error) => return error.into(),
+            SessionEnd::Session(error) => return error.into(),
+            SessionEnd::Stop(error) => return error.into(),
+            SessionEnd::NoRoom { .. } => {
+                let remedy = "make room, and run the same command again";
+                return failure(Exit::Partial, format!("{text}; {remedy}"));
+            }
+            SessionEnd::InVain { .. } => Exit::Broken,
         },
-    }
+    };
+    failure(exit, text)
 }
 
 /// What is said around the sessions: several at once.

@@ -1,108 +1,77 @@
-//! `zmove push SRC HOST,HOST:PATH`: a push to several receivers that share the storage of the target, each of which
-//! writes a part of it.
+//! `zmove push SRC HOST,HOST:PATH` and `zmove push --cluster NAME`: pushes to several receivers that share the storage
+//! of the target, each of which writes a part of it.
 
+use std::future::pending;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use zmove_cluster::{Head, LocalQueue, Node, Receiver, SharedJob};
+use tokio::sync::watch;
+use zmove_cluster::{LocalQueue, Receiver, SharedJob};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
-use zmove_types::Observer;
 
+use crate::commands::cluster_push::{self, ClusterPush};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{
-    self, By, Led, SessionWarnings, fresh, lead_again, tell_end, threads,
-};
-use crate::commands::transfer::interrupted;
+use crate::commands::shared_job::{Leading, fresh, job, lead_again, receiver, tell_end, threads};
+use crate::commands::transfer::{interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
 use crate::display::progress::Display;
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::Exit;
 
-/// Pushes to the receivers of these settings.
+/// Pushes to several receivers, or by the nodes of a cluster, as the settings say.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
-    let args = &settings.args;
-    let display = Display::new(args, None);
+    let display = Display::new(&settings.args, None);
     let sources = settings.look_at_sources(&display)?;
-    let receivers = receivers(settings)?;
-    let job = shared_job::job(settings, &sources, fresh()?)?;
+    let mut job = job(settings, &sources, fresh()?)?;
+    let (cluster, receivers) = match &settings.cluster {
+        Some(cluster) => {
+            let push = ClusterPush::new(cluster, &mut job, &sources)?;
+            (Some(push), cluster_push::receivers(settings, cluster)?)
+        }
+        None => (None, receivers(settings)?),
+    };
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
-        lead(
-            shared_job::anew(&job)?,
-            receivers.clone(),
-            begins_at,
-            settings,
-            &display,
-        )
+        let id = fresh()?;
+        let names = receivers.iter().map(|receiver| receiver.remote.to_string());
+        let head = cluster.as_ref().map(|_| own_name());
+        let participants = Participants::new(head, names, display.observer(), display.nodes());
+        settings::block_on(threads(), async {
+            let leading = Leading {
+                job: SharedJob { id, ..job.clone() },
+                receivers: receivers.clone(),
+                begins_at,
+                patience: settings.args.timeout.0,
+                participants: Arc::new(participants),
+                begun: watch::Sender::new(false),
+                stop: Box::pin(interrupted()),
+            };
+            match &cluster {
+                Some(cluster) => Box::pin(cluster.lead(leading)).await,
+                None => {
+                    let queue = Arc::new(LocalQueue::new(id));
+                    Box::pin(leading.lead(queue, Duration::ZERO, pending())).await
+                }
+            }
+        })
     });
-    let by = By {
-        noun: "receiver",
-        took_part: display.end(),
-    };
-    tell_end(led?, &by, settings, &sources, started)
-}
-
-/// Leads a job to its end.
-fn lead(
-    job: SharedJob,
-    receivers: Vec<Receiver>,
-    begins_at: usize,
-    settings: &PushSettings,
-    display: &Display,
-) -> Result<Led> {
-    let names = receivers.iter().map(|receiver| receiver.remote.to_string());
-    let participants = Arc::new(Participants::of_receivers(
-        names.collect(),
-        display.observer(),
-    ));
-    let (id, count) = (job.id, receivers.len());
-    let queue = Arc::new(LocalQueue::new(id));
-    let args = &settings.args;
-    let node = Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0);
-    let head = Head {
-        begins_at,
-        ..Head::new(node)
-    };
-    let served = &head.node.served;
-    let stored = || served.by_receiver();
-    let ended = settings::block_on(threads(), async {
-        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
-        tokio::select! {
-            ended = Box::pin(head.run(observer, Arc::new(SessionWarnings), interrupted())) => Ok(ended),
-            never = participants.tell(queue, stored) => match never {},
-        }
-    });
-    participants.tell_now(Some(0), &stored());
-    let ended = ended?;
-    let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
-    Ok(Led {
-        id,
-        ended,
-        served,
-        has_lost_sessions,
-    })
+    let took_part = display.end();
+    let told = led.and_then(|led| tell_end(led, took_part, settings, &sources, started));
+    told.map_err(|error| resumable(error, &settings.args))
 }
 
 /// The receivers that can be used.
 fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
-    let home = settings::home(Role::Client)?;
     let remotes = with_known_keys(settings)?;
-    let known = KnownHosts::open(&home)?;
+    let known = KnownHosts::open(&settings::home(Role::Client)?)?;
     let keys = remotes
         .iter()
         .map(|remote| Some((*remote, known.lookup(&remote.host, remote.port)?)));
     settings::refuse_same_key(keys.flatten())?;
-    let receiver = |remote: &Remote| {
-        let (home, remote, settings) = (home.clone(), remote.clone(), settings.dial_to(remote)?);
-        Ok(Receiver {
-            home,
-            remote,
-            settings,
-        })
-    };
+    let receiver = |remote| receiver(settings, remote, None);
     remotes.into_iter().map(receiver).collect()
 }
 
@@ -110,13 +79,15 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
 /// whose name has no address, and has an unknown key is left out, since nobody could be asked when it comes back.
 fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
-    let (mut known, mut away) = (Vec::new(), None);
+    let mut known = Vec::new();
+    let mut away = None;
     for remote in settings.receivers() {
-        match if dial.accept_new {
+        let met = if dial.accept_new {
             Ok(())
         } else {
             get_to_know(remote, dial.strict)
-        } {
+        };
+        match met {
             Ok(()) => known.push(remote),
             Err(error) if error.downcast_ref().is_some_and(is_away) => {
                 let why = terminal::causes(&error).to_string();

@@ -13,7 +13,7 @@ use crate::display::nodes;
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
-pub(crate) use details::Details;
+pub(crate) use details::{Details, taking_part};
 
 mod details;
 
@@ -223,10 +223,10 @@ impl Row {
 
 /// How far a job that runs is, how fast, and who does it.
 fn running(progress: &Progress, bytes: &str, files: &str) -> String {
-    let nodes = progress.nodes.as_ref().map(nodes::of_job);
-    let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes.as_ref());
+    let nodes = progress.nodes.as_ref();
+    let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes);
     let limit = progress.limited_by.replace('_', " ");
-    let which = nodes.as_ref().map(nodes::which);
+    let which = nodes.map(nodes::which);
     format!(
         "{bytes}{rate}, {limit}, {files}{}",
         which.unwrap_or_default()
@@ -333,12 +333,12 @@ pub(super) mod tests {
     fn the_bar_of_a_job_says_who_shares_its_work_and_who_holds_up_the_others() {
         let slow = zmove_jobs::Node {
             name: "node3".into(),
-            state: "slow".into(),
+            state: zmove_jobs::Pace::Slow,
             percent_of_others: Some(31),
             ..zmove_jobs::Node::default()
         };
         let nodes = zmove_jobs::Nodes {
-            kind: "node".into(),
+            kind: zmove_jobs::Party::Node,
             count: 3,
             items_waiting: Some(12),
             nodes: vec![slow],

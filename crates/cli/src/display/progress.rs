@@ -22,9 +22,11 @@ use crate::display::trace::Trace;
 use crate::value::age::Age;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
-use zmove_types::{ByteCount, Change, Event, Nodes, Observer};
+use zmove_jobs::Nodes;
+use zmove_types::{ByteCount, Change, Event, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
@@ -50,6 +52,8 @@ struct Watcher {
     form: Form,
     trace: Option<Trace>,
     state: Mutex<State>,
+    /// The nodes that take part, once they have been reported.
+    nodes: watch::Sender<Nodes>,
     /// `None` where each failure is named.
     failures: Option<Mutex<Failures>>,
 }
@@ -115,24 +119,8 @@ struct State {
     waits: Option<(Instant, String)>,
     /// The id of the transfer, by which its host knows it too.
     transfer: Option<String>,
-    /// The nodes, where several take part.
-    nodes: Option<Nodes>,
     /// What the user has been told that receivers wait for.
     told_held_up: HashSet<String>,
-}
-
-impl State {
-    /// Takes how the nodes are. Where all of them have come to move nothing, no session says any more what limits it.
-    fn take_nodes(&mut self, nodes: Nodes) {
-        let all = || nodes.nodes.iter();
-        let are_all_here = nodes.count == nodes.nodes.len() as u64;
-        let stand_still =
-            all().all(|node| node.bytes_per_second == 0) && all().any(|node| node.bytes > 0);
-        if are_all_here && stand_still {
-            self.limit = "waiting for replies";
-        }
-        self.nodes = Some(nodes);
-    }
 }
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -167,6 +155,7 @@ impl Display {
             pace: Mutex::default(),
             form,
             trace,
+            nodes: watch::Sender::default(),
             failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
             state: Mutex::new(State {
                 limit: "starting",
@@ -174,7 +163,6 @@ impl Display {
                 lost: None,
                 waits: None,
                 transfer: None,
-                nodes: None,
                 told_held_up: HashSet::new(),
             }),
         });
@@ -211,6 +199,11 @@ impl Display {
         Arc::clone(&self.watcher) as Arc<dyn Observer>
     }
 
+    /// The nodes that take part, which the push reports here.
+    pub(crate) fn nodes(&self) -> watch::Sender<Nodes> {
+        self.watcher.nodes.clone()
+    }
+
     /// The files and bytes that the receiver has reported as stored, by size.
     pub(crate) fn moved(&self) -> Arc<Moved> {
         Arc::clone(&self.watcher.moved)
@@ -237,12 +230,7 @@ impl Display {
             let _display_failed = thread.map(JoinHandle::join);
         }
         self.watcher.bar.finish_and_clear();
-        let took_part = self
-            .watcher
-            .state()
-            .nodes
-            .as_ref()
-            .and_then(nodes::took_part);
+        let took_part = self.watcher.nodes().as_ref().and_then(nodes::took_part);
         if let (Form::Json, Some(message)) = (self.watcher.form, &took_part) {
             self.watcher
                 .print(json!({ "event": TOOK_PART, "message": message }));
@@ -340,17 +328,13 @@ impl Watcher {
         } else {
             String::new()
         };
-        let nodes = self.state().nodes.clone();
+        let nodes = self.nodes();
         let rate = nodes::rate_and_nodes(rate, nodes.as_ref());
         format!(
             "{} of {}{more}{rate}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
-            if flushing {
-                "flushing"
-            } else {
-                self.state().limit
-            },
+            if flushing { "flushing" } else { self.limit() },
             nodes.as_ref().map(nodes::which).unwrap_or_default(),
         )
     }
@@ -358,19 +342,41 @@ impl Watcher {
     /// The present rate of what moves, if it is known: the sum of those of the nodes, which are shown beside, where all
     /// are.
     fn rate(&self) -> Option<f64> {
-        match &self.state().nodes {
-            Some(Nodes { count, nodes, .. }) if *count == nodes.len() as u64 => {
-                let sum = nodes.iter().map(|node| node.bytes_per_second).sum();
-                Some(ByteCount(sum).as_f64())
+        match self.nodes() {
+            Some(nodes) if are_all_listed(&nodes) => {
+                let sum = nodes.nodes.iter().map(|node| node.bytes_per_second);
+                Some(ByteCount(sum.sum()).as_f64())
             }
             _ => lock(&self.pace).rate(Instant::now()),
         }
+    }
+
+    /// What limits the push. Where all nodes have come to move nothing, no session says that any more.
+    fn limit(&self) -> &'static str {
+        let stand_still = |nodes: &Nodes| {
+            let mut all = nodes.nodes.iter();
+            are_all_listed(nodes)
+                && all.clone().all(|node| node.bytes_per_second == 0)
+                && all.any(|node| node.bytes > 0)
+        };
+        if self.nodes().as_ref().is_some_and(stand_still) {
+            "waiting for replies"
+        } else {
+            self.state().limit
+        }
+    }
+
+    /// The nodes, where several take part.
+    fn nodes(&self) -> Option<Nodes> {
+        let nodes = self.nodes.borrow();
+        (nodes.count > 1).then(|| nodes.clone())
     }
 
     fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
         let (files_moved, bytes_moved) = self.moved.total();
         let rate = self.rate();
+        let limit = self.limit();
         let state = self.state();
         let waiting = state.waits.as_ref();
         let waiting = waiting.map(
@@ -388,9 +394,9 @@ impl Watcher {
             "files_moved": files_moved,
             "bytes_per_second": rate,
             "lanes": totals.lanes.load(Ordering::Relaxed),
-            "limited_by": limit_key(state.limit),
+            "limited_by": limit_key(limit),
             "waiting": waiting,
-            "nodes": state.nodes.as_ref().map(nodes::as_json),
+            "nodes": self.nodes(),
         })
     }
 
@@ -529,7 +535,6 @@ impl Observer for Watcher {
             }
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => self.state().limit = by,
-            Event::Nodes(nodes) => self.state().take_nodes(nodes.clone()),
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => self.say(
@@ -550,6 +555,11 @@ impl Observer for Watcher {
             _ => {}
         }
     }
+}
+
+/// Whether no node is left out because there are many.
+fn are_all_listed(nodes: &Nodes) -> bool {
+    nodes.count == nodes.nodes.len() as u64
 }
 
 /// The words beside a [bar](BAR), as far as the terminal is wide: part by part, since half a number is another one.
@@ -589,7 +599,7 @@ pub(crate) fn print_json(value: &Value) {
 
 #[cfg(test)]
 mod tests {
-    use zmove_types::{Node, Pace};
+    use zmove_jobs::Node;
 
     use super::*;
 
@@ -607,9 +617,9 @@ mod tests {
                 lost: None,
                 waits: None,
                 transfer: None,
-                nodes: None,
                 told_held_up: HashSet::new(),
             }),
+            nodes: watch::Sender::default(),
             failures: None,
         }
     }
@@ -654,7 +664,7 @@ mod tests {
                 });
                 watcher.on(&Event::ScanEnded);
             },
-            |line| line.contains(" of 3.00 MiB, "),
+            |line| line.starts_with("1.00 MiB of 3.00 MiB, "),
         );
         assert!(
             first.starts_with("0 B of 3.00 MiB+, ") && first.ends_with(", path, 0 of 3+ files"),
@@ -670,19 +680,16 @@ mod tests {
     fn the_rate_is_the_sum_of_those_that_are_shown_beside_it() {
         let node = |name: &str, bytes_per_second| Node {
             name: name.to_owned(),
-            pace: Pace::Works,
-            files: 0,
-            bytes: 0,
             bytes_per_second,
-            percent_of_others: None,
+            ..Node::default()
         };
         let watcher = watcher(Form::Json);
         let nodes = vec![node("a", 1_000_000), node("b", 2_000_000)];
-        watcher.on(&Event::Nodes(Nodes {
+        watcher.nodes.send_replace(Nodes {
             count: 2,
             nodes,
             ..Nodes::default()
-        }));
+        });
         assert_eq!(watcher.as_json(0, 0)["bytes_per_second"], 3e6);
         assert!(
             watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "),
@@ -695,21 +702,19 @@ mod tests {
     fn where_none_moves_anything_any_more_what_has_limited_it_is_not_shown() {
         let node = |bytes, bytes_per_second| Node {
             name: "a".to_owned(),
-            pace: Pace::Works,
-            files: 0,
             bytes,
             bytes_per_second,
-            percent_of_others: None,
+            ..Node::default()
         };
         let shown = |nodes: [(u64, u64); 2]| {
             let watcher = watcher(Form::Bar);
             watcher.on(&Event::Limited { by: "rate limit" });
             let nodes = nodes.map(|(bytes, rate)| node(bytes, rate)).to_vec();
-            watcher.on(&Event::Nodes(Nodes {
+            watcher.nodes.send_replace(Nodes {
                 count: 2,
                 nodes,
                 ..Nodes::default()
-            }));
+            });
             watcher.message(0, 0)
         };
         assert!(
@@ -727,11 +732,11 @@ mod tests {
     #[test]
     fn nodes_are_seen_on_a_narrow_terminal() {
         let watcher = watcher(Form::Bar);
-        watcher.on(&Event::Nodes(Nodes {
+        watcher.nodes.send_replace(Nodes {
             count: 12,
-            waiting: Some(10_000),
+            items_waiting: Some(10_000),
             ..Nodes::default()
-        }));
+        });
         let message = watcher.message(1023 << 20, 1023 << 20);
         let room = 80 - BAR_COLUMNS;
         assert!(message[..room].contains(" by 12 nodes, "), "{message}");

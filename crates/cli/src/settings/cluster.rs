@@ -7,19 +7,20 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Chain, Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{Access, JobKey, LocalBroker};
+use zmove_cluster::jetstream::{Access, JetStream, JobKey, LocalBroker, Notices, Role, Settings};
 use zmove_cluster::{Hindrance, WorkError};
 use zmove_engine::{Remote, random};
-use zmove_types::{Hex, from_hex};
+use zmove_types::{Hex, SharedJobId, from_hex};
 
-use super::{Role, home};
+use super::home;
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// A cluster.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cluster {
     pub(crate) name: String,
@@ -75,31 +76,30 @@ impl Cluster {
         Ok(Self {
             name: name.to_owned(),
             key: Hex(&key).to_string(),
-            broker: String::new(),
-            credentials: None,
-            authorities: None,
-            local: None,
-            receivers: Vec::new(),
+            ..Self::default()
         })
     }
 
     /// Reads a cluster that this node has made or joined.
     pub(crate) fn load(name: &str) -> Result<Self> {
         let path = file(name)?;
-        let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => usage_error(format!(
-                "there is no cluster '{name}' here: 'zmove cluster init' makes one, and 'zmove cluster join' joins one"
-            )),
-            _ => anyhow::Error::new(error).context(format!("read '{}'", path.display())),
-        })?;
-        Self::read(&text).with_context(|| format!("read '{}'", path.display()))
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(usage_error(format!(
+                    "there is no cluster '{name}' here: 'zmove cluster init' makes one, and 'zmove cluster join' joins one"
+                )));
+            }
+            read => read.map_err(anyhow::Error::from),
+        };
+        let cluster = text.and_then(|text| Self::read(&text));
+        cluster.with_context(|| format!("read '{}'", path.display()))
     }
 
     fn read(text: &str) -> Result<Self> {
         // The rest of the error shows the line, which may be a key.
         let cluster: Self =
             toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
-        cluster.key()?;
+        cluster.read_key().context("its key is no key")?;
         file(&cluster.name)?;
         Ok(cluster)
     }
@@ -134,10 +134,14 @@ impl Cluster {
         Ok(toml::to_string(&of_others)?)
     }
 
+    fn read_key(&self) -> Option<JobKey> {
+        from_hex(self.key.as_bytes()).map(JobKey::new)
+    }
+
     /// The key that all nodes have.
-    pub(crate) fn key(&self) -> Result<JobKey> {
-        let bytes = from_hex(self.key.as_bytes()).context("its key is no key")?;
-        Ok(JobKey::new(bytes))
+    fn key(&self) -> JobKey {
+        let key = self.read_key();
+        key.expect("it was checked when it was read")
     }
 
     /// The way to the broker.
@@ -147,6 +151,25 @@ impl Cluster {
             credentials: self.credentials.clone(),
             authorities: self.authorities.clone(),
         }
+    }
+
+    /// Connects to the broker to exchange notices with the other nodes.
+    pub(crate) async fn notices(&self) -> Result<Notices, WorkError> {
+        Notices::open(&self.access(), &self.key()).await
+    }
+
+    /// Connects to the queue of a job, the broker of which is waited for by so much `patience`.
+    pub(crate) async fn queue(
+        &self,
+        role: Role,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> Result<JetStream, WorkError> {
+        let settings = Settings {
+            patience,
+            ..Settings::new(role, job, self.key().of_job(job))
+        };
+        JetStream::open(&self.access(), settings).await
     }
 
     /// The broker that a push of this node starts.
@@ -162,27 +185,31 @@ impl Cluster {
     }
 
     /// The failure of a command that cannot use the broker.
-    pub(crate) fn no_broker(&self, error: &WorkError) -> anyhow::Error {
+    pub(crate) fn no_broker(&self, error: WorkError) -> anyhow::Error {
         match error {
             WorkError::Hindered(refused @ Hindrance::Refused { .. }) => {
                 failure(Exit::Authentication, refused.to_string())
             }
-            error => failure(
-                Exit::Connection,
-                format!(
-                    "the broker {} cannot be used: {}",
-                    self.broker,
-                    innermost(error)
-                ),
-            ),
+            error => {
+                let why = innermost(&error);
+                let text = format!("the broker {} cannot be used: {why}", self.broker);
+                failure(Exit::Connection, text)
+            }
         }
     }
 
     /// Writes the file of the cluster.
     pub(crate) fn save(&self) -> Result<()> {
         let path = file(&self.name)?;
-        make_directory(&path)?;
-        write_private(&path, &toml::to_string(self)?)
+        let new = path.with_extension("new");
+        let directory = path.parent().expect("it is in a directory");
+        let mut make = DirBuilder::new();
+        let made = make.recursive(true).mode(0o700).create(directory);
+        made.with_context(|| format!("make '{}'", directory.display()))?;
+        // a command that was killed may have left one
+        let _there_is_none = std::fs::remove_file(&new);
+        write_new(&new, &toml::to_string(self)?)?;
+        std::fs::rename(&new, &path).with_context(|| format!("write '{}'", path.display()))
     }
 }
 
@@ -193,15 +220,6 @@ pub(crate) fn innermost(error: &WorkError) -> String {
         .map_or_else(String::new, ToString::to_string)
 }
 
-fn make_directory(file: &Path) -> Result<()> {
-    let directory = file.parent().expect("it is in a directory");
-    let made = DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory);
-    made.with_context(|| format!("make '{}'", directory.display()))
-}
-
 /// The file of a cluster.
 fn file(name: &str) -> Result<PathBuf> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -210,7 +228,7 @@ fn file(name: &str) -> Result<PathBuf> {
             "'{name}' is no name of a cluster: letters, digits, '-' and '_', 64 at most"
         )));
     }
-    Ok(home(Role::Client)?
+    Ok(home(super::Role::Client)?
         .join("clusters")
         .join(name)
         .with_extension("toml"))
@@ -221,31 +239,11 @@ fn file(name: &str) -> Result<PathBuf> {
 /// # Errors
 /// It is there already, or cannot be written.
 pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
+    let mut new = OpenOptions::new();
+    let opened = new.write(true).create_new(true).mode(0o600).open(path);
+    let written = opened.and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()
-    };
-    write().with_context(|| format!("write '{}'", path.display()))
-}
-
-/// Writes a file for its owner alone, by way of another.
-fn write_private(path: &Path, text: &str) -> Result<()> {
-    let new = path.with_extension("new");
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
-    };
-    write().with_context(|| format!("write '{}'", path.display()))
+    });
+    written.with_context(|| format!("write '{}'", path.display()))
 }

@@ -96,11 +96,9 @@ pub struct GrantNotice {
 pub struct JobNotice {
     /// The job.
     pub job: [u8; 16],
-    /// The directory that the words are about.
-    pub directory: Vec<u8>,
     /// What was typed at the head.
     pub words: Vec<Vec<u8>>,
-    /// The sources, by whose numbers work says what it is about.
+    /// The sources, by whose numbers work says what it is about. Nodes take these instead of those that were typed.
     pub sources: Vec<SourceNotice>,
     /// What is mounted below the sources.
     pub mounts: Vec<SourceNotice>,
@@ -247,8 +245,6 @@ pub struct NodePart {
     pub state: NodeState,
     /// What the node has found and moved.
     pub moved: TransferProgress,
-    /// How many work items the node has done: none, and no receiver may have let it in yet.
-    pub items: u64,
     /// What the node has done.
     pub tally: Tally,
     /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.

@@ -287,7 +287,6 @@ async fn who_has_another_key_hears_of_no_job() {
     };
     let told = Notice::Job(JobNotice {
         job: crate::lab::JOB.0,
-        directory: b"/".to_vec(),
         words: vec![b"push".to_vec()],
         begun: true,
         ..JobNotice::default()

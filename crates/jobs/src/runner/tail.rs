@@ -9,6 +9,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::job::{JobId, Moved};
+use crate::nodes::Nodes;
 use crate::place::Place;
 use crate::store::Told;
 
@@ -41,38 +42,6 @@ pub struct Progress {
     pub watch: Option<Watching>,
     /// The nodes that take part, where there are several.
     pub nodes: Option<Nodes>,
-}
-
-/// The nodes that take part in an attempt.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Nodes {
-    /// What they are: `node`s of a cluster, or `receiver`s.
-    pub kind: String,
-    /// How many there are.
-    pub count: u64,
-    /// Items of work that nobody has taken yet, if that is known.
-    pub items_waiting: Option<u64>,
-    /// The nodes, those first that hold up the others; of very many not all.
-    pub nodes: Vec<Node>,
-    /// The receivers of the nodes of a cluster, in the same order.
-    pub receivers: Vec<Node>,
-}
-
-/// One node of several.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Node {
-    /// The name of the node.
-    pub name: String,
-    /// How it is: `works`, `slow`, `silent` or `ended`.
-    pub state: String,
-    /// Files that are at the target by it.
-    pub files: u64,
-    /// Bytes that it has brought there.
-    pub bytes: u64,
-    /// The rate of the last seconds.
-    pub bytes_per_second: u64,
-    /// That rate in percent of the median of the others at work, where there is one.
-    pub percent_of_others: Option<u64>,
 }
 
 /// How a job is that watches its source.

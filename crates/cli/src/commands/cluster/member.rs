@@ -1,10 +1,11 @@
 //! A node that takes part in the jobs of a cluster.
 
 use std::collections::HashMap;
-use std::fmt::Display;
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::jetstream::{
@@ -14,214 +15,226 @@ use zmove_cluster::jetstream::{
 use zmove_cluster::{HeadLease, HeldGrant, WorkError};
 use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
-use zmove_wire::{GreetingError, SignedJobGrant};
+use zmove_wire::SignedJobGrant;
 
-use super::part::{Part, Work};
+use super::part::{OpenQueue, Part};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::terminal;
-use crate::settings;
 use crate::settings::cluster::{Cluster, innermost};
+use crate::settings::{self, Role};
 use crate::value::exit::{Exit, failure};
 
+/// Takes part in the jobs of a cluster until the user stops the node.
+pub(super) async fn take_part(cluster: &Cluster) -> Result<Exit> {
+    let mut member = None;
+    let serving = async {
+        let notices = listen(cluster).await?;
+        let member = member.insert(Member::new(cluster, notices)?);
+        member.serve().await
+    };
+    tokio::select! {
+        failed = serving => match failed? {},
+        () = interrupted() => {}
+    }
+    if let Some(member) = &mut member {
+        // Without a broker this waits for it.
+        drop(timeout(LEAVES_WITHIN, member.leave()).await);
+    }
+    Err(failure(Exit::Interrupted, "interrupted"))
+}
+
+/// Connects to the broker, which may exist only while a push runs.
+async fn listen(cluster: &Cluster) -> Result<Notices> {
+    let mut warned = String::new();
+    loop {
+        let why = match cluster.notices().await {
+            Ok(notices) => return Ok(notices),
+            Err(WorkError::Hindered(why)) => why.to_string(),
+            Err(error) => {
+                let why = innermost(&error);
+                format!("no broker at {} yet ({why})", cluster.broker)
+            }
+        };
+        warn_once(&mut warned, format!("{why}: {WAITS}"));
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
 /// A node that takes part in the jobs of a cluster.
-pub(super) struct Member<'a> {
+struct Member<'a> {
     cluster: &'a Cluster,
+    notices: Notices,
     /// The name of the node, which no other has.
     node: String,
     /// The node's key, by which receivers know it.
     key: [u8; 32],
     jobs: HashMap<SharedJobId, Job>,
-    /// Jobs that have ended here or in which this node could not take part, and when it may try again.
-    left: HashMap<SharedJobId, Instant>,
-    beginning: JoinSet<(SharedJobId, Result<(Part, Work)>)>,
-    running: JoinSet<(SharedJobId, Result<()>)>,
-    /// The last warnings of the broker and of another version of the protocol.
-    warned: [String; 2],
+    /// Jobs that have ended here or in which this node could not take part.
+    left: HashMap<SharedJobId, LeftJob>,
+    working: JoinSet<(SharedJobId, Result<()>)>,
+    /// The last warning of the broker.
+    warned_of_broker: String,
+    /// The last warning of another version of the protocol.
+    warned_of_version: String,
 }
 
 /// A job for which this node offers itself or in which it takes part.
+#[derive(Default)]
 struct Job {
     /// The lease from the head of the job.
     head: HeadLease,
     /// The head's grant for this node.
     grant: HeldGrant,
-    /// When the head was heard. While this process was stopped, it could not hear the head.
-    heard: Instant,
-    stage: Stage,
+    /// How many times this node has reported since it heard the head. A process that is stopped reports nothing.
+    unheard: u32,
+    part: Arc<Part>,
+    /// What does the part, once the job has begun.
+    work: Option<AbortHandle>,
+    /// The queue from which it takes work.
+    queue: Arc<OnceLock<OpenQueue>>,
 }
 
-enum Stage {
-    /// The node waits for the head's grant and the beginning of the job.
-    Offers,
-    /// The node compares its sources with those of the head.
-    Looks,
-    /// The node does a part of the job.
-    Works { part: Part, task: AbortHandle },
+/// A job that this node has left.
+struct LeftJob {
+    /// When the node may take part again.
+    until: Instant,
+    /// What it has done, on which another try counts on.
+    part: Arc<Part>,
 }
 
 impl Job {
-    fn new() -> Self {
-        Self {
-            head: HeadLease::new(),
-            grant: HeldGrant::default(),
-            heard: Instant::now(),
-            stage: Stage::Offers,
-        }
-    }
-
     /// The part of this node, for the head.
-    fn notice(&self, id: SharedJobId, state: NodeState) -> NodePart {
-        let part = self.part();
-        let tally = part.map(Part::tally).unwrap_or_default();
+    fn report(&self, id: SharedJobId, state: NodeState) -> NodePart {
         NodePart {
             job: id.0,
             state,
-            moved: part.map(Part::moved).unwrap_or_default(),
-            items: tally.items,
-            tally,
+            moved: self.part.moved(),
+            tally: self.part.served.tally(),
             granted_until: self.grant.ends(),
             ping: self.head.ping(),
-            receivers: part.map(Part::receivers).unwrap_or_default(),
+            receivers: self.part.served.by_receiver(),
         }
     }
 
-    fn part(&self) -> Option<&Part> {
-        match &self.stage {
-            Stage::Works { part, .. } => Some(part),
-            Stage::Offers | Stage::Looks => None,
+    fn state(&self) -> NodeState {
+        match self.queue.get() {
+            Some(_) => NodeState::Works,
+            None => NodeState::Offers,
         }
     }
 
     /// Whether the head has been silent for so long that nobody leads the job.
     fn is_silent(&self) -> bool {
-        let max = match &self.stage {
-            Stage::Offers => FORGOTTEN_AFTER,
-            Stage::Looks => Duration::MAX,
-            Stage::Works { part, .. } => part.silence_max(),
-        };
-        self.heard.elapsed() > max
+        let open = self.queue.get();
+        let max = open.map_or(FORGOTTEN_AFTER, |open| open.silence_max);
+        TELL_EVERY * self.unheard > max
     }
 }
 
 impl<'a> Member<'a> {
-    pub(super) fn new(cluster: &'a Cluster) -> Result<Self> {
+    fn new(cluster: &'a Cluster, notices: Notices) -> Result<Self> {
         let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
-        let identity = Identity::load_or_create(&settings::home(settings::Role::Client)?)?;
+        let identity = Identity::load_or_create(&settings::home(Role::Client)?)?;
         Ok(Self {
             cluster,
+            notices,
             node: format!("{}-{}", own_name(), Hex(&unique)),
             key: identity.fingerprint().0,
             jobs: HashMap::new(),
             left: HashMap::new(),
-            beginning: JoinSet::new(),
-            running: JoinSet::new(),
-            warned: Default::default(),
+            working: JoinSet::new(),
+            warned_of_broker: String::new(),
+            warned_of_version: String::new(),
         })
     }
 
-    /// Takes part until the user stops the node.
-    pub(super) async fn run(&mut self) -> Result<Exit> {
-        let mut stop = std::pin::pin!(interrupted());
-        let stopped = || Err(failure(Exit::Interrupted, "interrupted"));
-        let notices = tokio::select! {
-            notices = self.listen() => notices?,
-            () = &mut stop => return stopped(),
-        };
-        tokio::select! {
-            ended = self.serve(&notices) => ended,
-            () = stop => {
-                // Without a broker this waits for it.
-                let _in_vain = timeout(LEAVES_WITHIN, self.leave(&notices)).await;
-                stopped()
-            }
-        }
-    }
-
-    /// Connects to the broker, which may exist only while a push runs.
-    async fn listen(&mut self) -> Result<Notices> {
-        let (access, key) = (self.cluster.access(), self.cluster.key()?);
-        loop {
-            match Notices::open(&access, &key).await {
-                Ok(notices) => return Ok(notices),
-                Err(WorkError::Hindered(why)) => self.warn_of_broker(&why),
-                Err(error) => {
-                    let (broker, why) = (&self.cluster.broker, innermost(&error));
-                    self.warn_of_broker(&format!("no broker at {broker} yet ({why})"));
-                }
-            }
-            tokio::time::sleep(ASK_EVERY).await;
-        }
-    }
-
-    async fn serve(&mut self, notices: &Notices) -> Result<Exit> {
+    async fn serve(&mut self) -> Result<Infallible> {
         let Cluster { name, broker, .. } = self.cluster;
-        terminal::say(format_args!(
-            "{} waits for jobs of {name} at {broker}",
-            self.node
-        ));
+        let node = &self.node;
+        terminal::say(format_args!("{node} waits for jobs of {name} at {broker}"));
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut ticked = Instant::now();
         loop {
             tokio::select! {
                 // Notices that wait are heard before a head counts as silent.
                 biased;
-                heard = notices.hear() => match heard? {
-                    Ok(Notice::Job(job)) => self.take(job, notices).await?,
+                heard = self.notices.hear() => match heard? {
+                    Ok(Notice::Job(job)) => self.take(job).await?,
                     Ok(Notice::Grant(grant)) => self.hold(&grant),
                     Ok(_) => {}
-                    Err(other) => self.warn_of_version(&other),
+                    Err(other) => {
+                        let text = format!("{other}; its jobs are left to others");
+                        warn_once(&mut self.warned_of_version, text);
+                    }
                 },
-                Some(ended) = self.running.join_next() => match ended {
-                    Ok((job, ended)) => self.end(job, ended, notices).await?,
+                Some(ended) = self.working.join_next() => match ended {
+                    Ok((job, ended)) => self.end(job, ended).await?,
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(error).context("a part of a job panicked"),
                 },
-                Some(begun) = self.beginning.join_next() => {
-                    let (job, begun) = begun.context("the beginning of a part of a job panicked")?;
-                    self.begin(job, begun, notices).await?;
-                }
-                _ = ticks.tick() => {
-                    self.credit_pause(ticked.elapsed().saturating_sub(TELL_EVERY));
-                    ticked = Instant::now();
-                    match notices.hindrance() {
-                        Some(why) => self.warn_of_broker(&why),
-                        None => self.warned[0].clear(),
-                    }
-                    self.abandon(notices).await?;
-                    self.tell(notices).await?;
-                    self.left.retain(|_, until| Instant::now() < *until);
-                }
+                _ = ticks.tick() => self.tell_all().await?,
             }
         }
     }
 
-    /// Warns that the broker cannot be used, also one that a push will start.
-    fn warn_of_broker(&mut self, why: &dyn Display) {
-        warn_once(
-            &mut self.warned[0],
-            format!("{why}: waiting for the broker"),
-        );
-    }
-
-    /// Warns that a node of the cluster cannot work with this one.
-    fn warn_of_version(&mut self, other: &GreetingError) {
-        let text = format!("{other}; its jobs are left to others");
-        warn_once(&mut self.warned[1], text);
-    }
-
-    /// Leaves all jobs to others, to end.
-    async fn leave(&mut self, notices: &Notices) -> Result<()> {
-        self.running.shutdown().await;
-        for (id, job) in self.jobs.drain().collect::<Vec<_>>() {
-            let Some(part) = job.part() else { continue };
-            notices
-                .tell(&self.notice(Some(job.notice(id, NodeState::Stopped))))
-                .await?;
-            notices.flush().await;
-            part.leave().await;
+    /// Reports on all jobs, and leaves those that nobody leads.
+    async fn tell_all(&mut self) -> Result<()> {
+        match self.notices.hindrance() {
+            Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),
+            None => self.warned_of_broker.clear(),
         }
+        for job in self.jobs.values_mut() {
+            job.unheard += 1;
+        }
+        let silent: Vec<_> = self.jobs.extract_if(|_, job| job.is_silent()).collect();
+        for (id, job) in silent {
+            let Some(work) = &job.work else { continue };
+            work.abort();
+            if job.queue.get().is_some() {
+                // Its sessions may continue for a moment.
+                self.tell(id, &job, NodeState::HasLostSessions).await?;
+            }
+            let why = "the node that leads it has not been heard of for too long";
+            self.give_up(id, job, &failure(Exit::Broken, why)).await?;
+        }
+        for (id, job) in &self.jobs {
+            self.tell(*id, job, job.state()).await?;
+        }
+        if self.jobs.is_empty() {
+            self.notices.tell(&self.report(None)).await?;
+        }
+        let now = Instant::now();
+        self.left.retain(|_, left| now < left.until + KEPT_FOR);
         Ok(())
+    }
+
+    /// Reports to the head of a job how far it is here, after what has failed since the last report.
+    async fn tell(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
+        for trouble in job.part.take_trouble() {
+            let trouble = (trouble.notice)(self.failure(id, trouble.message));
+            self.notices.tell(&trouble).await?;
+        }
+        let report = self.report(Some(job.report(id, state)));
+        Ok(self.notices.tell(&report).await?)
+    }
+
+    fn report(&self, part: Option<NodePart>) -> Notice {
+        let queues = self.jobs.values().filter_map(|job| job.queue.get());
+        let stored = queues.map(|open| open.queue.stored());
+        Notice::Node(NodeNotice {
+            node: self.node.clone(),
+            key: self.key,
+            part,
+            stored: stored.max().unwrap_or_default(),
+        })
+    }
+
+    fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {
+        NodeFailure {
+            job: id.0,
+            node: self.node.clone(),
+            message,
+        }
     }
 
     /// Keeps a grant that is for this node.
@@ -235,178 +248,95 @@ impl<'a> Member<'a> {
     }
 
     /// Takes part in a job, if this node may.
-    async fn take(&mut self, notice: JobNotice, notices: &Notices) -> Result<()> {
+    async fn take(&mut self, notice: JobNotice) -> Result<()> {
         let id = notice.id();
-        if self.left.contains_key(&id) {
+        let has_left = |left: &LeftJob| Instant::now() < left.until;
+        if self.left.get(&id).is_some_and(has_left) {
             return Ok(());
         }
-        let job = self.jobs.entry(id).or_insert_with(Job::new);
-        job.heard = Instant::now();
+        let job = self.jobs.entry(id).or_insert_with(|| {
+            let left = self.left.remove(&id);
+            Job {
+                part: left.map(|left| left.part).unwrap_or_default(),
+                ..Job::default()
+            }
+        });
+        job.unheard = 0;
         if let Some(ping) = notice.answer_to(&self.node) {
             job.head.answered(ping);
         }
-        if !matches!(job.stage, Stage::Offers) {
-            return Ok(());
-        }
-        match notice.nodes.get(&self.node) {
+        let has_begun = notice.begun;
+        match notice.nodes.get(&self.node).copied() {
+            _ if job.work.is_some() => {}
             Some(number) if job.grant.ends().is_some() => {
-                if notice.begun {
-                    job.stage = Stage::Looks;
-                    let number = *number;
-                    let grant = job.grant.clone();
-                    let head = job.head.lease();
-                    let cluster = self.cluster.clone();
-                    self.beginning.spawn(async move {
-                        (id, Part::begin(cluster, notice, number, grant, head).await)
-                    });
+                if has_begun {
+                    let work = Arc::clone(&job.part).work(
+                        self.cluster.clone(),
+                        notice,
+                        number,
+                        job.grant.clone(),
+                        job.head.lease(),
+                        Arc::clone(&job.queue),
+                    );
+                    let work = self.working.spawn(async move { (id, work.await) });
+                    job.work = Some(work);
                 }
-                Ok(())
             }
             // The head answers with a number and a grant.
             _ => {
-                let offer = job.notice(id, NodeState::Offers);
-                Ok(notices.tell(&self.notice(Some(offer))).await?)
+                let offer = job.report(id, NodeState::Offers);
+                self.notices.tell(&self.report(Some(offer))).await?;
             }
-        }
-    }
-
-    /// Does a part whose sources are those of the head, or leaves the job to others.
-    async fn begin(
-        &mut self,
-        id: SharedJobId,
-        begun: Result<(Part, Work)>,
-        notices: &Notices,
-    ) -> Result<()> {
-        match (begun, self.jobs.get_mut(&id)) {
-            (Ok((part, work)), Some(job)) => {
-                terminal::print_lines(&format!("job {id} begins: {}", part.what));
-                let task = self.running.spawn(async move { (id, work.await) });
-                job.heard = Instant::now();
-                job.stage = Stage::Works { part, task };
-                Ok(())
-            }
-            (Err(error), _) => self.give_up(id, &error, notices).await,
-            (Ok(_), None) => Ok(()),
-        }
-    }
-
-    /// Does not count the time for which this process was stopped as silence of a head.
-    fn credit_pause(&mut self, stopped: Duration) {
-        let now = Instant::now();
-        for job in self.jobs.values_mut() {
-            job.heard = credited(job.heard, stopped, now);
-        }
-    }
-
-    /// Gives up jobs whose heads have been silent for too long. The queue does not say so if the broker was away when
-    /// the head ended.
-    async fn abandon(&mut self, notices: &Notices) -> Result<()> {
-        let silent = self.jobs.iter().filter(|(_, job)| job.is_silent());
-        for id in silent.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let Some(job) = self.jobs.remove(&id) else {
-                continue;
-            };
-            let Stage::Works { task, .. } = &job.stage else {
-                continue;
-            };
-            task.abort();
-            // Its sessions may continue for a moment.
-            let part = job.notice(id, NodeState::HasLostSessions);
-            notices.tell(&self.notice(Some(part))).await?;
-            let why = failure(
-                Exit::Broken,
-                "the node that leads it has not been heard of for too long",
-            );
-            self.give_up(id, &why, notices).await?;
         }
         Ok(())
     }
 
-    async fn tell(&self, notices: &Notices) -> Result<()> {
-        let mut is_at_work = false;
-        for (id, job) in &self.jobs {
-            if let Some(part) = job.part() {
-                is_at_work = true;
-                self.tell_trouble(*id, part, notices).await?;
-                let part = job.notice(*id, NodeState::Works);
-                notices.tell(&self.notice(Some(part))).await?;
-            }
+    /// Ends the part in a job. A part that has failed begins again after a while.
+    async fn end(&mut self, id: SharedJobId, ended: Result<()>) -> Result<()> {
+        let Some(job) = self.jobs.remove(&id) else {
+            return Ok(());
+        };
+        let state = if job.part.served.has_lost_sessions() {
+            NodeState::HasLostSessions
+        } else {
+            NodeState::HasEnded
+        };
+        self.tell(id, &job, state).await?;
+        if let Err(error) = ended {
+            return self.give_up(id, job, &error).await;
         }
-        if !is_at_work {
-            notices.tell(&self.notice(None)).await?;
-        }
-        Ok(())
-    }
-
-    /// Reports to the head of a job what has failed here since the last report, and the warnings.
-    async fn tell_trouble(&self, id: SharedJobId, part: &Part, notices: &Notices) -> Result<()> {
-        for message in part.warnings() {
-            let warned = Notice::Warned(self.failure(id, message));
-            notices.tell(&warned).await?;
-        }
-        for message in part.failures() {
-            let failed = Notice::Failed(self.failure(id, message));
-            notices.tell(&failed).await?;
-        }
+        terminal::say(format!("job {id} has ended"));
+        self.put_aside(id, job, KEPT_FOR);
         Ok(())
     }
 
     /// Leaves a job to others for a while, and reports the reason to its head.
-    async fn give_up(
-        &mut self,
-        id: SharedJobId,
-        error: &anyhow::Error,
-        notices: &Notices,
-    ) -> Result<()> {
+    async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
-        self.jobs.remove(&id);
-        self.left.insert(id, Instant::now() + TRY_AGAIN_AFTER);
-        Ok(notices.tell(&Notice::Absent(self.failure(id, why))).await?)
+        self.put_aside(id, job, TRY_AGAIN_AFTER);
+        let absent = Notice::Absent(self.failure(id, why));
+        Ok(self.notices.tell(&absent).await?)
     }
 
-    fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {
-        NodeFailure {
-            job: id.0,
-            node: self.node.clone(),
-            message,
-        }
+    fn put_aside(&mut self, id: SharedJobId, job: Job, time: Duration) {
+        let until = Instant::now() + time;
+        let part = job.part;
+        self.left.insert(id, LeftJob { until, part });
     }
 
-    /// Ends the part in a job. A part that has failed begins again after a while.
-    async fn end(&mut self, id: SharedJobId, ended: Result<()>, notices: &Notices) -> Result<()> {
-        let Some(job) = self.jobs.remove(&id) else {
-            return Ok(());
-        };
-        let Some(part) = job.part() else {
-            return Ok(());
-        };
-        self.tell_trouble(id, part, notices).await?;
-        let state = part.end();
-        if ended.is_ok() || state == NodeState::HasLostSessions {
-            notices
-                .tell(&self.notice(Some(job.notice(id, state))))
-                .await?;
+    /// Leaves all jobs to others, to end.
+    async fn leave(&mut self) -> Result<()> {
+        self.working.shutdown().await;
+        for (id, job) in &self.jobs {
+            if let Some(open) = job.queue.get() {
+                self.tell(*id, job, NodeState::Stopped).await?;
+                self.notices.flush().await;
+                // Others know then of what this node has taken and does no more.
+                open.queue.flush_dropped().await;
+            }
         }
-        if let Err(error) = ended {
-            return self.give_up(id, &error, notices).await;
-        }
-        terminal::say(format!("job {id} has ended"));
-        self.left.insert(id, Instant::now() + KEPT_FOR);
         Ok(())
-    }
-
-    fn notice(&self, part: Option<NodePart>) -> Notice {
-        let stored = self
-            .jobs
-            .values()
-            .filter_map(|job| Some(job.part()?.stored()));
-        Notice::Node(NodeNotice {
-            node: self.node.clone(),
-            key: self.key,
-            part,
-            stored: stored.max().unwrap_or_default(),
-        })
     }
 }
 
@@ -417,40 +347,32 @@ fn warn_once(warned: &mut String, text: String) {
     }
 }
 
-/// When a head counts as heard, if this process was stopped since.
-fn credited(heard: Instant, stopped: Duration, now: Instant) -> Instant {
-    now.min(heard + stopped)
-}
-
+/// What the user is told of a broker that cannot be used, also one that a push will start.
+const WAITS: &str = "waiting for the broker";
 /// The interval at which a missing broker is asked again.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long a node that is stopped may take to leave its jobs to others.
 const LEAVES_WITHIN: Duration = Duration::from_secs(5);
 /// How long a node leaves a job to others in which it could not take part.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long a node offers itself for a job whose head is silent.
+/// How long a head may be silent in whose job the node has no work.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// How long a node remembers that a job has ended.
+/// How long a node remembers that a job has ended, or what it has done in it.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_time_for_which_a_node_was_stopped_is_no_silence_of_the_head() {
-        let heard = Instant::now();
-        let after = |seconds| heard + Duration::from_secs(seconds);
-        let counts = |stopped| credited(heard, Duration::from_secs(stopped), after(100));
-        assert_eq!([0, 70, 200].map(counts), [0, 70, 100].map(after));
-    }
-
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_job_for_which_a_node_offers_itself_is_forgotten_when_its_head_is_silent() {
-        let job = Job::new();
-        tokio::time::advance(FORGOTTEN_AFTER).await;
+        let unheard = FORGOTTEN_AFTER.as_secs() / TELL_EVERY.as_secs();
+        let mut job = Job {
+            unheard: u32::try_from(unheard).unwrap(),
+            ..Job::default()
+        };
         assert!(!job.is_silent());
-        tokio::time::advance(Duration::from_secs(1)).await;
+        job.unheard += 1;
         assert!(job.is_silent());
     }
 }

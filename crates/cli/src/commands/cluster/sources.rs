@@ -3,7 +3,7 @@
 //! What is compared here keeps a node away from the start that has other sources: a copy, or nothing at all, where a
 //! file system is not mounted. What lies below is compared as the work goes on (`scan/walk/mark.rs`).
 //!
-//! **Invariant:** a node takes part only where its list of sources is the head's: work names a source by its number.
+//! **Invariant:** a node takes part only with the head's list of sources: work names a source by its number.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -11,65 +11,69 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::{Result, bail};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use zmove_cluster::SharedJob;
-use zmove_cluster::jetstream::{InsteadNotice, JobNotice, Reader, SourceMark, SourceNotice};
+use zmove_cluster::jetstream::{
+    InsteadNotice, JobNotice, Reader, SourceMark, SourceNotice, TELL_EVERY,
+};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_sender::Instead;
 use zmove_types::{Escaped, RelPath, Timestamp};
 
-/// The sources as the head sees them.
-pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
+/// The sources as the head sees them, from a directory.
+pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let names = (NAMES_OF_ALL / sources.paths().count().max(1)).clamp(1, NAMES);
-    let notice = |path: &Path| SourceNotice {
-        path: directory.join(path).into_os_string().into_vec(),
-        names: some_names(path, names),
-        mark: mark(mountinfo, path),
-    };
-    sources.paths().map(notice).collect()
+    let mountinfo = mountinfo();
+    let paths = sources.paths().map(|path| directory.join(path));
+    paths.map(|path| notice(&mountinfo, path, names)).collect()
+}
+
+/// A source, or a directory in one, with some of the names in it: none if it is empty, or no directory.
+fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
+    let entries = path.read_dir().into_iter().flatten();
+    let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
+    SourceNotice {
+        names: names.take(names_max).collect(),
+        mark: mark(mountinfo, &path),
+        path: path.into_os_string().into_vec(),
+    }
 }
 
 /// What is at a path; a link at its end is not followed.
 fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     let found = path.symlink_metadata().ok()?;
-    let is_local =
-        || Some(LOCAL.contains(&&*Mount::around(mountinfo, &path.canonicalize().ok()?)?.kind));
-    let local = is_local()
-        .filter(|is_local| *is_local)
-        .and_then(|_| Some((boot_id()?, found.dev())));
+    let mount = || Mount::around(mountinfo, &path.canonicalize().ok()?);
+    let is_local = mount().is_some_and(|mount| LOCAL.contains(&&*mount.kind));
     Some(SourceMark {
         inode: found.ino(),
-        local,
+        local: boot_id()
+            .filter(|_| is_local)
+            .map(|host| (host, found.dev())),
     })
 }
 
-/// Some names in a directory, so many at most; none of what is no directory, or empty.
-fn some_names(path: &Path, most: usize) -> Vec<Vec<u8>> {
-    let Ok(entries) = path.read_dir() else {
-        return Vec::new();
-    };
-    let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
-    names.take(most).collect()
-}
-
 /// The trees of a push, for whoever looks what is mounted in them.
+#[derive(Clone)]
 pub(crate) struct Trees {
-    /// The directory that their paths are about.
-    directory: PathBuf,
+    /// What is mounted where on this host.
+    mountinfo: Vec<u8>,
     roots: Vec<ScanRoot>,
     selection: Option<Arc<Selection>>,
 }
 
 impl Trees {
     /// The trees of a job.
-    pub(crate) fn new(directory: PathBuf, job: &SharedJob) -> Self {
+    pub(crate) fn new(job: &SharedJob) -> Self {
         Self {
-            directory,
+            mountinfo: mountinfo(),
             roots: job.sources.clone(),
             selection: job.config.scan.selection.clone(),
         }
@@ -77,42 +81,44 @@ impl Trees {
 
     /// What is mounted in them, as the head sees it: where one of these is not mounted at a node, the directory is
     /// empty there, or has what is hidden here. What the selection leaves out no node enters, whatever it has there.
-    pub(crate) fn mounts(&self, mountinfo: &[u8]) -> Vec<SourceNotice> {
+    pub(crate) fn mounts(&self) -> Vec<SourceNotice> {
         let mut found = Vec::new();
         for root in &self.roots {
             let Ok(canonical) = root.source.canonicalize() else {
                 continue;
             };
-            for mount in Mount::all(mountinfo) {
-                let below = mount
-                    .point
-                    .strip_prefix(&canonical)
-                    .ok()
-                    .filter(|below| !below.as_os_str().is_empty());
-                let Some(below) = below.filter(|below| self.admits(root, below, &mount.point))
-                else {
+            for mount in Mount::all(&self.mountinfo) {
+                let below = mount.point.strip_prefix(&canonical);
+                let Ok(below) = below else { continue };
+                if below.as_os_str().is_empty() || !self.admits(root, below, &mount.point) {
                     continue;
-                };
+                }
                 // what is mounted above it later hides it
                 let is_seen =
                     is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
                 // one more shows that not all are told
                 if is_seen && found.len() <= MOUNTS {
-                    let path = self
-                        .directory
-                        .join(&root.source)
-                        .join(below)
-                        .into_os_string()
-                        .into_vec();
-                    let (names, mark) = (
-                        some_names(&mount.point, NAMES),
-                        mark(mountinfo, &mount.point),
-                    );
-                    found.push(SourceNotice { path, names, mark });
+                    found.push(notice(&self.mountinfo, root.source.join(below), NAMES));
                 }
             }
         }
         found
+    }
+
+    /// Reports the mounts again whenever something has been mounted or unmounted. Looks at them on a thread of its own,
+    /// since a mount that does not answer may hold up whoever looks at it.
+    pub(crate) fn watch_mounts(mut self) -> watch::Receiver<Vec<SourceNotice>> {
+        let (reports, mounts) = watch::channel(Vec::new());
+        spawn_blocking(move || {
+            while !reports.is_closed() {
+                thread::sleep(TELL_EVERY);
+                let before = std::mem::replace(&mut self.mountinfo, mountinfo());
+                if self.mountinfo != before {
+                    reports.send_replace(self.mounts());
+                }
+            }
+        });
+        mounts
     }
 
     /// Whether the selection admits what is at this path below a root.
@@ -135,29 +141,15 @@ impl Trees {
     }
 }
 
-/// Compares the sources here with those of the head.
-///
-/// # Errors
-/// One is not here, or is another one.
-pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
-    compare_as(&reader(), here, head)
-}
-
 /// The reader of the sources here.
 pub(crate) fn reader() -> Reader {
-    let groups = getgroups()
-        .unwrap_or_default()
-        .into_iter()
-        .chain([getegid()])
-        .map(Gid::as_raw)
-        .collect();
+    let groups = getgroups().unwrap_or_default().into_iter();
     let capabilities = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let reads_all =
-        capabilities.intersects(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
     Reader {
         user: geteuid().as_raw(),
-        groups,
-        reads_all,
+        groups: groups.chain([getegid()]).map(Gid::as_raw).collect(),
+        reads_all: capabilities
+            .intersects(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH),
     }
 }
 
@@ -197,19 +189,16 @@ pub(super) fn not_as_there(path: &Path) -> String {
     )
 }
 
-fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
+/// Compares the sources here, for their reader here, with those of the head.
+///
+/// # Errors
+/// One is not here, or is another one.
+pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
-    for SourceNotice { path, .. } in &head.sources {
-        let path = Path::new(OsStr::from_bytes(path));
+    for path in head.sources.iter().map(path_of) {
         if paths.next() != Some(path) {
             bail!(not_as_there(path));
         }
-    }
-    if let Some(more) = paths.next() {
-        bail!(
-            "the source '{}' is here, and not at the node that sends",
-            Escaped::path(&more)
-        );
     }
     if head.mounts.len() > MOUNTS {
         bail!(
@@ -219,13 +208,8 @@ fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     }
     compare_readers(reader, &head.reader)?;
     let mountinfo = mountinfo();
-    head.sources
-        .iter()
-        .chain(&head.mounts)
-        .try_for_each(|there| {
-            compare_names(there)?;
-            compare_marks(there, &mountinfo)
-        })
+    let mut all = head.sources.iter().chain(&head.mounts);
+    all.try_for_each(|there| compare_source(there, &mountinfo))
 }
 
 /// What entries get where their own is not kept, as all nodes are told.
@@ -246,66 +230,55 @@ pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Inste
 
 /// The paths on which something is mounted at the head.
 pub(super) fn mount_points(head: &JobNotice) -> BTreeSet<PathBuf> {
-    head.mounts
-        .iter()
-        .map(|mount| PathBuf::from(OsStr::from_bytes(&mount.path)))
-        .collect()
+    let mounts = head.mounts.iter();
+    mounts.map(|mount| path_of(mount).to_owned()).collect()
 }
 
 /// What is mounted where.
-pub(crate) fn mountinfo() -> Vec<u8> {
+fn mountinfo() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Looks for the names that the head has seen in a directory. All of some few may have gone since; then this node takes
-/// no part, and loses nothing.
-fn compare_names(SourceNotice { path, names, .. }: &SourceNotice) -> Result<()> {
-    let path = Path::new(OsStr::from_bytes(path));
+/// Compares one source with what the head has seen there: another directory lacks the names, and a copy has another
+/// inode number. All of some few names may have gone since; then this node takes no part, and loses nothing.
+fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
+    let path = path_of(there);
+    let shown = Escaped::path(&path);
     let is_here = |name: &Vec<u8>| {
         path.join(OsStr::from_bytes(name))
             .symlink_metadata()
             .is_ok()
     };
-    match names.first() {
-        Some(first) if !names.iter().any(is_here) => bail!(
-            "'{}' is another directory here, or is not mounted: it has no '{}'",
-            Escaped::path(&path),
-            Escaped(first)
-        ),
-        _ => Ok(()),
-    }
-}
-
-/// Tells a copy from what it is a copy of.
-fn compare_marks(
-    SourceNotice {
-        path, mark: there, ..
-    }: &SourceNotice,
-    mountinfo: &[u8],
-) -> Result<()> {
-    let path = Path::new(OsStr::from_bytes(path));
-    let (Some(there), Some(here)) = (there, mark(mountinfo, path)) else {
-        return Ok(());
-    };
-    if let (Some(one), Some(other)) = (there.local, here.local)
-        && one != other
+    if let Some(first) = there.names.first()
+        && !there.names.iter().any(is_here)
     {
         bail!(
-            "'{}' is on a file system of this host alone, and at the node that sends on one of that host: all nodes \
-             need one file system that they share",
-            Escaped::path(&path)
+            "'{shown}' is another directory here, or is not mounted: it has no '{}'",
+            Escaped(first)
+        );
+    }
+    let (Some(there), Some(here)) = (&there.mark, mark(mountinfo, path)) else {
+        return Ok(());
+    };
+    if there.local.is_some() && here.local.is_some() && there.local != here.local {
+        bail!(
+            "'{shown}' is on a file system of this host alone, and at the node that sends on one of that host: all \
+             nodes need one file system that they share"
         );
     }
     if there.inode != here.inode {
         bail!(
-            "'{}' is not the same here as at the node that sends, but perhaps a copy (inode {}, and {} there): all \
-             nodes need one file system that they share",
-            Escaped::path(&path),
+            "'{shown}' is not the same here as at the node that sends, but perhaps a copy (inode {}, and {} there): \
+             all nodes need one file system that they share",
             here.inode,
             there.inode
         );
     }
     Ok(())
+}
+
+fn path_of(source: &SourceNotice) -> &Path {
+    Path::new(OsStr::from_bytes(&source.path))
 }
 
 /// The kinds of file systems that no two hosts have mounted at once and can write to, and images that nobody writes to:
@@ -339,7 +312,7 @@ mod tests {
         Sources::look_at(&paths, None, &NoListener).unwrap()
     }
 
-    fn trees(paths: &[&Path], rules: &[&str]) -> Trees {
+    fn trees(mountinfo: Vec<u8>, paths: &[&Path], rules: &[&str]) -> Trees {
         let rules: Vec<_> = rules
             .iter()
             .filter_map(|rule| Rule::from_line(rule.as_bytes()).unwrap())
@@ -347,7 +320,7 @@ mod tests {
         let selection = Selection::new(&rules, 0..=u64::MAX).unwrap();
         let roots = sources(paths).roots();
         Trees {
-            directory: "/".into(),
+            mountinfo,
             roots,
             selection: Some(Arc::new(selection)),
         }
@@ -371,11 +344,12 @@ mod tests {
         std::fs::create_dir(&other).unwrap();
         std::fs::write(one.join("f"), "f").unwrap();
         let head = told(
-            notices(b"", Path::new("/"), &sources(&[&one, &other])),
+            notices(Path::new("/"), &sources(&[&one, &other])),
             Vec::new(),
         );
-        let compared =
-            |paths: &[&Path]| compare(&sources(paths), &head).map_err(|error| error.to_string());
+        let compared = |paths: &[&Path]| {
+            compare(&reader(), &sources(paths), &head).map_err(|error| error.to_string())
+        };
         assert_eq!(compared(&[&one, &other]), Ok(()));
         std::fs::write(other.join("came"), "later").unwrap();
         assert_eq!(compared(&[&one, &other]), Ok(()));
@@ -388,11 +362,6 @@ mod tests {
             compared(&[&other])
                 .unwrap_err()
                 .contains("one' is not here")
-        );
-        assert!(
-            compared(&[&one, &other, site.path()])
-                .unwrap_err()
-                .contains("is here, and not")
         );
         std::fs::remove_file(one.join("f")).unwrap();
         std::fs::write(one.join("lost+found"), "").unwrap();
@@ -418,9 +387,9 @@ mod tests {
             Path::new("/elsewhere"),
         ]
         .map(line);
-        let seen = trees(&[&root], &[]).mounts(mountinfo.concat().as_bytes());
+        let seen = trees(mountinfo.concat().into(), &[&root], &[]).mounts();
         assert_eq!(seen, [], "one that another mount hides is none");
-        let all = trees(&[Path::new("/")], &[]).mounts(&super::mountinfo());
+        let all = trees(super::mountinfo(), &[Path::new("/")], &[]).mounts();
         assert!(all.iter().any(|mount| mount.path == b"/proc"), "{all:?}");
         let path = root.join("a/mounted").into_os_string().into_vec();
         let seen = vec![SourceNotice {
@@ -428,10 +397,12 @@ mod tests {
             names: vec![b"f".to_vec()],
             mark: None,
         }];
-        let head = told(notices(b"", Path::new("/"), &sources(&[&root])), seen);
-        compare(&sources(&[&root]), &head).unwrap();
+        let head = told(notices(Path::new("/"), &sources(&[&root])), seen);
+        compare(&reader(), &sources(&[&root]), &head).unwrap();
         std::fs::remove_file(root.join("a/mounted/f")).unwrap();
-        let error = compare(&sources(&[&root]), &head).unwrap_err().to_string();
+        let error = compare(&reader(), &sources(&[&root]), &head)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("a/mounted' is another directory here, or is not mounted"),
             "{error}"
@@ -441,7 +412,7 @@ mod tests {
     #[test]
     fn what_is_mounted_where_the_selection_leaves_it_out_is_none_of_theirs() {
         let points = |rules: &[&str]| {
-            let seen = trees(&[Path::new("/")], rules).mounts(&mountinfo());
+            let seen = trees(mountinfo(), &[Path::new("/")], rules).mounts();
             let points = seen
                 .into_iter()
                 .map(|mount| PathBuf::from(OsString::from_vec(mount.path)));
@@ -460,8 +431,9 @@ mod tests {
     fn another_user_and_too_many_mounts_keep_a_node_away() {
         let site = tempfile::tempdir().unwrap();
         let here = sources(&[site.path()]);
-        let seen = notices(&mountinfo(), Path::new("/"), &here);
-        let compared = |head: JobNotice| compare(&here, &head).map_err(|error| error.to_string());
+        let seen = notices(Path::new("/"), &here);
+        let compared =
+            |head: JobNotice| compare(&reader(), &here, &head).map_err(|error| error.to_string());
         let mounts = vec![seen[0].clone(); MOUNTS];
         assert_eq!(compared(told(seen.clone(), mounts.clone())), Ok(()));
         let mounts = [&mounts[..], &seen[..]].concat();
@@ -484,7 +456,7 @@ mod tests {
                 reader: head.clone(),
                 ..told(seen.clone(), Vec::new())
             };
-            compare_as(node, &here, &head).map_err(|error| error.to_string())
+            compare(node, &here, &head).map_err(|error| error.to_string())
         };
         let head = reader(1001, &[1001, 2000]);
         for node in [&head, &reader(1001, &[7, 1001, 2000]), &root] {
@@ -537,9 +509,9 @@ mod tests {
         let site = tempfile::tempdir().unwrap();
         let here = sources(&[site.path()]);
         let told_with = |change: fn(&mut SourceMark)| {
-            let mut seen = notices(&mountinfo(), Path::new("/"), &here);
+            let mut seen = notices(Path::new("/"), &here);
             change(seen[0].mark.as_mut().unwrap());
-            compare(&here, &told(seen, Vec::new())).map_err(|error| error.to_string())
+            compare(&reader(), &here, &told(seen, Vec::new())).map_err(|error| error.to_string())
         };
         assert_eq!(told_with(|_| {}), Ok(()));
         assert!(
@@ -551,10 +523,10 @@ mod tests {
         // A file system that one host alone has.
         let root = site.path().canonicalize().unwrap();
         let mountinfo = format!("1 2 0:1 / {} rw - ext4 dev rw\n", root.display());
-        let mut seen = notices(mountinfo.as_bytes(), Path::new("/"), &sources(&[&root]));
+        let mut seen = [notice(mountinfo.as_bytes(), root, NAMES)];
         let mut compared_with = |local| {
             seen[0].mark.as_mut().unwrap().local = local;
-            compare_marks(&seen[0], mountinfo.as_bytes())
+            compare_source(&seen[0], mountinfo.as_bytes())
         };
         compared_with(Some((1, 2))).unwrap_err();
         // One of the two may be the server of the other.

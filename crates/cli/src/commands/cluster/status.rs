@@ -1,19 +1,17 @@
 //! `zmove cluster status`: who reports within a few seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde_json::json;
+use serde::Serialize;
 use tokio::time::{Instant, timeout, timeout_at};
-use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
-use zmove_jobs::Nodes;
-use zmove_types::{ByteCount, ByteRate, SharedJobId};
-use zmove_wire::FileTotal;
+use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodeState, Notice};
+use zmove_jobs::{Node, Nodes, Pace};
+use zmove_types::SharedJobId;
 
 use crate::args::ClusterStatusArgs;
-use crate::display::format::counted;
+use crate::display::job::taking_part;
 use crate::display::terminal;
 use crate::settings;
 use crate::settings::cluster::Cluster;
@@ -26,36 +24,41 @@ struct Heard {
     nodes: BTreeMap<String, NodeNotice>,
 }
 
-/// A node or receiver.
-struct Row {
-    kind: &'static str,
-    job: Option<SharedJobId>,
-    node: zmove_jobs::Node,
+/// A job, with all that take part in it.
+#[derive(Default, Serialize)]
+struct JobStatus {
+    /// The job; `None`: the nodes have no work.
+    job: Option<String>,
+    /// Whether a push reports the job. Otherwise the push was killed, or cannot reach the broker.
+    led: bool,
+    #[serde(flatten)]
+    nodes: Nodes,
 }
 
 /// Shows the status of a cluster.
 pub(super) fn status(args: &ClusterStatusArgs) -> Result<Exit> {
     let cluster = Cluster::load(&args.name)?;
     let heard = settings::block_on(1, Heard::by(&cluster))?;
+    let jobs = heard.by_job();
     if args.metrics {
-        heard.metrics(&cluster.name).lines().for_each(terminal::say);
+        terminal::print(metrics(&jobs, &cluster.name));
     } else if args.json {
-        heard.as_json().for_each(terminal::say);
-    } else if heard.nodes.is_empty() && heard.jobs.is_empty() {
+        for job in &jobs {
+            terminal::say(serde_json::to_string(job)?);
+        }
+    } else if jobs.is_empty() {
         terminal::say("no node is there, and no job is under way");
     } else {
-        heard
-            .as_text()
-            .for_each(|line| terminal::print_lines(&line));
+        let lines = jobs.iter().flat_map(JobStatus::lines);
+        lines.for_each(|line| terminal::print_lines(&line));
     }
     Ok(Exit::Done)
 }
 
 impl Heard {
     async fn by(cluster: &Cluster) -> Result<Self> {
-        let (access, key) = (cluster.access(), cluster.key()?);
-        let notices = match timeout(ANSWERS_WITHIN, Notices::open(&access, &key)).await {
-            Ok(opened) => opened.map_err(|error| cluster.no_broker(&error))?,
+        let notices = match timeout(ANSWERS_WITHIN, cluster.notices()).await {
+            Ok(opened) => opened.map_err(|error| cluster.no_broker(error))?,
             Err(_elapsed) => {
                 let silent = format!("the broker {} does not answer", cluster.broker);
                 return Err(failure(Exit::Connection, silent));
@@ -73,175 +76,87 @@ impl Heard {
         Ok(all)
     }
 
-    /// The jobs that nodes report and no head: the push was killed or cannot reach the broker.
-    fn unled(&self) -> BTreeSet<SharedJobId> {
-        let parts = self.nodes.values().filter_map(|node| node.part.as_ref());
-        let at_work = parts
-            .filter(|part| part.state == NodeState::Works)
-            .map(|part| SharedJobId(part.job));
-        at_work.filter(|job| !self.jobs.contains_key(job)).collect()
+    /// The jobs as their heads report them, and beside them the nodes that no head reports.
+    fn by_job(&self) -> Vec<JobStatus> {
+        let led = self.jobs.iter().map(|(id, job)| {
+            let nodes: Nodes = serde_json::from_str(&job.shown).unwrap_or_default();
+            (Some(*id), nodes)
+        });
+        let mut jobs: BTreeMap<_, _> = led.collect();
+        let shown = jobs.values().flat_map(|nodes| &nodes.nodes);
+        let shown: BTreeSet<_> = shown.map(|node| node.name.clone()).collect();
+        let others = self.nodes.values();
+        for report in others.filter(|report| !shown.contains(&report.node)) {
+            let part = report.part.as_ref();
+            let part = part.filter(|part| part.state == NodeState::Works);
+            let stored = part.map(|part| part.moved.stored).unwrap_or_default();
+            let job = part.map(|part| SharedJobId(part.job));
+            let nodes = jobs.entry(job).or_default();
+            nodes.nodes.push(Node {
+                name: report.node.clone(),
+                files: stored.files,
+                bytes: stored.bytes,
+                ..Node::default()
+            });
+            nodes.count = nodes.count.max(nodes.nodes.len() as u64);
+        }
+        let status = |(job, nodes): (Option<SharedJobId>, _)| JobStatus {
+            led: job.is_some_and(|job| self.jobs.contains_key(&job)),
+            job: job.map(|job| job.to_string()),
+            nodes,
+        };
+        jobs.into_iter().map(status).collect()
     }
+}
 
-    /// The jobs that are led, each with all that take part as its head sees them.
-    fn led(&self) -> impl Iterator<Item = (SharedJobId, Nodes)> {
-        self.jobs
-            .iter()
-            .map(|(id, job)| (*id, serde_json::from_str(&job.shown).unwrap_or_default()))
-    }
-
-    fn rows(&self) -> Vec<Row> {
-        let mut rows = Vec::new();
-        let mut shown = BTreeSet::new();
-        for (
-            id,
-            Nodes {
-                nodes, receivers, ..
-            },
-        ) in self.led()
-        {
-            shown.extend(nodes.iter().map(|node| node.name.clone()));
-            for (kind, all) in [("node", nodes), ("receiver", receivers)] {
-                let job = Some(id);
-                rows.extend(all.into_iter().map(|node| Row { kind, job, node }));
+impl JobStatus {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = taking_part(&self.nodes);
+        match &self.job {
+            Some(job) if self.led => lines[0] = format!("job {job}: {}", lines[0]),
+            Some(job) => {
+                lines[0] =
+                    format!("job {job}: its push is not heard of; if it was killed, run it again");
+            }
+            None => {
+                let names = self.nodes.nodes.iter();
+                lines = names
+                    .map(|node| format!("{} has no work", node.name))
+                    .collect();
             }
         }
-        let others = self.nodes.values();
-        let others = others.filter(|node| !shown.contains(&node.node));
-        rows.extend(others.map(Row::of_node));
-        rows
-    }
-
-    fn as_text(&self) -> impl Iterator<Item = String> {
-        let led = self.led().map(|(id, nodes)| {
-            let waiting = nodes
-                .items_waiting
-                .map(|waiting| counted(waiting, "item") + " waiting");
-            let waiting = waiting.unwrap_or_else(|| "the queue does not answer".to_owned());
-            format!("job {id}: {}, {waiting}", counted(nodes.count, "node"))
-        });
-        let unled = self.unled().into_iter().map(|id| {
-            format!("job {id}: its push is not heard of; if it was killed, run it again")
-        });
-        led.chain(unled)
-            .chain(self.rows().into_iter().map(|row| row.as_text()))
-    }
-
-    fn as_json(&self) -> impl Iterator<Item = String> {
-        let led = self.led().map(|(id, nodes)| {
-            json!({ "job": id.to_string(), "led": true, "nodes": nodes.count, "items_waiting": nodes.items_waiting })
-        });
-        let unled = self.unled().into_iter();
-        let unled = unled.map(|id| {
-            json!({ "job": id.to_string(), "led": false, "nodes": null, "items_waiting": null })
-        });
-        let rows = self.rows().into_iter().map(|Row { kind, job, node }| {
-            json!({
-                "kind": kind, "name": node.name, "job": job.map(|job| job.to_string()), "state": node.state,
-                "files": node.files, "bytes": node.bytes, "bytes_per_second": node.bytes_per_second,
-                "percent_of_others": node.percent_of_others,
-            })
-        });
-        led.chain(unled).chain(rows).map(|line| line.to_string())
-    }
-
-    /// The same in the text format of Prometheus.
-    fn metrics(&self, cluster: &str) -> String {
-        let rows = self.rows();
-        let nodes = rows.iter().filter(|row| row.kind == "node").count();
-        let mut text = String::new();
-        family(
-            &mut text,
-            "nodes",
-            "gauge",
-            [(format!("cluster=\"{cluster}\""), nodes as u64)],
-        );
-        let waiting = self.led().filter_map(|(id, nodes)| {
-            Some((
-                format!("cluster=\"{cluster}\",job=\"{id}\""),
-                nodes.items_waiting?,
-            ))
-        });
-        family(&mut text, "items_waiting", "gauge", waiting);
-        type Read = fn(&zmove_jobs::Node) -> u64;
-        let families: [(&str, &str, Read); 4] = [
-            ("bytes_total", "counter", |node| node.bytes),
-            ("files_total", "counter", |node| node.files),
-            ("bytes_per_second", "gauge", |node| node.bytes_per_second),
-            ("holds_up_others", "gauge", |node| {
-                u64::from(matches!(node.state.as_str(), "slow" | "silent"))
-            }),
-        ];
-        for (name, kind, read) in families {
-            let values = rows.iter().filter_map(|row| {
-                let (kind, job, name) = (row.kind, row.job?, &row.node.name);
-                let name = name.replace(['"', '\\', '\n'], "_");
-                let labels =
-                    format!("cluster=\"{cluster}\",job=\"{job}\",kind=\"{kind}\",name=\"{name}\"");
-                Some((labels, read(&row.node)))
-            });
-            family(&mut text, name, kind, values);
-        }
-        text
+        lines
     }
 }
 
-impl Row {
-    /// A node that is in no job, or in one whose head does not report it.
-    fn of_node(NodeNotice { node, part, .. }: &NodeNotice) -> Self {
-        let FileTotal { files, bytes } = part
-            .as_ref()
-            .map(|part| part.moved.stored)
-            .unwrap_or_default();
-        Self {
-            kind: "node",
-            job: part.as_ref().map(|part| SharedJobId(part.job)),
-            node: zmove_jobs::Node {
-                name: node.clone(),
-                state: part.as_ref().map_or("idle", state_of).to_owned(),
-                files,
-                bytes,
-                ..zmove_jobs::Node::default()
-            },
+/// The jobs in the text format of Prometheus.
+fn metrics(jobs: &[JobStatus], cluster: &str) -> String {
+    let mut families: BTreeMap<_, String> = BTreeMap::new();
+    let mut add = |name, kind, labels: &str, value: u64| {
+        let family = families.entry(name);
+        *family.or_insert_with(|| format!("# TYPE zmove_cluster_{name} {kind}\n")) +=
+            &format!("zmove_cluster_{name}{{cluster=\"{cluster}\"{labels}}} {value}\n");
+    };
+    let nodes = jobs.iter().map(|job| job.nodes.nodes.len() as u64);
+    add("nodes", "gauge", "", nodes.sum());
+    for JobStatus { job, nodes, .. } in jobs {
+        let Some(job) = job else { continue };
+        if let Some(items) = nodes.items_waiting {
+            add("items_waiting", "gauge", &format!(",job=\"{job}\""), items);
+        }
+        for (kind, of_kind) in [("node", &nodes.nodes), ("receiver", &nodes.receivers)] {
+            for node in of_kind {
+                let name = node.name.replace(['"', '\\', '\n'], "_");
+                let labels = format!(",job=\"{job}\",kind=\"{kind}\",name=\"{name}\"");
+                let holds_up = matches!(node.state, Pace::Slow | Pace::Silent);
+                add("bytes_total", "counter", &labels, node.bytes);
+                add("files_total", "counter", &labels, node.files);
+                add("bytes_per_second", "gauge", &labels, node.bytes_per_second);
+                add("holds_up_others", "gauge", &labels, holds_up.into());
+            }
         }
     }
-
-    fn as_text(&self) -> String {
-        let Self { kind, job, node } = self;
-        let name = &node.name;
-        let Some(job) = job else {
-            return format!("{kind} {name}: has no work");
-        };
-        let of_others = node.percent_of_others.map_or_else(String::new, |percent| {
-            format!(", {percent} % of the others")
-        });
-        format!(
-            "{kind} {name}: job {job}, {}, {} moved, {}{of_others}",
-            node.state,
-            ByteCount(node.bytes),
-            ByteRate::new(node.bytes_per_second, Duration::from_secs(1)),
-        )
-    }
-}
-
-fn state_of(part: &NodePart) -> &'static str {
-    match part.state {
-        NodeState::Offers => "offers",
-        NodeState::Works => "works",
-        NodeState::HasEnded | NodeState::HasLostSessions => "ended",
-        NodeState::Stopped => "stopped",
-    }
-}
-
-fn family(
-    text: &mut String,
-    name: &str,
-    kind: &str,
-    values: impl IntoIterator<Item = (String, u64)>,
-) {
-    writeln!(text, "# TYPE zmove_cluster_{name} {kind}").expect("a string grows");
-    for (labels, value) in values {
-        writeln!(text, "zmove_cluster_{name}{{{labels}}} {value}").expect("a string grows");
-    }
+    families.into_values().collect()
 }
 
 /// How long a broker may take to answer. Another program in its place may say nothing.
@@ -251,7 +166,9 @@ const LISTEN_FOR: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use zmove_wire::TransferProgress;
+    use zmove_cluster::jetstream::NodePart;
+    use zmove_jobs::Party;
+    use zmove_wire::{FileTotal, TransferProgress};
 
     use super::*;
 
@@ -268,7 +185,6 @@ mod tests {
             job: [job; 16],
             state,
             moved,
-            items: 1,
             tally: zmove_cluster::Tally::default(),
             granted_until: None,
             ping: 0,
@@ -297,35 +213,37 @@ mod tests {
             jobs: BTreeMap::new(),
             nodes: nodes.into(),
         };
-        let lines: Vec<_> = heard.as_text().collect();
-        assert!(lines[0].starts_with("job 01010101"), "{lines:?}");
-        assert!(lines[0].contains("its push is not heard of"), "{lines:?}");
-        assert!(lines[1].contains("node a: job 0101"), "{lines:?}");
-        assert!(lines[2].contains(", ended, 2.00 KiB moved"), "{lines:?}");
-        assert_eq!(lines[3], "node c: has no work");
-        let json: Vec<_> = heard.as_json().collect();
-        assert!(
-            json[0].contains(r#""led":false"#) && json.len() == 4,
-            "{json:?}"
+        let jobs = heard.by_job();
+        let lines: Vec<_> = jobs.iter().flat_map(JobStatus::lines).collect();
+        assert_eq!(lines[0], "b has no work");
+        assert_eq!(lines[1], "c has no work");
+        assert!(lines[2].starts_with("job 01010101"), "{lines:?}");
+        assert!(lines[2].contains("its push is not heard of"), "{lines:?}");
+        assert!(lines[3].contains("a  works: 1 file, 2.00 KiB"), "{lines:?}");
+        let json = serde_json::to_value(&jobs).unwrap();
+        assert_eq!(json[0]["job"], serde_json::Value::Null);
+        assert_eq!(
+            (&json[1]["led"], &json[1]["nodes"][0]["bytes"]),
+            (&false.into(), &2048.into())
         );
     }
 
     #[test]
     fn nodes_receivers_and_the_queue_of_a_job_are_shown_as_its_head_sees_them() {
-        let of = |name: &str, state: &str, percent| zmove_jobs::Node {
+        let of = |name: &str, state, percent| Node {
             name: name.to_owned(),
-            state: state.to_owned(),
+            state,
             files: 3,
             bytes: 1 << 20,
             bytes_per_second: 125_000,
             percent_of_others: percent,
         };
         let shown = Nodes {
-            kind: "node".to_owned(),
+            kind: Party::Node,
             count: 2,
             items_waiting: Some(12),
-            nodes: vec![of("a", "slow", Some(31)), of("head", "works", None)],
-            receivers: vec![of("dtn1", "works", None)],
+            nodes: vec![of("a", Pace::Slow, Some(31)), of("head", Pace::Works, None)],
+            receivers: vec![of("dtn1", Pace::Works, None)],
         };
         let job = JobNotice {
             job: [1; 16],
@@ -336,19 +254,19 @@ mod tests {
             jobs: BTreeMap::from([(job.id(), job)]),
             nodes: [node("a", Some((1, NodeState::Works))), node("idle", None)].into(),
         };
-        let lines: Vec<_> = heard.as_text().collect();
+        let jobs = heard.by_job();
+        let lines: Vec<_> = jobs.iter().flat_map(JobStatus::lines).collect();
+        assert_eq!(lines[0], "idle has no work");
         assert!(
-            lines[0].ends_with(": 2 nodes, 12 items waiting"),
+            lines[1].starts_with("job 0101") && lines[1].ends_with(": 2 nodes, 12 items waiting:"),
             "{lines:?}"
         );
-        assert!(lines[1].starts_with("node a: job 0101"), "{lines:?}");
         assert!(
-            lines[1].ends_with(", slow, 1.00 MiB moved, 1.00 Mbit/s, 31 % of the others"),
+            lines[2].ends_with("a     slow: 3 files, 1.00 MiB, 1.00 Mbit/s, 31 % of the others"),
             "{lines:?}"
         );
-        assert!(lines[3].starts_with("receiver dtn1: job 0101"), "{lines:?}");
-        assert_eq!(lines[4], "node idle: has no work");
-        let metrics = heard.metrics("lab");
+        assert!(lines[5].starts_with("  dtn1  works: "), "{lines:?}");
+        let metrics = metrics(&jobs, "lab");
         for expected in [
             "zmove_cluster_nodes{cluster=\"lab\"} 3\n",
             "# TYPE zmove_cluster_bytes_total counter\n",

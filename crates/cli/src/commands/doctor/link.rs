@@ -92,7 +92,7 @@ fn outgoing(peer: Option<IpAddr>) -> Option<String> {
 }
 
 /// The address from which this host sends to a peer. Connecting a UDP socket finds it out, and sends nothing.
-fn source(peer: IpAddr) -> Option<IpAddr> {
+pub(crate) fn source(peer: IpAddr) -> Option<IpAddr> {
     let any = if peer.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use zmove_types::{Node, Pace};
+use zmove_jobs::{Node, Pace};
 use zmove_wire::FileTotal;
 
 /// The bytes that a node or receiver had moved at times of the last seconds.
@@ -17,7 +17,7 @@ pub(super) struct Rate {
 /// A node or receiver at one time.
 pub(super) struct Look<'a> {
     node: Node,
-    rate: &'a mut Rate,
+    was_slow: &'a mut bool,
     /// Whether it has been measured for long enough to be compared.
     is_known: bool,
     /// Whether it has moved something in the last seconds.
@@ -29,41 +29,35 @@ impl Rate {
     pub(super) fn look(
         &mut self,
         name: &str,
-        pace: Pace,
+        state: Pace,
         moved: FileTotal,
         now: Instant,
     ) -> Look<'_> {
         let FileTotal { files, bytes } = moved;
-        let bytes_per_second = self.measure(bytes, now);
-        let ago = |span| move |(then, _): &&(Instant, u64)| now.duration_since(*then) >= span;
-        let is_known = self.marks.iter().any(|mark| ago(WINDOW)(&mark));
-        let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
-        let is_moving = before.is_some_and(|(_, before)| *before < bytes);
-        Look {
-            node: Node {
-                name: name.to_owned(),
-                pace,
-                files,
-                bytes,
-                bytes_per_second,
-                percent_of_others: None,
-            },
-            rate: self,
-            is_known,
-            is_moving,
-        }
-    }
-
-    /// Adds a measurement, and returns the bytes of a second over the last seconds.
-    fn measure(&mut self, bytes: u64, now: Instant) -> u64 {
+        let age = |then: Instant| now.duration_since(then);
         self.marks.push_back((now, bytes));
-        while self.marks.len() > 2 && now.duration_since(self.marks[1].0) >= WINDOW {
+        while self.marks.len() > 2 && age(self.marks[1].0) >= WINDOW {
             self.marks.pop_front();
         }
         let (since, before) = self.marks[0];
-        let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
+        let measured = age(since);
+        let millis = u64::try_from(measured.as_millis()).unwrap_or(u64::MAX);
         let more = bytes.saturating_sub(before).saturating_mul(1000);
-        more.checked_div(millis).unwrap_or_default()
+        let mut newest_first = self.marks.iter().rev();
+        let recently = newest_first.find(|(then, _)| age(*then) >= IDLE_AFTER);
+        Look {
+            node: Node {
+                name: name.to_owned(),
+                state,
+                files,
+                bytes,
+                bytes_per_second: more.checked_div(millis).unwrap_or_default(),
+                percent_of_others: None,
+            },
+            was_slow: &mut self.was_slow,
+            is_known: measured >= WINDOW,
+            is_moving: recently.is_some_and(|(_, before)| *before < bytes),
+        }
     }
 }
 
@@ -73,35 +67,33 @@ impl Rate {
 /// when nobody else has anything to do, since all wait for it.
 pub(super) fn compare(mut looks: Vec<Look<'_>>, waiting: Option<u64>) -> Vec<Node> {
     let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
-    let works = |look: &Look<'_>| {
-        look.node.pace == Pace::Works && look.is_known && (look.is_moving || is_waiting)
+    let rate = |look: &Look<'_>| {
+        let is_at_work = look.node.state == Pace::Works && (look.is_moving || is_waiting);
+        (is_at_work && look.is_known).then_some(look.node.bytes_per_second)
     };
-    let rates = looks
-        .iter()
-        .map(|look| works(look).then_some(look.node.bytes_per_second))
-        .collect::<Vec<_>>();
-    for (at, look) in looks.iter_mut().enumerate() {
-        let was_slow = std::mem::take(&mut look.rate.was_slow);
-        let Some(rate) = rates[at] else { continue };
-        let others = rates.iter().enumerate().filter(|(other, _)| *other != at);
-        let mut others = others.filter_map(|(_, rate)| *rate).collect::<Vec<_>>();
-        others.sort_unstable();
-        let median = others.get(others.len() / 2).filter(|median| **median > 0);
+    let mut rates: Vec<_> = looks.iter().filter_map(rate).collect();
+    rates.sort_unstable();
+    let middle = rates.len().saturating_sub(1) / 2;
+    for look in &mut looks {
+        let was_slow = std::mem::take(look.was_slow);
+        let Some(rate) = rate(look) else { continue };
+        // of all others: without this rate, those above it move down by one
+        let median = rates.get(middle + usize::from(rate <= rates[middle]));
+        let median = median.filter(|median| **median > 0);
         let percent = median.map(|median| rate.saturating_mul(100) / median);
         let below = if was_slow {
             KEEPS_UP_PERCENT
         } else {
             SLOW_PERCENT
         };
-        let is_slow = percent.map_or(was_slow && look.is_moving, |percent| percent < below);
         look.node.percent_of_others = percent;
-        look.rate.was_slow = is_slow;
-        if is_slow {
-            look.node.pace = Pace::Slow;
+        if percent.map_or(was_slow && look.is_moving, |percent| percent < below) {
+            *look.was_slow = true;
+            look.node.state = Pace::Slow;
         }
     }
-    let mut nodes = looks.into_iter().map(|look| look.node).collect::<Vec<_>>();
-    nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
+    let mut nodes: Vec<_> = looks.into_iter().map(|look| look.node).collect();
+    nodes.sort_by_key(|node| Reverse(matches!(node.state, Pace::Slow | Pace::Silent)));
     nodes.truncate(NODES_MAX);
     nodes
 }
@@ -138,7 +130,7 @@ mod tests {
     }
 
     fn slow(nodes: &[Node]) -> Vec<&str> {
-        let slow = nodes.iter().filter(|node| node.pace == Pace::Slow);
+        let slow = nodes.iter().filter(|node| node.state == Pace::Slow);
         slow.map(|node| node.name.as_str()).collect()
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zmove_jobs::{
     AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Node, Nodes, State, Watching, shown,
 };
-use zmove_types::{ByteCount, ByteRate, Party};
+use zmove_types::{ByteCount, ByteRate};
 
 use super::{INDENT, Row};
 use crate::display::format::{counted, wrapped};
@@ -195,7 +195,7 @@ fn watched(
 }
 
 /// The nodes and receivers as small tables, a line each.
-fn taking_part(
+pub(crate) fn taking_part(
     Nodes {
         kind,
         count,
@@ -204,9 +204,10 @@ fn taking_part(
         receivers,
     }: &Nodes,
 ) -> Vec<String> {
-    let waiting = items_waiting.map_or_else(String::new, |items| {
-        format!(", {} waiting", counted(items, "item"))
-    });
+    let waiting = match items_waiting {
+        Some(items) => format!("{} waiting", counted(*items, "item")),
+        None => "the queue does not answer".to_owned(),
+    };
     let width = nodes
         .iter()
         .chain(receivers)
@@ -228,6 +229,7 @@ fn taking_part(
         let of_others = percent_of_others.map_or_else(String::new, |percent| {
             format!(", {percent} % of the others")
         });
+        let state = state.word();
         format!(
             "  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}",
             counted(*files, "file")
@@ -235,7 +237,7 @@ fn taking_part(
     };
     let more =
         (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
-    let first = format!("{}{waiting}:", counted(*count, Party::of(kind).word()));
+    let first = format!("{}, {waiting}:", counted(*count, kind.word()));
     let receivers_head = (!receivers.is_empty()).then(|| "their receivers:".to_owned());
     std::iter::once(first)
         .chain(nodes.iter().map(line))
@@ -310,6 +312,8 @@ mod tests {
 
     use super::super::one;
     use super::super::tests::job;
+    use zmove_jobs::Party;
+
     use super::*;
 
     #[test]
@@ -389,13 +393,12 @@ mod tests {
      {
         let node = Node {
             name: "dtn1:1".into(),
-            state: "works".into(),
             ..Node::default()
         };
         let nodes = Nodes {
-            kind: "receiver".into(),
+            kind: Party::Receiver,
             count: 2,
-            items_waiting: None,
+            items_waiting: Some(3),
             nodes: vec![node],
             receivers: Vec::new(),
         };
@@ -425,7 +428,7 @@ mod tests {
         let lines = |state, progress| details.lines(&Row::new(Job { state, ..job() }, progress));
         let runs = lines(State::Running, Some(progress.clone()));
         assert!(
-            runs.contains("2 receivers:\n") && runs.contains("dtn1:1  works: "),
+            runs.contains("2 receivers, 3 items waiting:\n") && runs.contains("dtn1:1  works: "),
             "{runs}"
         );
         assert!(!runs.contains("moved by 2 receivers"), "{runs}");

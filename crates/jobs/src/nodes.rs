@@ -1,14 +1,16 @@
-//! Those who share the work of one push, as its head sees them.
+//! The nodes that share the work of one push, as its head reports them: `nodes` of `docs/schema/events.json`.
+
+use serde::{Deserialize, Serialize};
 
 /// The nodes of a push in which several take part.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nodes {
     /// What they are.
-    pub party: Party,
+    pub kind: Party,
     /// How many there are.
     pub count: u64,
     /// Items of work that nobody has taken yet; `None` where the queue does not say.
-    pub waiting: Option<u64>,
+    pub items_waiting: Option<u64>,
     /// The nodes, those first that hold up the others; of very many not all.
     pub nodes: Vec<Node>,
     /// The receivers of the nodes of a cluster, in the same order. Empty if the nodes are receivers themselves.
@@ -16,43 +18,34 @@ pub struct Nodes {
 }
 
 /// What shares the work of a push.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Party {
     /// The nodes of a cluster.
     #[default]
-    Nodes,
+    Node,
     /// Several receivers of one node.
-    Receivers,
+    Receiver,
 }
 
 impl Party {
-    /// What is called by this word; nodes for an unknown one.
-    #[must_use]
-    pub fn of(word: &str) -> Self {
-        if word == Self::Receivers.word() {
-            Self::Receivers
-        } else {
-            Self::Nodes
-        }
-    }
-
     /// One word for one of them.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Nodes => "node",
-            Self::Receivers => "receiver",
+            Self::Node => "node",
+            Self::Receiver => "receiver",
         }
     }
 }
 
 /// One of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// The name of the node.
     pub name: String,
     /// How it is.
-    pub pace: Pace,
+    pub state: Pace,
     /// Files that are at the target by it.
     pub files: u64,
     /// Bytes that it has brought there.
@@ -64,28 +57,21 @@ pub struct Node {
 }
 
 /// How a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pace {
     /// The node has not been heard of for a while.
     Silent,
     /// The node moves much less than the others.
     Slow,
     /// The node keeps up.
+    #[default]
     Works,
     /// The node has ended its part.
     Ended,
 }
 
 impl Pace {
-    /// The pace of this word; that of a node that keeps up for an unknown one.
-    #[must_use]
-    pub fn of(word: &str) -> Self {
-        let all = [Self::Silent, Self::Slow, Self::Works, Self::Ended];
-        all.into_iter()
-            .find(|pace| pace.word() == word)
-            .unwrap_or(Self::Works)
-    }
-
     /// One word for it.
     #[must_use]
     pub const fn word(self) -> &'static str {
