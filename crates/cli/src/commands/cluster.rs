@@ -44,10 +44,9 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     let mut cluster = Cluster::new(&args.name)?;
     set_broker(&mut cluster, &args)?;
     settings::refuse_twice(args.receivers.iter())?;
-    let mut keys = Vec::new();
-    for remote in &args.receivers {
-        keys.push(key_of(remote, args.accept_new)?);
-    }
+    let keys = args.receivers.iter();
+    let keys = keys.map(|remote| key_of(remote, args.accept_new));
+    let keys = keys.collect::<Result<Vec<_>>>()?;
     settings::refuse_same_key(args.receivers.iter().zip(keys.iter().copied()))?;
     for (Remote { host, port, .. }, key) in args.receivers.into_iter().zip(keys) {
         let key = key.to_string();

@@ -1,8 +1,8 @@
 //! The part of a node in a job which another node leads.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::iter::once;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 use zmove_wire::TransferProgress;
 
-use super::sources::{compare, instead_of, mount_points, not_as_there, reader};
+use super::sources::{compare, instead_of, mount_points, not_as_there, path_of, reader};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::submit::described;
 use crate::commands::{cluster_push, shared_job};
@@ -126,10 +126,7 @@ impl Observer for Part {
 fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
     let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
     let looked = settings.look_at_sources(&NoListener);
-    let sources = looked.with_context(|| {
-        let first = notice.sources.first().map_or(&[][..], |first| &first.path);
-        not_as_there(Path::new(OsStr::from_bytes(first)))
-    })?;
+    let sources = looked.with_context(|| not_as_there(path_of(&notice.sources[0])))?;
     compare(&reader(), &sources, notice)?;
     let mut job = shared_job::job(&settings, &sources, notice.id())?;
     job.view = View::Follows;

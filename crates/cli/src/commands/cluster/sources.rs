@@ -277,7 +277,8 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn path_of(source: &SourceNotice) -> &Path {
+/// The path of a source, or of a directory in one.
+pub(super) fn path_of(source: &SourceNotice) -> &Path {
     Path::new(OsStr::from_bytes(&source.path))
 }
 
