@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags, fstat, makedev, open, statx,
+    AtFlags, CWD, FsWord, Mode, OFlags, Statx, StatxAttributes, StatxFlags, fstat, fstatfs,
+    makedev, open, statx,
 };
 use rustix::io::Result;
 use zmove_disk::open_beneath;
@@ -70,6 +71,11 @@ pub(crate) struct Status {
     /// The change time: that of the last change of anything about it.
     pub(crate) ctime: Timestamp,
 }
+
+/// The inode number of what Btrfs shows in place of a subvolume.
+const PLACEHOLDER_INODE: u64 = 2;
+/// The `f_type` of Btrfs.
+const BTRFS: FsWord = 0x9123_683E;
 
 /// Whether something is mounted where this was found; `None` from kernels before 5.8.
 pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
@@ -250,7 +256,7 @@ impl Directory {
     fn ask_status(&self, flags: AtFlags) -> Result<Status> {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
         let stat = statx(&self.fd, c"", flags | AtFlags::EMPTY_PATH, asked)?;
-        Ok(Status {
+        let status = Status {
             number: FileNumber {
                 device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
                 inode: stat.stx_ino,
@@ -264,7 +270,22 @@ impl Directory {
                 seconds: stat.stx_ctime.tv_sec,
                 nanos: stat.stx_ctime.tv_nsec,
             },
+        };
+        Ok(if self.is_placeholder(&status)? {
+            Status {
+                mtime: Timestamp::default(),
+                ctime: Timestamp::default(),
+                ..status
+            }
+        } else {
+            status
         })
+    }
+
+    /// Whether this is what a snapshot on Btrfs has in place of a subvolume that is not part of it: a directory that
+    /// stays empty, and whose times are always the present.
+    fn is_placeholder(&self, status: &Status) -> Result<bool> {
+        Ok(status.number.inode == PLACEHOLDER_INODE && fstatfs(&self.fd)?.f_type == BTRFS)
     }
 
     /// The root that this directory lies below.
