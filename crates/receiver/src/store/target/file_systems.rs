@@ -23,7 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{Access, AtFlags, Dev, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{Lease, renew_times};
 use zmove_types::Lock;
@@ -50,11 +50,11 @@ struct FileSystem {
     flush: Flush,
     /// What lets a flush change the times of the directory.
     lease: Lease,
-    /// Whether the file system was mounted for writing when it was seen first.
+    /// Whether the file system took changes when it was seen first.
     first_seen: Writable,
 }
 
-/// Whether a file system is mounted for writing.
+/// Whether a directory's file system takes changes there: a mount may be read-only, and so may a subvolume of Btrfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writable {
     Yes,
@@ -62,11 +62,11 @@ enum Writable {
 }
 
 impl Writable {
-    fn now(directory: impl AsFd) -> Result<Self, Errno> {
-        let read_only = rustix::fs::fstatvfs(directory)?
-            .f_flag
-            .contains(StatVfsMountFlags::RDONLY);
-        Ok(if read_only { Self::No } else { Self::Yes })
+    fn now(directory: &impl AsFd) -> Self {
+        match rustix::fs::accessat(directory, ".", Access::WRITE_OK, AtFlags::empty()) {
+            Err(Errno::ROFS) => Self::No,
+            _ => Self::Yes,
+        }
     }
 }
 
@@ -168,7 +168,7 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     } = file_system;
     rustix::fs::syncfs(directory)?;
     // A file system that has been read-only all the time holds nothing of ours.
-    let stayed_read_only = *first_seen == Writable::No && Writable::now(directory)? == Writable::No;
+    let stayed_read_only = [*first_seen, Writable::now(directory)] == [Writable::No; 2];
     if stayed_read_only {
         Ok(())
     } else {
@@ -250,7 +250,7 @@ impl FileSystems {
             directory: Arc::new(directory.try_clone_to_owned()?),
             flush,
             lease: self.lease.clone(),
-            first_seen: Writable::now(directory)?,
+            first_seen: Writable::now(&directory),
         };
         // The first thread's descriptor is kept, since it has seen more errors.
         Ok(self.known.lock().entry(device).or_insert(file_system).flush)
