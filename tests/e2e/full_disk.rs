@@ -18,7 +18,7 @@ const EXT4: Image = Image {
     make: "mkfs.ext4 -q -F",
     options: "loop",
 };
-const BTRFS: Image = Image {
+pub(crate) const BTRFS: Image = Image {
     bytes: 320 << 20,
     make: "mkfs.btrfs -q -f",
     options: "loop",

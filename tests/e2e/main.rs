@@ -102,6 +102,7 @@ mod spread;
 mod ssh;
 mod storage;
 mod straggler;
+mod subvolumes;
 mod sweep;
 mod tamper;
 mod times;
