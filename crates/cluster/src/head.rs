@@ -1,9 +1,9 @@
 //! The head of a job: puts in the first item of a pass, sees to it that the pass ends, and ends the job.
 //!
 //! ```text
-//!  Working: a pass ──► queue idle? ─┬─ nothing was lost ──► Leaving ──► Finishing ──► Ordered ──► Closed
-//!              ▲                    └─ items were lost ──► another pass ──┐
-//!              └──────────────────────────────────────────────────────────┘
+//!  a pass ──► queue idle? ─┬─ nothing was lost ──► sessions end ──► directories get mode and time ──► closed
+//!    ▲                     └─ items were lost ──► another pass ──┐
+//!    └───────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! **Invariant:** the job ends with the first pass in which the queue has lost nothing, once all of it is done. Nobody
@@ -24,7 +24,7 @@ use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::SharedJobOrder;
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
-use crate::finish::Finishing;
+use crate::finish::{Finished, Finishing};
 use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
@@ -126,7 +126,7 @@ impl<W: WorkQueue> Head<W> {
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
         let events = self.node.events(observer, listener);
-        let mut course = Course::new();
+        let mut course = Course::default();
         for number in 0..self.node.movers {
             let standby = Standby {
                 number,
@@ -261,23 +261,20 @@ impl<W: WorkQueue> Head<W> {
                 let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
                     let orders = Orders {
                         feeder,
-                        answers_within: course.answers_within,
+                        answers_within: ORDER_MAX.saturating_mul(1 << course.hung.min(16)),
                     };
                     self.lead_in(orders, &events, course)
                 }));
                 sessions.outages.watch(session).await
             };
             course.has_opened |= events.fate() != SessionFate::NotBegun;
-            // the receiver may have closed the job by the order before, and the answer was lost
-            let was_closed =
-                |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             match ended {
-                Err(error) if course.stage != Stage::Closed && !was_closed(&error) => {
+                Err(error) if !course.is_over_by(&error) => {
                     if error.is_absent() {
                         course.absent_at.get_or_insert(events.number);
                     }
                     if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
-                        course.answers_within = course.answers_within.saturating_mul(2);
+                        course.hung += 1;
                     }
                     sessions.is_under_way = *self.begun.borrow();
                     let paused = sessions.pause(&events, error).await;
@@ -291,7 +288,7 @@ impl<W: WorkQueue> Head<W> {
     /// What a job has come to that is closed.
     fn end_of(&self, course: &Course) -> JobEnd {
         let mut tally = self.tally();
-        tally.fail(course.failed);
+        tally.fail(self.node.served.failed_directories());
         tally.is_inexact |= course.passes > 1 || self.others.borrow().unfinished > 0;
         let passes = course.passes;
         JobEnd { tally, passes }
@@ -310,44 +307,62 @@ impl<W: WorkQueue> Head<W> {
         events: &SessionEvents,
         course: &mut Course,
     ) -> Result<(), Stop> {
-        loop {
-            course.stage = match course.stage {
-                Stage::Working => {
-                    self.conduct(&orders, events, course).await?;
-                    self.node.queue.close().await?;
-                    course.over.send_replace(true);
-                    Stage::Leaving
-                }
-                Stage::Leaving => {
-                    self.await_leaving(events, course).await?;
-                    Stage::Finishing
-                }
-                Stage::Finishing => {
-                    self.await_leases(events, course).await;
-                    let finishing = course
-                        .finishing
-                        .get_or_insert_with(|| Finishing::of(&self.node.job));
-                    course.failed = finishing.run(&self.node.job, &orders, events).await?;
-                    events.lack(orders.settle().await?);
-                    Stage::Ordered
-                }
-                Stage::Ordered => {
-                    orders.give(SharedJobOrder::Close).await?;
-                    events.await_end();
-                    Stage::Closed
-                }
-                Stage::Closed => return Ok(()),
-            }
+        if !*course.over.borrow() {
+            self.conduct(&orders, events, course).await?;
+            self.node.queue.close().await?;
+            course.over.send_replace(true);
         }
+        self.await_writers(events, course).await?;
+        let finishing = Finishing {
+            job: &self.node.job,
+            orders: &orders,
+            events,
+        };
+        finishing.run(&mut course.finished).await?;
+        events.lack(orders.settle().await?);
+        course.close = Close::Ordered;
+        orders.give(SharedJobOrder::Close).await?;
+        course.close = Close::Done;
+        events.await_end();
+        Ok(())
     }
 
-    /// Waits until all sessions but this have ended: first those of the movers of this node, which have
-    /// [`ENDS_WITHIN`] for that, then those of the witnesses, each of which has a limit of its own, then those of other
-    /// nodes, which have as long as movers.
+    /// Waits until no other session writes: those that are up have ended, and so have the leases of all that were lost,
+    /// of this node and of others.
     ///
     /// # Errors
     /// A receiver does not see the job.
-    async fn await_leaving(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+    async fn await_writers(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+        let others = if let Some(others) = course.others_write_until {
+            others
+        } else {
+            self.await_ends(events, course).await?;
+            let is_one_lost = self.others.borrow().unfinished > 0;
+            let lost = if is_one_lost {
+                NODES_WRITE_MAX
+            } else {
+                Duration::ZERO
+            };
+            *course.others_write_until.insert(Instant::now() + lost)
+        };
+        let own = self.node.served.last_lost().map(|lost| lost + LEASE_MAX);
+        let until = own.map_or(others, |own| own.max(others));
+        let rest = until.saturating_duration_since(Instant::now());
+        if rest > TOLD_ABOVE {
+            let message = format!(
+                "sessions were lost: directories get modes and times in {} s, when those write no more",
+                rest.as_secs() + 1
+            );
+            events.on(&Event::Warned { message });
+        }
+        sleep_until(until).await;
+        Ok(())
+    }
+
+    /// Waits for the ends of sessions: first those of the movers of this node, which have [`ENDS_WITHIN`] for that,
+    /// then those of the witnesses, each of which has a limit of its own, then those of other nodes, which have as long
+    /// as movers.
+    async fn await_ends(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         let movers_have = timeout(ENDS_WITHIN, async {
             while course.movers.join_next().await.is_some() {}
         })
@@ -370,27 +385,7 @@ impl<W: WorkQueue> Head<W> {
             );
             events.on(&Event::Warned { message });
         }
-        if self.others.borrow().unfinished > 0 {
-            course.others_write_until = Some(Instant::now() + NODES_WRITE_MAX);
-        }
         Ok(())
-    }
-
-    /// Waits until the leases of all sessions that were lost have ended, of this node and of others.
-    async fn await_leases(&self, events: &SessionEvents, course: &Course) {
-        let own = self.node.served.last_lost().map(|lost| lost + LEASE_MAX);
-        let Some(until) = own.max(course.others_write_until) else {
-            return;
-        };
-        let rest = until.saturating_duration_since(Instant::now());
-        if rest > TOLD_ABOVE {
-            let message = format!(
-                "sessions were lost: directories get modes and times in {} s, when those write no more",
-                rest.as_secs() + 1
-            );
-            events.on(&Event::Warned { message });
-        }
-        sleep_until(until).await;
     }
 
     /// Checks, by what a witness says, that its receiver has the directory in which the job is under way: that of the
@@ -498,19 +493,15 @@ impl Standby {
     }
 }
 
-/// How far a job is: a session that breaks takes nothing of it back.
+/// How far a job is, which a session that breaks does not change.
+#[derive(Default)]
 struct Course {
-    stage: Stage,
     /// The passes that have begun.
     passes: u32,
     /// What the queue had lost when the last one began.
     losses: u64,
     /// The items that were done when a session began.
     items: u64,
-    /// The directories that did not get mode and time.
-    failed: u64,
-    /// Until when nodes may write that are lost; `None` if there is none.
-    others_write_until: Option<Instant>,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when they have ended their sessions, or taken too long to.
     movers_left: watch::Sender<bool>,
@@ -518,49 +509,37 @@ struct Course {
     witnesses: JoinSet<Result<(), String>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
-    /// How far directories have mode and time; `None` before any has.
-    finishing: Option<Finishing>,
+    /// Until when other nodes may write; `None` while sessions are up.
+    others_write_until: Option<Instant>,
+    finished: Finished,
+    close: Close,
     /// Whether a session has been opened, so that the job is under way at the target.
     has_opened: bool,
     /// The number of the first receiver that has said that it does not have the job.
     absent_at: Option<usize>,
-    /// How long a receiver may take to answer an order: twice as long after each that has taken longer, since there
-    /// may be much to do.
-    answers_within: Duration,
+    /// How many orders have not been answered in time. The next one may take twice as long, since there may be much to
+    /// do.
+    hung: u32,
 }
 
-/// The stages of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// Work is under way.
-    Working,
-    /// All work has ended; sessions of movers have not.
-    Leaving,
-    /// Once no other session writes any more, directories get mode and time.
-    Finishing,
-    /// A receiver has been told to close the job, which has perhaps been done.
+/// Whether the job is closed at the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Close {
+    #[default]
+    NotOrdered,
+    /// A receiver has been told to, which it has perhaps done.
     Ordered,
-    /// The job is closed.
-    Closed,
+    Done,
 }
 
 impl Course {
-    fn new() -> Self {
-        Self {
-            stage: Stage::Working,
-            passes: 0,
-            losses: 0,
-            items: 0,
-            failed: 0,
-            others_write_until: None,
-            movers: JoinSet::new(),
-            movers_left: watch::Sender::new(false),
-            witnesses: JoinSet::new(),
-            over: watch::Sender::new(false),
-            finishing: None,
-            has_opened: false,
-            absent_at: None,
-            answers_within: ORDER_MAX,
+    /// Whether the job has come to its end although a session has ended like this.
+    fn is_over_by(&self, end: &SessionEnd) -> bool {
+        match self.close {
+            Close::NotOrdered => false,
+            // the answer was lost
+            Close::Ordered => is_closed(end),
+            Close::Done => true,
         }
     }
 }
@@ -581,7 +560,7 @@ const TOLD_ABOVE: Duration = Duration::from_secs(1);
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
 /// since what was left there is flushed before.
-pub(crate) const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
+const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How often the queue is asked whether it is idle: at first more often, since small jobs end soon.
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -645,7 +624,7 @@ mod tests {
         let head = head();
         let mut course = Course {
             absent_at: Some(1),
-            ..Course::new()
+            ..Course::default()
         };
         let failure = |course: &Course, error| head.failure(error, course);
         let over = || Stop::Session(SessionOver).into();
@@ -688,6 +667,16 @@ mod tests {
         ))
     }
 
+    #[test]
+    fn a_task_may_lead_a_job() {
+        fn is_send(_task: impl Send) {}
+        let head = head();
+        is_send(async move {
+            let listener = Arc::new(NoListener);
+            head.run(Arc::new(NoObserver), listener, async {}).await
+        });
+    }
+
     fn session(head: &Head<LocalQueue>) -> Arc<SessionEvents> {
         head.node
             .events(Arc::new(NoObserver), Arc::new(NoListener))
@@ -710,7 +699,7 @@ mod tests {
                 tally,
             });
             let began = Instant::now();
-            let mut course = Course::new();
+            let mut course = Course::default();
             if let Some((ends_after, is_up)) = mover {
                 let session = Arc::clone(&session);
                 course.movers.spawn(async move {
@@ -719,8 +708,7 @@ mod tests {
                     Ok(())
                 });
             }
-            head.await_leaving(&session, &mut course).await.unwrap();
-            head.await_leases(&session, &course).await;
+            head.await_writers(&session, &mut course).await.unwrap();
             began.elapsed()
         };
         assert_eq!(waited(0, 0, None).await, Duration::ZERO);
@@ -758,13 +746,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_does_not_see_the_job_ends_it_also_when_all_work_has_ended() {
         let head = head();
-        let mut course = Course::new();
+        let mut course = Course::default();
         let mut movers_left = course.movers_left.subscribe();
         course.witnesses.spawn(async move {
             movers_left.wait_for(|left| *left).await.unwrap();
             Err("elsewhere".to_owned())
         });
-        let ended = head.await_leaving(&session(&head), &mut course).await;
+        let ended = head.await_writers(&session(&head), &mut course).await;
         let Err(Stop::NotShared {
             unseen_at,
             seen_at,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -290,6 +290,15 @@ impl SessionEvents {
         self.events.told.names(path) || self.events.told_elsewhere.names(path)
     }
 
+    /// Tells of a directory that did not get mode and time. It counts once, also where another session tries again.
+    pub(crate) fn fail_directory(&self, message: String) {
+        if !self.has_told(&message) {
+            let failed = &self.events.served.failed_directories;
+            failed.fetch_add(1, Ordering::Relaxed);
+            self.on(&Event::Failed { message });
+        }
+    }
+
     /// A range of the large file that this item gives its name could not be sent, or stored.
     pub(crate) fn note_failed_range(&self, file: WorkId) {
         self.events.failed_ranges.lock().insert(file);
@@ -384,6 +393,8 @@ pub struct Served {
     /// When the last session was lost.
     lost: Lock<Option<tokio::time::Instant>>,
     stored: Lock<BTreeMap<usize, FileTotal>>,
+    /// The directories that did not get mode and time at the end.
+    failed_directories: AtomicU64,
 }
 
 impl Served {
@@ -407,6 +418,11 @@ impl Served {
     /// When the last session was lost.
     pub(crate) fn last_lost(&self) -> Option<tokio::time::Instant> {
         *self.lost.lock()
+    }
+
+    /// How many directories did not get mode and time at the end of the job.
+    pub(crate) fn failed_directories(&self) -> u64 {
+        self.failed_directories.load(Ordering::Relaxed)
     }
 
     /// What the movers of this process have done.
