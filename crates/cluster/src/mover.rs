@@ -11,21 +11,23 @@
 //! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
 //! for.
 //!
+//! Items that a full queue refuses are done by the mover that announced them, under the lease of the item that it took.
+//!
 //! **Invariant:** an item leaves the queue only after the receiver has named and flushed what belongs to it, and when
-//! the queue has all that it announces, or that is done as well ([`assigned`]). So a mover that dies leaves nothing
-//! undone that the queue does not have.
+//! the queue has all that it announces, or that is done as well. So a mover that dies leaves nothing undone that the
+//! queue does not have.
 
-mod assigned;
 mod item;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use futures_util::stream::{FuturesUnordered, TryStreamExt};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use zmove_sender::Feeder;
 use zmove_types::{Event, Lock, Observer};
 use zmove_wire::WorkCounts;
@@ -34,24 +36,22 @@ use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
 use crate::session::SessionEvents;
 use crate::work::{Work, WorkItem};
-use crate::work_queue::{LEASE, WorkQueue};
-
-use self::assigned::{Assigned, LeaseShare};
+use crate::work_queue::{LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
-pub(crate) struct Mover<W: WorkQueue> {
+pub(crate) struct Mover<W> {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) queue: Arc<W>,
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
-    /// Items that the queue had no room for.
-    overflow: Lock<Vec<Assigned<W::Delivery>>>,
-    /// How many items are being walked, or have more than half of their bytes to be read.
-    unsent: AtomicUsize,
-    /// Notified when there is one less, or an item for which the queue has no room.
-    has_sent: Notify,
-    /// How many items have made no step for a lease.
-    standing: AtomicUsize,
+    /// Each item that is being walked, or has more than half of its bytes to be read, has one.
+    turns: Arc<Semaphore>,
+    /// Each large file that waits for others has a clone.
+    waiting: Arc<()>,
+    /// Each item that has made no step for a lease has a clone.
+    standing: Arc<()>,
+    /// Notified when a turn ends, or a large file begins to wait.
+    changed: Notify,
 }
 
 /// What has ended a mover's session.
@@ -63,13 +63,20 @@ pub(crate) enum MoverEnd {
     Left,
 }
 
-/// The items that are being done.
-type Doing = JoinSet<Result<WorkItem, Stop>>;
+/// An item that a mover does.
+struct Assigned<'a> {
+    item: WorkItem,
+    /// Counts the steps under its lease, which is renewed only while there are some.
+    steps: &'a AtomicU64,
+    /// What it has announced, and the queue has refused.
+    refused: Lock<Vec<WorkItem>>,
+    /// Held until so little of the item is left to be sent that the next may be taken.
+    turn: Lock<Option<OwnedSemaphorePermit>>,
+}
 
 /// An item that is being taken.
-type Taking<W> = Pin<
-    Box<dyn Future<Output = Result<Option<Assigned<<W as WorkQueue>::Delivery>>, Stop>> + Send>,
->;
+type Taking<W> =
+    Pin<Box<dyn Future<Output = Result<Option<Taken<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
 
 impl<W: WorkQueue> Mover<W> {
     pub(crate) fn new(
@@ -83,10 +90,10 @@ impl<W: WorkQueue> Mover<W> {
             queue,
             feeder,
             events,
-            overflow: Lock::default(),
-            unsent: AtomicUsize::new(0),
-            has_sent: Notify::new(),
-            standing: AtomicUsize::new(0),
+            turns: Arc::new(Semaphore::new(TURNS)),
+            waiting: Arc::default(),
+            standing: Arc::default(),
+            changed: Notify::new(),
         }
     }
 
@@ -102,177 +109,176 @@ impl<W: WorkQueue> Mover<W> {
         mut ended: impl FnMut(),
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
-        let mut doing = Doing::new();
-        let mut waiting = 0;
+        let mut doing = JoinSet::new();
         // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
-        let (mut over, mut leaves) = (false, false);
+        let mut end = None;
         let mut ends_by = Instant::now();
-        let mut renewing = interval(RENEW_EVERY);
-        while !over || !doing.is_empty() {
-            if leaves && taking.is_none() && doing.len() == waiting {
+        while end != Some(MoverEnd::Over) || !doing.is_empty() {
+            let waiting = holders(&mover.waiting);
+            let is_idle = doing.len() <= waiting;
+            let leaves = end == Some(MoverEnd::Left);
+            if leaves && taking.is_none() && is_idle {
                 return Ok(MoverEnd::Left);
             }
-            let has_room = doing.len() - waiting < ITEMS_AT_ONCE
-                && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
+            let has_room = doing.len() < waiting + ITEMS_AT_ONCE
+                && mover.turns.available_permits() > 0
                 && waiting < LARGE_AT_ONCE;
-            if !over && !leaves && has_room {
-                if let Some(refused) = mover.next_refused() {
-                    waiting += mover.begin(refused, &mut doing);
-                    continue;
-                }
+            if end.is_none() && has_room {
                 taking.get_or_insert_with(|| Box::pin(Arc::clone(&mover).take()));
             }
             tokio::select! {
-                assigned = taken(&mut taking) => match assigned? {
+                taken = taken(&mut taking) => match taken? {
                     // it goes back to the queue: others are there for it
-                    Some(assigned) if leaves || mover.stands() => drop(assigned),
-                    Some(assigned) => waiting += mover.begin(assigned, &mut doing),
+                    Some(taken) if leaves || mover.stands() => drop(taken),
+                    Some(taken) => {
+                        let turn = mover.turn_for(&taken.item);
+                        doing.spawn(Arc::clone(&mover).do_taken(taken, turn));
+                    }
                     None => {
-                        over = true;
+                        end = Some(MoverEnd::Over);
                         ends_by = Instant::now() + ITEMS_END_WITHIN;
                     }
                 },
                 Some(done) = doing.join_next() => {
-                    let item = done.map_err(|_panic| PANICKED)??;
-                    waiting -= usize::from(waits(&item));
+                    done.map_err(|_panic| PANICKED)??;
                     ended();
                 }
-                _ = renewing.tick(), if !mover.stands() => mover.renew_overflow().await?,
-                () = mover.has_sent.notified() => {}
-                true = is_set(&mut called_away), if !over && !leaves => {
-                    leaves = true;
+                () = mover.changed.notified() => {}
+                true = is_set(&mut called_away), if end.is_none() => {
+                    end = Some(MoverEnd::Left);
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
-                // all has been done by others; what is under way here hangs
-                () = sleep_until(ends_by), if over => return Err(Stop::Queue(WorkError::Over)),
-                () = sleep_until(ends_by), if leaves && doing.len() > waiting => {
+                () = sleep_until(ends_by), if end.is_some() && !(leaves && is_idle) => match end {
                     // what waits for its turn within a rate does not hang
-                    if !mover.feeder.has_used_rate_within(RENEW_EVERY) {
-                        return Err(Stop::StandsStill(LEAVES_WITHIN));
+                    Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
+                        ends_by += RENEW_EVERY;
                     }
-                    ends_by += RENEW_EVERY;
-                }
+                    Some(MoverEnd::Left) => return Err(Stop::StandsStill(LEAVES_WITHIN)),
+                    // all has been done by others; what is under way here hangs
+                    _ => return Err(Stop::Queue(WorkError::Over)),
+                },
             }
         }
         Ok(MoverEnd::Over)
     }
 
-    /// Begins an item; returns how many more wait for others.
-    fn begin(self: &Arc<Self>, assigned: Assigned<W::Delivery>, doing: &mut Doing) -> usize {
-        let sends = !waits(&assigned.item);
-        self.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
-        doing.spawn(Arc::clone(self).do_item(assigned));
-        usize::from(!sends)
+    /// The turn of an item that has just been taken, if nothing else has got it meanwhile.
+    fn turn_for(&self, item: &WorkItem) -> Option<OwnedSemaphorePermit> {
+        let turn = || Arc::clone(&self.turns).try_acquire_owned().ok();
+        (!waits(item)).then(turn)?
     }
 
-    /// The next item that the queue had no room for. The last first, so that a tree is gone through in depth, and
-    /// little of it waits here.
-    fn next_refused(&self) -> Option<Assigned<W::Delivery>> {
-        self.overflow.lock().pop_if(|_| !self.stands())
-    }
-
-    /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
-    fn note_sent(&self, assigned: &Assigned<W::Delivery>) {
-        if !waits(&assigned.item) && !assigned.is_sent.swap(true, Ordering::Relaxed) {
-            self.unsent.fetch_sub(1, Ordering::Relaxed);
-            self.has_sent.notify_one();
+    /// Notes that so little of an item is to be sent that the next may be taken.
+    fn note_sent(&self, by: &Assigned<'_>) {
+        if by.turn.lock().take().is_some() {
+            self.changed.notify_one();
         }
     }
 
     /// Whether something stands still here. Where the storage hangs, so would all else; and what is handed out again
     /// for that reason would come here again.
     fn stands(&self) -> bool {
-        self.standing.load(Ordering::Relaxed) > 0
+        holders(&self.standing) > 0
     }
 
-    async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
+    async fn take(self: Arc<Self>) -> Result<Option<Taken<W::Delivery>>, Stop> {
         if self.stands() {
             tokio::time::sleep(RENEW_EVERY).await;
         }
-        Ok(self.queue.take().await?.map(Assigned::new))
-    }
-
-    /// Renews the leases of items that wait here until this mover does them.
-    async fn renew_overflow(&self) -> Result<(), Stop> {
-        let waiting = std::mem::take(&mut *self.overflow.lock());
-        for of_one_lease in waiting.chunk_by(|one, next| one.share.is_of(&next.share)) {
-            self.renew(&of_one_lease[0].share).await?;
-        }
-        let mut overflow = self.overflow.lock();
-        let newer = std::mem::replace(&mut *overflow, waiting);
-        overflow.extend(newer);
-        Ok(())
-    }
-
-    async fn renew(&self, share: &LeaseShare<W::Delivery>) -> Result<(), Stop> {
-        if let Some(taken) = share.taken() {
-            self.queue.renew(taken).await?;
-        }
-        Ok(())
-    }
-
-    async fn do_item(self: Arc<Self>, assigned: Assigned<W::Delivery>) -> Result<WorkItem, Stop> {
-        let counts = self.do_while_renewing(&assigned).await;
-        self.note_sent(&assigned);
-        let counts = counts?;
-        let Assigned { item, share, .. } = assigned;
-        if let Some((taken, counts)) = share.end_well(counts) {
-            let pass = taken.item.pass;
-            let done = self.queue.done(taken).await?;
-            self.events.count(pass, counts, done);
-        }
-        Ok(item)
+        Ok(self.queue.take().await?)
     }
 
     /// Does an item, whose lease is renewed as long as it makes steps.
-    async fn do_while_renewing(
-        &self,
-        assigned: &Assigned<W::Delivery>,
-    ) -> Result<WorkCounts, Stop> {
-        let doing = self.end(assigned);
-        tokio::pin!(doing);
+    async fn do_taken(
+        self: Arc<Self>,
+        taken: Taken<W::Delivery>,
+        turn: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), Stop> {
+        let steps = AtomicU64::new(0);
+        let mut doing = Box::pin(self.do_all(taken.item.clone(), turn, &steps));
         let mut before = u64::MAX;
         let mut stands_for = Duration::ZERO;
-        loop {
+        let mut standing = None;
+        let counts = loop {
             tokio::select! {
-                done = &mut doing => {
-                    if stands_for >= STANDS_AFTER {
-                        self.standing.fetch_sub(1, Ordering::Relaxed);
-                    }
-                    return done;
-                }
+                counts = &mut doing => break counts?,
                 () = tokio::time::sleep(RENEW_EVERY) => {}
             }
-            let now = assigned.steps();
+            let now = steps.load(Ordering::Relaxed);
             // what waits for its turn within a rate does not stand still
             let has_moved = std::mem::replace(&mut before, now) != now
                 || self.feeder.has_used_rate_within(RENEW_EVERY);
             if has_moved {
-                if stands_for >= STANDS_AFTER {
-                    self.standing.fetch_sub(1, Ordering::Relaxed);
-                }
+                standing = None;
                 stands_for = Duration::ZERO;
-                self.renew(&assigned.share).await?;
+                self.queue.renew(&taken).await?;
                 continue;
             }
             stands_for += RENEW_EVERY;
             if stands_for == STANDS_AFTER {
-                self.standing.fetch_add(1, Ordering::Relaxed);
+                standing = Some(Arc::clone(&self.standing));
             }
             if stands_for == LEASE {
                 self.events.warn_of_a_stop();
             }
+        };
+        drop(standing);
+        let pass = taken.item.pass;
+        let done = self.queue.done(taken).await?;
+        self.events.count(pass, counts, done);
+        Ok(())
+    }
+
+    /// Does an item, and what of its announcements the queue refuses: the last announced first, so that a tree is gone
+    /// through in depth, and little of it waits here.
+    async fn do_all(
+        self: &Arc<Self>,
+        first: WorkItem,
+        turn: Option<OwnedSemaphorePermit>,
+        steps: &AtomicU64,
+    ) -> Result<WorkCounts, Stop> {
+        let mut left = Vec::new();
+        let mut counts = WorkCounts::default();
+        let mut doing = FuturesUnordered::new();
+        doing.push(self.do_one(first, turn, steps));
+        while let Some((refused, of_one)) = doing.try_next().await? {
+            counts = counts.and(of_one);
+            left.extend(refused);
+            let at_once = left.len().min(ITEMS_AT_ONCE.saturating_sub(doing.len()));
+            for item in left.drain(left.len() - at_once..).rev() {
+                doing.push(self.do_one(item, None, steps));
+            }
         }
+        Ok(counts)
+    }
+
+    /// Does one item when it is its turn. Returns what the queue has refused.
+    async fn do_one(
+        self: &Arc<Self>,
+        item: WorkItem,
+        mut turn: Option<OwnedSemaphorePermit>,
+        steps: &AtomicU64,
+    ) -> Result<(Vec<WorkItem>, WorkCounts), Stop> {
+        if turn.is_none() && !waits(&item) {
+            turn = Arc::clone(&self.turns).acquire_owned().await.ok();
+        }
+        let by = Assigned {
+            item,
+            steps,
+            refused: Lock::default(),
+            turn: Lock::new(turn),
+        };
+        let counts = self.end(&by).await;
+        self.note_sent(&by);
+        Ok((by.refused.into_inner(), counts?))
     }
 
     /// Puts in what an item announces. What the queue refuses is done here, the first before the last.
-    async fn announce(&self, by: &Assigned<W::Delivery>, items: Vec<WorkItem>) -> Result<(), Stop> {
+    async fn announce(&self, by: &Assigned<'_>, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
             let refused = self.queue.put(items).await?;
-            let refused = refused.into_iter().rev().map(|item| by.refused(item));
-            self.overflow.lock().extend(refused);
-            self.has_sent.notify_one();
+            by.refused.lock().extend(refused.into_iter().rev());
         }
         Ok(())
     }
@@ -281,6 +287,18 @@ impl<W: WorkQueue> Mover<W> {
     fn tell_failure(&self, message: String) {
         self.events.on(&Event::Failed { message });
     }
+}
+
+impl Assigned<'_> {
+    /// Notes a step. The lease is renewed only while there are some.
+    fn made_step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many have a clone of a mark.
+fn holders(mark: &Arc<()>) -> usize {
+    Arc::strong_count(mark) - 1
 }
 
 /// What is being taken, once it is there; the next time nothing is.
@@ -310,7 +328,7 @@ fn waits(item: &WorkItem) -> bool {
 const ITEMS_AT_ONCE: usize = 16;
 /// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node
 /// at work after all others have ended.
-const UNSENT_AT_ONCE: usize = 1;
+const TURNS: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
 /// How long a mover may take to end what it has, when all work of the job has ended.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,8 +17,7 @@ use zmove_wire::{
     FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
 };
 
-use super::Mover;
-use super::assigned::Assigned;
+use super::{Assigned, Mover};
 use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
@@ -28,7 +26,7 @@ use crate::work_queue::{LEASE, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
-    pub(super) async fn end(&self, by: &Assigned<W::Delivery>) -> Result<WorkCounts, Stop> {
+    pub(super) async fn end(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
         let counts = self.act(by).await?;
         by.made_step();
         if !matches!(by.item.work, Work::Begin(_)) {
@@ -40,7 +38,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    async fn act(&self, by: &Assigned<W::Delivery>) -> Result<WorkCounts, Stop> {
+    async fn act(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
         let item = &by.item;
         match &item.work {
             Work::Begin(sources) => {
@@ -82,7 +80,7 @@ impl<W: WorkQueue> Mover<W> {
 
     async fn announce_work(
         &self,
-        by: &Assigned<W::Delivery>,
+        by: &Assigned<'_>,
         work: impl IntoIterator<Item = (Work, Marks)>,
     ) -> Result<(), Stop> {
         let children = work
@@ -91,7 +89,7 @@ impl<W: WorkQueue> Mover<W> {
         self.announce(by, children.collect()).await
     }
 
-    async fn walk(&self, by: &Assigned<W::Delivery>, places: &[Place]) -> Result<WorkCounts, Stop> {
+    async fn walk(&self, by: &Assigned<'_>, places: &[Place]) -> Result<WorkCounts, Stop> {
         let source = places.first().map_or(0, |place| place.source);
         let marks = by.item.marks.iter().copied().chain(std::iter::repeat(None));
         let paths: Vec<_> = places
@@ -123,7 +121,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
     async fn send_portion(
         &self,
-        by: &Assigned<W::Delivery>,
+        by: &Assigned<'_>,
         portion: Portion,
         source: u32,
     ) -> Result<WorkCounts, Stop> {
@@ -154,11 +152,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left
     /// to several are announced at once; those that are at the target count as skipped.
-    async fn settle(
-        &self,
-        mut sending: Sending,
-        found: Found<'_, W::Delivery>,
-    ) -> Result<Settled, Stop> {
+    async fn settle(&self, mut sending: Sending, found: Found<'_>) -> Result<Settled, Stop> {
         let mut before = 0;
         let mut skipped = WorkCounts::default();
         loop {
@@ -187,7 +181,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Leaves a large file to several, unless it is at the target already.
     async fn take_large(
         &self,
-        Found { by, source, marks }: Found<'_, W::Delivery>,
+        Found { by, source, marks }: Found<'_>,
         large: LargeFound,
     ) -> Result<WorkCounts, Stop> {
         if large.at_target == AtTarget::There {
@@ -304,7 +298,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file; only the file's own item gives it its name.
     async fn send_range(
         &self,
-        by: &Assigned<W::Delivery>,
+        by: &Assigned<'_>,
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
     ) -> Result<Settled, Stop> {
@@ -368,11 +362,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
     /// goes from here, once.
-    async fn commit_large(
-        &self,
-        by: &Assigned<W::Delivery>,
-        file: &LargeFile,
-    ) -> Result<WorkCounts, Stop> {
+    async fn commit_large(&self, by: &Assigned<'_>, file: &LargeFile) -> Result<WorkCounts, Stop> {
         let mark = by.item.mark(0);
         let found = match self.find(file, mark).await? {
             Ok(found) => found,
@@ -383,6 +373,8 @@ impl<W: WorkQueue> Mover<W> {
             Ok(unnamed) => unnamed,
             Err(why) => return Ok(self.fail(why)),
         };
+        let _waiting = Arc::clone(&self.waiting);
+        self.changed.notify_one();
         let mut awaited = Awaited::new(file.bytes);
         let mut looked = Instant::now();
         loop {
@@ -428,7 +420,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file, as far as none fails; tells why one has.
     async fn send_ranges(
         &self,
-        by: &Assigned<W::Delivery>,
+        by: &Assigned<'_>,
         found: &FoundFile,
         ranges: &[GroupRange],
     ) -> Result<WorkCounts, Stop> {
@@ -449,7 +441,7 @@ impl<W: WorkQueue> Mover<W> {
         let since = Instant::now();
         while since.elapsed() < LOOK_AT_LEAST_EVERY {
             tokio::time::sleep(LOOK_EVERY).await;
-            if self.unsent.load(Ordering::Relaxed) == 0 && since.elapsed() >= idle {
+            if self.turns.available_permits() > 0 && since.elapsed() >= idle {
                 return;
             }
         }
@@ -567,19 +559,12 @@ fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
 
 /// Where a portion comes from: `by` is the item that it is of, `source` is its number, and `marks` are of its
 /// directories.
-struct Found<'a, D> {
-    by: &'a Assigned<D>,
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    by: &'a Assigned<'a>,
     source: u32,
     marks: &'a HashMap<RelPath, DirectoryMark>,
 }
-
-impl<D> Clone for Found<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D> Copy for Found<'_, D> {}
 
 fn marked(place: &Place, mark: Option<DirectoryMark>) -> MarkedPath {
     MarkedPath {
@@ -668,7 +653,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_mover_at_which_something_stands_still_leaves_the_rest_to_others() {
         let mover = mover();
-        mover.standing.store(1, Ordering::Relaxed);
+        let _stands = Arc::clone(&mover.standing);
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
@@ -704,11 +689,26 @@ mod tests {
             .await
             .unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
-        let doing = tokio::spawn(Arc::clone(&mover).do_item(Assigned::new(taken)));
+        let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
         // that it has begun counts as a step
         let over_after = RENEW_EVERY + LEASE;
         sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
         assert!(mover.stands() && !doing.is_finished());
+    }
+
+    #[tokio::test]
+    async fn an_item_comes_again_where_one_that_the_queue_refused_was_not_done() {
+        let mover = Arc::new(mover());
+        let queue = Arc::clone(&mover.queue);
+        queue.put(vec![item()]).await.unwrap();
+        let taken = queue.take().await.unwrap().unwrap();
+        let others = (1..).map(|sources| WorkItem::first(2, Marks::new(), Work::Begin(sources)));
+        let refused = queue.put(others.take(100_000).collect()).await.unwrap();
+        assert!(!refused.is_empty(), "it is full");
+        let done = Arc::clone(&mover).do_taken(taken, None).await;
+        assert!(done.is_err(), "the tree of a source that is not there");
+        let again = queue.take().await.unwrap().unwrap();
+        assert_eq!((again.item, again.deliveries), (item(), 2));
     }
 
     #[tokio::test(start_paused = true)]
