@@ -39,7 +39,7 @@ pub(crate) fn receiver() -> Receiver {
     }
 }
 
-pub(crate) fn job_events(observer: Arc<dyn Observer>) -> JobEvents {
+pub(crate) fn job_events(observer: Arc<dyn Observer>) -> Arc<JobEvents> {
     JobEvents::new(
         observer,
         Arc::new(NoListener),

@@ -95,7 +95,7 @@ impl<W: WorkQueue> Node<W> {
         &self,
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
-    ) -> JobEvents {
+    ) -> Arc<JobEvents> {
         JobEvents::new(
             observer,
             listener,
@@ -105,7 +105,7 @@ impl<W: WorkQueue> Node<W> {
     }
 
     /// The sessions of one mover, or of the head; the first is with the receiver of this number.
-    pub(crate) fn sessions(&self, first: usize, events: JobEvents) -> Sessions<W> {
+    pub(crate) fn sessions(&self, first: usize, events: Arc<JobEvents>) -> Sessions<W> {
         let patience = Timeout(self.patience);
         Sessions {
             job: Arc::clone(&self.job),
@@ -136,7 +136,7 @@ pub(crate) struct Sessions<W> {
     pub(crate) is_under_way: bool,
     /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,
-    events: JobEvents,
+    events: Arc<JobEvents>,
 }
 
 impl<W: WorkQueue> Sessions<W> {

@@ -21,7 +21,7 @@ pub(crate) struct Witness {
     pub(crate) receiver: Receiver,
     /// The receiver's number.
     pub(crate) number: usize,
-    pub(crate) events: JobEvents,
+    pub(crate) events: Arc<JobEvents>,
     /// Set when the job has begun.
     pub(crate) begun: watch::Receiver<bool>,
     /// Set when all work has ended.

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
+use std::mem::{replace, take};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -35,33 +36,36 @@ pub struct Receiver {
 }
 
 /// The listeners to what happens in sessions, and what of it concerns the whole job.
-#[derive(Clone)]
 pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) served: Arc<Served>,
     /// The failures that have been told.
-    told: Arc<Told>,
+    told: Told,
     /// The failures that others have told.
     told_elsewhere: Arc<Told>,
-    /// The reasons already told for each receiver; `None` stands for "it is away".
-    useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
-    failed_ranges: Arc<Lock<HashSet<WorkId>>>,
-    /// The numbers of the receivers at which a session of the job has been opened.
-    seen_by: Arc<Lock<BTreeSet<usize>>>,
-    /// The numbers of those that have said that it is not under way there.
-    missed_by: Arc<Lock<BTreeSet<usize>>>,
+    failed_ranges: Lock<HashSet<WorkId>>,
+    /// What is known of receivers, by their numbers.
+    known: Lock<BTreeMap<usize, Known>>,
     /// What lost sessions had found and not settled: others find it again.
-    unsettled: Arc<Lock<FileTotal>>,
-    /// The receivers of the sessions that are up.
-    up_at: Arc<Lock<Vec<String>>>,
-    /// What has been warned of receivers that let a session wait, by their numbers.
-    waits_told: Arc<Lock<BTreeSet<(usize, String)>>>,
+    unsettled: Lock<FileTotal>,
 }
 
-/// A receiver's number, and why it is of no use.
-type Useless = (usize, Option<String>);
+/// What is known of a receiver.
+#[derive(Default)]
+struct Known {
+    /// The receivers of the sessions that are up: this one, once for each.
+    up_at: Vec<String>,
+    /// Whether a session of the job has been opened there.
+    has_seen_job: bool,
+    /// Whether it has said that the job is not under way there.
+    has_missed_job: bool,
+    /// Whether a session has failed since one was of use.
+    is_useless: bool,
+    /// What has been told of it since then. The empty line says that it is away.
+    told: BTreeSet<String>,
+}
 
 impl JobEvents {
     pub(crate) fn new(
@@ -69,109 +73,116 @@ impl JobEvents {
         listener: Arc<dyn Listener + Send + Sync>,
         served: Arc<Served>,
         told_elsewhere: Arc<Told>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             observer,
             listener,
             served,
-            told: Arc::default(),
+            told: Told::default(),
             told_elsewhere,
-            useless: Arc::default(),
-            failed_ranges: Arc::default(),
-            seen_by: Arc::default(),
-            missed_by: Arc::default(),
-            unsettled: Arc::default(),
-            up_at: Arc::default(),
-            waits_told: Arc::default(),
-        }
+            failed_ranges: Lock::default(),
+            known: Lock::default(),
+            unsettled: Lock::default(),
+        })
     }
 
     /// Whether this reason is new for this receiver. A session that was of use clears what was told.
     pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
-        self.useless
-            .lock()
-            .insert((receiver, (!why.is_away()).then(|| why.to_string())))
+        let line = if why.is_away() {
+            String::new()
+        } else {
+            why.to_string()
+        };
+        let mut known = self.known.lock();
+        let known = known.entry(receiver).or_default();
+        known.is_useless = true;
+        known.told.insert(line)
     }
 
-    /// Whether no session with any of so many receivers has been of use since it was told that they are of no use.
+    /// Whether no session with any of so many receivers has been of use since one with it has failed.
     pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
-        let useless = self.useless.lock();
-        (0..receivers).all(|number| {
-            useless
-                .range((number, None)..(number + 1, None))
-                .next()
-                .is_some()
-        })
+        (0..receivers).all(|number| self.knows(number, |known| known.is_useless))
     }
 
     /// Whether this receiver sees the job: it has answered in a session of it.
     pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
-        self.seen_by.lock().contains(&receiver)
+        self.knows(receiver, |known| known.has_seen_job)
     }
 
     /// Whether this receiver has said that the job is not under way there.
     pub(crate) fn has_missed_job(&self, receiver: usize) -> bool {
-        self.missed_by.lock().contains(&receiver)
+        self.knows(receiver, |known| known.has_missed_job)
+    }
+
+    fn knows(&self, receiver: usize, what: impl Fn(&Known) -> bool) -> bool {
+        self.known.lock().get(&receiver).is_some_and(what)
     }
 
     /// The events for a session with a receiver of this number.
-    pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEvents> {
+    pub(crate) fn within(
+        self: &Arc<Self>,
+        number: usize,
+        receiver: &Receiver,
+    ) -> Arc<SessionEvents> {
         Arc::new(SessionEvents {
-            events: self.clone(),
+            events: Arc::clone(self),
             number,
             receiver: receiver.remote.to_string(),
-            was_up: AtomicBool::new(false),
-            answered: OnceLock::new(),
-            has_come_further: AtomicBool::new(false),
-            has_stored: AtomicBool::new(false),
-            has_warned: AtomicBool::new(false),
-            has_told_why: AtomicBool::new(false),
-            is_awaited: AtomicBool::new(false),
-            unsettled: Lock::default(),
+            state: Lock::default(),
         })
     }
 }
 
 /// What one session has moved, failed and warned of, for all who listen to the job.
 pub(crate) struct SessionEvents {
-    events: JobEvents,
+    events: Arc<JobEvents>,
     /// The receiver's number.
     pub(crate) number: usize,
     pub(crate) receiver: String,
+    state: Lock<SessionState>,
+}
+
+#[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own"
+)]
+struct SessionState {
     /// Whether the target was opened, as is known when the session is over.
-    was_up: AtomicBool,
+    was_up: bool,
     /// When the receiver has first answered.
-    answered: OnceLock<tokio::time::Instant>,
-    has_come_further: AtomicBool,
+    answered: Option<tokio::time::Instant>,
+    has_come_further: bool,
     /// Whether anything was stored since it was told what limits the session.
-    has_stored: AtomicBool,
+    has_stored: bool,
     /// Whether the user knows that work stands still here.
-    has_warned: AtomicBool,
+    has_warned: bool,
     /// Whether the receiver, or this side, has told what is in the way.
-    has_told_why: AtomicBool,
+    has_told_why: bool,
     /// Whether somebody waits for the end of the session who has all that was wanted of it.
-    is_awaited: AtomicBool,
+    is_awaited: bool,
     /// What it has found that is not settled yet.
-    unsettled: Lock<FileTotal>,
+    unsettled: FileTotal,
 }
 
 impl SessionEvents {
     /// Work has ended, in this session or elsewhere since the one before.
     pub(crate) fn note_use(&self) {
-        self.has_come_further.store(true, Ordering::Relaxed);
-        self.events
-            .useless
-            .lock()
-            .retain(|(number, _)| *number != self.number);
-        self.events
-            .waits_told
-            .lock()
-            .retain(|(number, _)| *number != self.number);
+        self.state.lock().has_come_further = true;
+        self.learn(|known| {
+            known.is_useless = false;
+            known.told.clear();
+        });
+    }
+
+    /// Notes something of the receiver.
+    fn learn<T>(&self, what: impl FnOnce(&mut Known) -> T) -> T {
+        what(self.events.known.lock().entry(self.number).or_default())
     }
 
     /// All that was wanted of the session has been done, and the user waits for its end.
     pub(crate) fn await_end(&self) {
-        self.is_awaited.store(true, Ordering::Relaxed);
+        self.state.lock().is_awaited = true;
     }
 
     /// A lease has ended well, whose items of this pass have these counts.
@@ -190,7 +201,7 @@ impl SessionEvents {
 
     /// Warns, once, that some work has not gone on for as long as it is leased.
     pub(crate) fn warn_of_a_stop(&self) {
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
+        if !replace(&mut self.state.lock().has_warned, true) {
             let (receiver, seconds) = (&self.receiver, LEASE.as_secs());
             let message = format!(
                 "{receiver}: some work there has stood still for {seconds} s (does its storage hang?) and is \
@@ -212,7 +223,11 @@ impl SessionEvents {
     /// Warns, once for each receiver and for ever, that it has not opened the target.
     async fn warn_of_no_opening(&self) -> Infallible {
         sleep(OPENS_WITHIN).await;
-        if self.answered.get().is_none() && !self.has_told_why.load(Ordering::Relaxed) {
+        let is_silent = {
+            let state = self.state.lock();
+            state.answered.is_none() && !state.has_told_why
+        };
+        if is_silent {
             let seconds = OPENS_WITHIN.as_secs();
             self.warn_of_wait(&format!(
                 "it has not opened the target for {seconds} s (does its storage hang?)"
@@ -223,19 +238,18 @@ impl SessionEvents {
 
     fn warn_of_wait(&self, what: &str) {
         let message = format!("{}: {what}", self.receiver);
-        if self
-            .events
-            .waits_told
-            .lock()
-            .insert((self.number, message.clone()))
-        {
+        if self.learn(|known| known.told.insert(message.clone())) {
             self.on(&Event::Warned { message });
         }
     }
 
     /// Warns, when all is done, of the receivers with whom sessions other than this are up, which are broken off.
     pub(crate) fn warn_of_hanging(&self) {
-        let mut up_at = self.events.up_at.lock().clone();
+        let mut up_at: Vec<_> = {
+            let known = self.events.known.lock();
+            let up_at = known.values().flat_map(|known| known.up_at.clone());
+            up_at.collect()
+        };
         if let Some(own) = up_at.iter().position(|receiver| *receiver == self.receiver) {
             up_at.swap_remove(own);
         }
@@ -251,15 +265,13 @@ impl SessionEvents {
 
     /// What the session has come to, which is over: it was of use if work has ended.
     pub(crate) fn fate(&self) -> SessionFate {
-        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if is(&self.has_come_further) {
-            return SessionFate::OfUse;
-        }
-        match self.answered.get() {
+        let state = self.state.lock();
+        match state.answered {
+            _ if state.has_come_further => SessionFate::OfUse,
             Some(first) => SessionFate::InVain {
                 answered: first.elapsed(),
             },
-            None if is(&self.was_up) => SessionFate::InVain {
+            None if state.was_up => SessionFate::InVain {
                 answered: Duration::ZERO,
             },
             None => SessionFate::NotBegun,
@@ -268,15 +280,20 @@ impl SessionEvents {
 
     /// The session has ended otherwise than it should; one that was not let in changes nothing later.
     pub(crate) fn note_lost(&self, error: &SessionEnd) {
-        if error.is_absent() {
-            self.events.missed_by.lock().insert(self.number);
-        }
-        self.events
-            .unsettled
-            .lock()
-            .add(std::mem::take(&mut *self.unsettled.lock()));
+        self.learn(|known| known.has_missed_job |= error.is_absent());
+        let unsettled = take(&mut self.state.lock().unsettled);
+        self.events.unsettled.lock().add(unsettled);
         if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
             self.events.served.lose_session();
+        }
+    }
+
+    /// A message of this session, with the receiver where it has said it.
+    fn with_receiver(&self, message: &str) -> String {
+        if message.starts_with(OF_RECEIVER) {
+            format!("{message} (at {})", self.receiver)
+        } else {
+            message.to_owned()
         }
     }
 
@@ -312,70 +329,50 @@ impl SessionEvents {
 
 impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
+        let of = |files: &u64, bytes: &u64| FileTotal {
+            files: *files,
+            bytes: *bytes,
+        };
         match event {
             Event::Failed { message } => {
-                // the session is shut out, and others do all of it: nothing is wrong with the file
-                if message.ends_with(&FaultCode::JobEnded.to_string()) {
-                    return;
+                // one that is shut out fails in all that others do: nothing is wrong with the file
+                let is_shut_out = message.ends_with(&FaultCode::JobEnded.to_string());
+                if !is_shut_out && self.events.told.insert(message) {
+                    let message = self.with_receiver(message);
+                    self.events.observer.on(&Event::Failed { message });
                 }
-                if !self.events.told.insert(message) {
-                    return;
-                }
-                let is_of_receiver = message.starts_with("receiver: ");
-                let at = if is_of_receiver {
-                    format!(" (at {})", self.receiver)
-                } else {
-                    String::new()
-                };
-                return self.events.observer.on(&Event::Failed {
-                    message: format!("{message}{at}"),
-                });
+                return;
             }
             Event::Found { files, bytes } => {
-                let found = FileTotal {
-                    files: *files,
-                    bytes: *bytes,
-                };
-                self.unsettled.lock().add(found);
+                let found = of(files, bytes);
+                self.state.lock().unsettled.add(found);
                 let FileTotal { files, bytes } = self.events.unsettled.lock().found_again(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
             Event::Stored { files, bytes } => {
-                self.has_stored.store(true, Ordering::Relaxed);
-                let stored = FileTotal {
-                    files: *files,
-                    bytes: *bytes,
-                };
-                self.unsettled.lock().take(stored);
+                let stored = of(files, bytes);
+                let mut state = self.state.lock();
+                state.has_stored = true;
+                state.unsettled.take(stored);
                 self.events.served.add(self.number, stored);
             }
-            Event::Skipped { files, bytes } => {
-                self.unsettled.lock().take(FileTotal {
-                    files: *files,
-                    bytes: *bytes,
-                });
-            }
+            Event::Skipped { files, bytes } => self.state.lock().unsettled.take(of(files, bytes)),
             // a session that has nothing to do waits for work, which is no limit of those that have
-            Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
-            Event::Warned { message } if message.starts_with("receiver: ") => {
-                let message = format!("{message} (at {})", self.receiver);
-                if !self
-                    .events
-                    .waits_told
-                    .lock()
-                    .insert((self.number, message.clone()))
-                {
-                    return;
+            Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
+            Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
+                let message = self.with_receiver(message);
+                if self.learn(|known| known.told.insert(message.clone())) {
+                    self.events.observer.on(&Event::Warned { message });
                 }
-                return self.events.observer.on(&Event::Warned { message });
+                return;
             }
             Event::Resent { .. } | Event::NotKept { .. } | Event::Limited { .. } => {}
-            Event::Warned { .. } | Event::HeldUp { .. } => {
-                self.has_told_why.store(true, Ordering::Relaxed);
-            }
+            Event::Warned { .. } | Event::HeldUp { .. } => self.state.lock().has_told_why = true,
             Event::Answered => {
-                self.answered.get_or_init(tokio::time::Instant::now);
-                self.events.seen_by.lock().insert(self.number);
+                let mut state = self.state.lock();
+                state.answered.get_or_insert_with(tokio::time::Instant::now);
+                drop(state);
+                self.learn(|known| known.has_seen_job = true);
                 return;
             }
             // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
@@ -557,7 +554,7 @@ pub(crate) struct Up<'a> {
 
 impl<'a> Up<'a> {
     pub(crate) fn new(session: &'a SessionEvents) -> Self {
-        session.events.up_at.lock().push(session.receiver.clone());
+        session.learn(|known| known.up_at.push(session.receiver.clone()));
         Self {
             session,
             has_ended: false,
@@ -568,14 +565,7 @@ impl<'a> Up<'a> {
 impl Drop for Up<'_> {
     fn drop(&mut self) {
         let Self { session, has_ended } = self;
-        let mut up_at = session.events.up_at.lock();
-        if let Some(own) = up_at
-            .iter()
-            .position(|receiver| *receiver == session.receiver)
-        {
-            up_at.swap_remove(own);
-        }
-        drop(up_at);
+        session.learn(|known| known.up_at.pop());
         if !*has_ended {
             session.events.served.lose_session();
         }
@@ -594,7 +584,7 @@ fn going_on(
         let mut run = Run::begin(None, Instant::now());
         let observer = Arc::clone(&events);
         let ended = push.run(&mut run, link, observer, stop).await;
-        events.was_up.store(run.was_up(), Ordering::Relaxed);
+        events.state.lock().was_up = run.was_up();
         ended
     });
     Box::pin(async move {
@@ -637,13 +627,9 @@ async fn end<S>(
     break_off: oneshot::Sender<()>,
     events: &SessionEvents,
 ) -> Result<(), SessionEnd> {
-    let is_awaited = events.is_awaited.load(Ordering::Relaxed);
-    if let Ok(ended) = timeout(
-        if is_awaited { ENDS_WITHIN } else { ENDS_MAX },
-        &mut session,
-    )
-    .await
-    {
+    let is_awaited = events.state.lock().is_awaited;
+    let most = if is_awaited { ENDS_WITHIN } else { ENDS_MAX };
+    if let Ok(ended) = timeout(most, &mut session).await {
         return Ok(ended.map(drop)?);
     }
     drop(break_off);
@@ -652,6 +638,8 @@ async fn end<S>(
     Ok(())
 }
 
+/// How messages begin that a receiver has said.
+const OF_RECEIVER: &str = "receiver: ";
 /// How long a session may take to end for which somebody waits.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// How long a receiver may take to answer a connection before the user hears of it.
@@ -666,6 +654,7 @@ const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_engine::NoListener;
     use zmove_types::NoObserver;
 
     use crate::lab::{job_events, receiver, session_events};
@@ -693,11 +682,12 @@ mod tests {
     #[test]
     fn what_another_node_has_told_has_been_told() {
         let elsewhere = Arc::new(Told::default());
-        let told_elsewhere = Arc::clone(&elsewhere);
-        let events = JobEvents {
-            told_elsewhere,
-            ..job_events(Arc::new(NoObserver))
-        };
+        let events = JobEvents::new(
+            Arc::new(NoObserver),
+            Arc::new(NoListener),
+            Arc::default(),
+            Arc::clone(&elsewhere),
+        );
         let session = events.within(0, &receiver());
         assert!(!session.has_told("sender: x"));
         elsewhere.insert("sender: x");
@@ -715,7 +705,7 @@ mod tests {
     async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
         let session = session_events();
         assert_eq!(session.fate(), SessionFate::NotBegun);
-        session.was_up.store(true, Ordering::Relaxed);
+        session.state.lock().was_up = true;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(
             session.fate(),
@@ -831,7 +821,8 @@ mod tests {
             "{told:?}"
         );
         drop(up);
-        assert!(events.served.has_lost_sessions() && events.up_at.lock().is_empty());
+        let is_up = events.knows(0, |known| !known.up_at.is_empty());
+        assert!(events.served.has_lost_sessions() && !is_up);
     }
 
     #[test]
