@@ -37,10 +37,10 @@ use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
 use async_nats::jetstream::message::Acker;
-use futures_util::future::join_all;
+use futures_util::future::try_join_all;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
@@ -205,20 +205,53 @@ impl JetStream {
     where
         F: Future<Output = Result<T, BrokerError>>,
     {
-        let mut patience = self.patience(operation);
-        loop {
-            match ask().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => patience.endure(error).await?,
-            }
-        }
+        let patience = self.broker.settings.patience;
+        self.ask_within(patience, operation, ask).await
     }
 
-    fn patience(&self, operation: &'static str) -> Patience<'_> {
-        Patience {
-            queue: self,
-            operation,
-            since: Instant::now(),
+    async fn ask_within<T, F>(
+        &self,
+        patience: Duration,
+        operation: &'static str,
+        ask: impl Fn() -> F,
+    ) -> Result<T, WorkError>
+    where
+        F: Future<Output = Result<T, BrokerError>>,
+    {
+        let connection = &self.broker.connection;
+        let since = Instant::now();
+        loop {
+            let error = match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(BrokerError::Missing) => match self.restore().await {
+                    Ok(()) => {
+                        sleep(RESTORED_PAUSE).await;
+                        continue;
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            let source = match error {
+                BrokerError::Over => return Err(WorkError::Over),
+                BrokerError::Refused(error) => {
+                    let source = error.into();
+                    return Err(WorkError::Queue { operation, source });
+                }
+                BrokerError::Missing => "the broker knows nothing of the job".into(),
+                // a server reports apart from its answers that something is not allowed
+                BrokerError::Unanswered(error) => connection.refusal().map_or(error, Into::into),
+            };
+            let away = since.elapsed();
+            if away >= patience {
+                return Err(WorkError::Away {
+                    operation,
+                    broker: connection.broker.clone(),
+                    away,
+                    source,
+                });
+            }
+            connection.pause(patience - away).await;
         }
     }
 
@@ -246,35 +279,28 @@ impl WorkQueue for JetStream {
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
         let mut closed = self.closed.subscribe();
-        tokio::select! {
-            _ = closed.wait_for(|closed| *closed) => Ok(None),
-            taken = async { self.taker.lock().await.take(self).await } => taken,
+        let take = || async { self.taker.lock().await.take(self).await };
+        let taken = tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => return Ok(None),
+            taken = self.ask_within(Duration::MAX, "take work from the queue", take) => taken,
+        };
+        match taken {
+            Err(WorkError::Over) => Ok(None),
+            taken => taken.map(Some),
         }
     }
 
-    async fn put(&self, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
-        let mut patience = self.patience("put work into the queue");
-        let mut refused = Vec::new();
-        loop {
-            let answers = join_all(items.iter().map(|item| self.broker.put(item))).await;
-            let mut left = Vec::new();
-            let mut failure = None;
-            for (item, answer) in items.into_iter().zip(answers) {
-                match answer {
-                    Ok(Put::Stored) => {}
-                    Ok(Put::NoRoom) => refused.push(item),
-                    Err(error) => {
-                        left.push(item);
-                        failure = Some(error);
-                    }
-                }
-            }
-            match failure {
-                None => return Ok(refused),
-                Some(error) => patience.endure(error).await?,
-            }
-            items = left;
-        }
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        let puts = items.iter().map(|item| {
+            let put = || self.broker.put(item);
+            self.ask("put work into the queue", put)
+        });
+        let answers = try_join_all(puts).await?;
+        let refused = items
+            .into_iter()
+            .zip(answers)
+            .filter(|(_, answer)| *answer == Put::NoRoom);
+        Ok(refused.map(|(item, _)| item).collect())
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
@@ -313,44 +339,5 @@ impl WorkQueue for JetStream {
     }
 }
 
-/// How long one operation goes on to try.
-struct Patience<'q> {
-    queue: &'q JetStream,
-    operation: &'static str,
-    since: Instant,
-}
-
-impl Patience<'_> {
-    /// Returns when it is worth while to try again; what was missing has been made if this is the head.
-    async fn endure(&mut self, error: BrokerError) -> Result<(), WorkError> {
-        let error = match error {
-            BrokerError::Missing => match self.queue.restore().await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            },
-            error => error,
-        };
-        let connection = &self.queue.broker.connection;
-        let is_refused = matches!(error, BrokerError::Refused(_));
-        let operation = self.operation;
-        let source = match error {
-            BrokerError::Over => return Err(WorkError::Over),
-            error => connection.explain(error),
-        };
-        if is_refused {
-            return Err(WorkError::Queue { operation, source });
-        }
-        let away = self.since.elapsed();
-        let patience = self.queue.broker.settings.patience;
-        if away >= patience {
-            return Err(WorkError::Away {
-                operation,
-                broker: connection.broker.clone(),
-                away,
-                source,
-            });
-        }
-        connection.pause(patience - away).await;
-        Ok(())
-    }
-}
+/// Keeps a consumer that exists and always refuses from being asked without a rest.
+const RESTORED_PAUSE: Duration = Duration::from_millis(50);

@@ -51,6 +51,7 @@ struct Losses {
 }
 
 /// Whether the broker took an item.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
     Stored,
     NoRoom,

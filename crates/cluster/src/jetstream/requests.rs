@@ -1,6 +1,5 @@
 //! Requests to a broker to make something.
 
-use std::error::Error;
 use std::time::Duration;
 
 use async_nats::jetstream::kv::Store;
@@ -9,20 +8,8 @@ use futures_util::TryFutureExt;
 
 use super::answers::BrokerError;
 use super::connection::Connection;
-use crate::error::WorkError;
 
 impl Connection {
-    /// The reason of an error, for messages.
-    pub(super) fn explain(&self, error: BrokerError) -> Box<dyn Error + Send + Sync> {
-        match error {
-            BrokerError::Missing => NOT_THERE.into(),
-            BrokerError::Over => WorkError::Over.into(),
-            BrokerError::Refused(error) => error.into(),
-            // a server reports apart from its answers that something is not allowed
-            BrokerError::Unanswered(error) => self.refusal().map_or(error, Into::into),
-        }
-    }
-
     /// Makes a stream with three replicas, or with one if the broker has too few servers.
     pub(super) async fn make_stream(&self, config: Config) -> Result<Stream, BrokerError> {
         let make = |num_replicas| {
@@ -67,5 +54,3 @@ impl Connection {
         Ok(self.context.get_key_value(bucket).await?)
     }
 }
-
-const NOT_THERE: &str = "the broker knows nothing of the job";

@@ -13,13 +13,12 @@ use async_nats::jetstream::consumer::pull::Batch;
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{Subscriber, header};
 use futures_util::{StreamExt, TryStreamExt};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::answers::BrokerError;
 use super::broker::AGAIN;
 use super::connection::BrokerState;
 use super::{JetStream, Lease, Role};
-use crate::error::WorkError;
 use crate::work_queue::Taken;
 
 /// The state of whoever takes.
@@ -32,42 +31,18 @@ pub(super) struct Taker {
 }
 
 impl Taker {
-    pub(super) async fn take(
-        &mut self,
-        queue: &JetStream,
-    ) -> Result<Option<Taken<Lease>>, WorkError> {
+    /// The next item.
+    pub(super) async fn take(&mut self, queue: &JetStream) -> Result<Taken<Lease>, BrokerError> {
         self.takes += 1;
         loop {
-            let error = match self.next(queue).await {
-                Ok(Some(message)) => match open(queue, message).await {
-                    Some(taken) => return Ok(Some(taken)),
-                    None => continue,
-                },
-                Ok(None) => continue,
-                Err(error) => error,
-            };
-            self.consumers = None;
-            let error = match error {
-                BrokerError::Missing => match queue.restore().await {
-                    Ok(()) => {
-                        sleep(RESTORED_PAUSE).await;
-                        continue;
-                    }
-                    Err(error) => error,
-                },
-                error => error,
-            };
-            match error {
-                BrokerError::Over => return Ok(None),
-                BrokerError::Refused(error) => {
-                    return Err(WorkError::Queue {
-                        operation: "take work from the queue",
-                        source: error.into(),
-                    });
-                }
-                BrokerError::Missing | BrokerError::Unanswered(_) => {
-                    queue.broker.connection.pause(AWAY_PAUSE).await;
-                }
+            let next = self.next(queue).await;
+            if next.is_err() {
+                self.consumers = None;
+            }
+            if let Some(message) = next?
+                && let Some(taken) = open(queue, message).await
+            {
+                return Ok(taken);
             }
         }
     }
@@ -206,9 +181,3 @@ const _: () = assert!(PULL_MAX.as_millis() < ANSWER_MAX.as_millis());
 
 /// How long a message that a mover cannot read is left to others.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(2);
-
-/// Keeps a consumer that exists and always refuses from being asked without a rest.
-const RESTORED_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long a taker waits for a broker that is away before it asks again.
-const AWAY_PAUSE: Duration = Duration::from_secs(1);
