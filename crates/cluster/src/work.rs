@@ -67,7 +67,7 @@ pub struct Place {
     /// The number of the source among those of the job.
     pub source: u32,
     /// The directory's path below it.
-    #[serde(with = "rel_path")]
+    #[serde(with = "as_bytes")]
     pub path: RelPath,
 }
 
@@ -77,12 +77,12 @@ pub struct LargeFile {
     /// The directory that it is in.
     pub directory: Place,
     /// The name there.
-    #[serde(with = "name")]
+    #[serde(with = "as_bytes")]
     pub name: Name,
     /// The length.
     pub bytes: u64,
     /// The time.
-    #[serde(with = "timestamp")]
+    #[serde(with = "Time")]
     pub mtime: Timestamp,
 }
 
@@ -115,10 +115,19 @@ impl WorkItem {
         self.marks.get(number).copied().flatten()
     }
 
-    /// The item's id.
+    /// The item's id, in a job.
+    ///
+    /// # Panics
+    /// Never: there is room for it.
     #[must_use]
     pub fn id(&self, job: SharedJobId) -> WorkId {
-        self.work.id(job, self.pass)
+        let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
+        hasher.update(&job.0);
+        hasher.update(&self.pass.to_le_bytes());
+        hasher.update(&postcard::to_stdvec(&self.work).expect("a vector grows"));
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        WorkId(id)
     }
 
     /// The item as bytes.
@@ -141,17 +150,6 @@ impl WorkItem {
 pub const ITEM_BYTES_MAX: usize = 512 << 10;
 
 impl Work {
-    /// The id of this work in a pass of a job.
-    fn id(&self, job: SharedJobId, pass: u32) -> WorkId {
-        let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
-        hasher.update(&job.0);
-        hasher.update(&pass.to_le_bytes());
-        hasher.update(&postcard::to_stdvec(self).expect("a vector grows"));
-        let mut id = [0; 16];
-        hasher.finalize_xof().fill(&mut id);
-        WorkId(id)
-    }
-
     /// Whether the work announces other work, and moves little itself.
     #[must_use]
     pub const fn is_walk(&self) -> bool {
@@ -159,45 +157,40 @@ impl Work {
     }
 }
 
-mod rel_path {
-    use super::{Deserialize, Deserializer, RelPath, Serializer};
-    use serde::de::Error as _;
-
-    pub(super) fn serialize<S: Serializer>(
-        path: &RelPath,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(path.as_bytes())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<RelPath, D::Error> {
-        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
-        RelPath::from_bytes(bytes).map_err(D::Error::custom)
-    }
+/// A [`Timestamp`], as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Timestamp")]
+struct Time {
+    seconds: i64,
+    nanos: u32,
 }
 
-mod name {
-    use super::{Deserialize, Deserializer, Name, Serializer};
-    use serde::de::Error as _;
+/// A name or a path, which is checked where it comes in.
+mod as_bytes {
+    use super::{Deserialize, Deserializer, Serializer};
+    use serde::de::Error;
 
-    pub(super) fn serialize<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(name.as_bytes())
+    pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
+        text: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(text.as_ref())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Name, D::Error> {
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: TryFrom<&'de [u8], Error: std::fmt::Display>,
+        D: Deserializer<'de>,
+    {
         let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
-        Name::from_bytes(bytes).map_err(D::Error::custom)
+        T::try_from(bytes).map_err(D::Error::custom)
     }
 }
 
 /// Names, packed end to end: none of them holds a NUL.
 mod names {
     use super::{Deserialize, Deserializer, Name, Serializer};
-    use serde::de::Error as _;
+    use serde::de::Error;
 
     pub(super) fn serialize<S: Serializer>(
         names: &[Name],
@@ -219,9 +212,7 @@ mod names {
 }
 
 mod marks {
-    use super::{
-        Deserialize, Deserializer, DirectoryMark, Marks, Serialize, Serializer, Timestamp,
-    };
+    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serializer, Timestamp};
 
     type Time = (i64, u32);
 
@@ -231,11 +222,7 @@ mod marks {
     ) -> Result<S::Ok, S::Error> {
         let time = |time: Timestamp| (time.seconds, time.nanos);
         let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.above_ctime.map(time));
-        marks
-            .iter()
-            .map(|seen| seen.map(mark))
-            .collect::<Vec<_>>()
-            .serialize(serializer)
+        serializer.collect_seq(marks.iter().map(|seen| seen.map(mark)))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
@@ -249,24 +236,6 @@ mod marks {
         };
         let marks: Vec<Option<_>> = Deserialize::deserialize(deserializer)?;
         Ok(marks.into_iter().map(|seen| seen.map(mark)).collect())
-    }
-}
-
-mod timestamp {
-    use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp};
-
-    pub(super) fn serialize<S: Serializer>(
-        time: &Timestamp,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        (time.seconds, time.nanos).serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Timestamp, D::Error> {
-        let (seconds, nanos) = Deserialize::deserialize(deserializer)?;
-        Ok(Timestamp { seconds, nanos })
     }
 }
 
@@ -334,8 +303,9 @@ mod tests {
 
     #[test]
     fn an_id_follows_from_job_pass_and_work_alone() {
-        let ids: std::collections::BTreeSet<_> =
-            each().iter().map(|work| work.id(JOB, 1).0).collect();
+        let ids: std::collections::BTreeSet<_> = each()
+            .map(|work| WorkItem::first(1, Marks::new(), work).id(JOB).0)
+            .into();
         assert_eq!(ids.len(), 5);
         for work in each() {
             let first = WorkItem::first(1, Marks::new(), work.clone());
