@@ -3,9 +3,8 @@
 //! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word, or does not
 //! go on with it, waits again.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -31,13 +30,22 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    data: VecDeque<Queued>,
-    walks: VecDeque<Queued>,
-    numbers: u64,
-    taken: HashMap<u64, Leased>,
+    /// The items that wait, the next one first.
+    waiting: BTreeMap<Turn, Queued>,
+    /// The items that are taken, by the numbers of their deliveries.
+    taken: HashMap<i64, Queued>,
+    /// The last number that was given to an item that came in, or was taken.
+    number: i64,
     /// What has been put in, done or not.
     known: HashSet<WorkId>,
     closed: bool,
+}
+
+/// When it is the turn of an item: data goes before walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    is_walk: bool,
+    number: i64,
 }
 
 #[derive(Clone, Debug)]
@@ -46,74 +54,61 @@ struct Queued {
     deliveries: u64,
     /// How many of its leases have run out. What is given back was perhaps not begun.
     lapses: u32,
-}
-
-#[derive(Debug)]
-struct Leased {
-    queued: Queued,
+    /// When the lease ends, if it is taken.
     until: Instant,
-}
-
-/// How long an item is leased of which so many leases have run out: twice as long each time, since a storage may need
-/// longer for a flush than the first lease, in which no step is made.
-fn lease(lapses: u32) -> Duration {
-    LEASE * (1 << lapses.min(LEASES_DOUBLED_MAX))
 }
 
 /// One delivery. The item waits again when this is dropped before it is done.
 #[derive(Debug)]
 pub struct Lease {
-    number: u64,
+    number: i64,
     shared: Arc<Shared>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        if let Some(leased) = state.taken.remove(&self.number) {
-            state.push_first(leased.queued);
+        if let Some(queued) = state.taken.remove(&self.number) {
+            state.wait_again(queued);
             drop(state);
             self.shared.changed.notify_waiters();
         }
     }
 }
 
+impl Queued {
+    /// Leases the item from now on: twice as long for each lease of it that has run out, since a storage may need longer
+    /// for a flush than the first lease, in which no step is made.
+    fn lease(&mut self) {
+        self.until = Instant::now() + LEASE * (1 << self.lapses.min(LEASES_DOUBLED_MAX));
+    }
+}
+
 impl State {
-    fn push(&mut self, queued: Queued) {
-        self.line_of(&queued).push_back(queued);
+    fn next_number(&mut self) -> i64 {
+        self.number += 1;
+        self.number
+    }
+
+    fn wait(&mut self, queued: Queued, number: i64) {
+        let is_walk = queued.item.work.is_walk();
+        self.waiting.insert(Turn { is_walk, number }, queued);
     }
 
     /// Puts an item where it is the next: others may wait for what it does.
-    fn push_first(&mut self, queued: Queued) {
-        self.line_of(&queued).push_front(queued);
-    }
-
-    fn line_of(&mut self, queued: &Queued) -> &mut VecDeque<Queued> {
-        if queued.item.work.is_walk() {
-            &mut self.walks
-        } else {
-            &mut self.data
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.data.len() + self.walks.len()
+    fn wait_again(&mut self, queued: Queued) {
+        let before_all = -self.next_number();
+        self.wait(queued, before_all);
     }
 
     /// Takes the next item.
-    fn take(&mut self) -> Option<(u64, Queued)> {
-        let mut queued = self.data.pop_front().or_else(|| self.walks.pop_front())?;
+    fn take(&mut self) -> Option<(i64, Queued)> {
+        let (_turn, mut queued) = self.waiting.pop_first()?;
         queued.deliveries += 1;
-        self.numbers += 1;
-        let until = Instant::now() + lease(queued.lapses);
-        self.taken.insert(
-            self.numbers,
-            Leased {
-                queued: queued.clone(),
-                until,
-            },
-        );
-        Some((self.numbers, queued))
+        queued.lease();
+        let number = self.next_number();
+        self.taken.insert(number, queued.clone());
+        Some((number, queued))
     }
 
     /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that
@@ -123,10 +118,8 @@ impl State {
             return Done::First;
         }
         let before = self.left();
-        let is_other = |queued: &Queued| queued.item != done.item;
-        self.taken.retain(|_, leased| is_other(&leased.queued));
-        self.data.retain(is_other);
-        self.walks.retain(is_other);
+        self.taken.retain(|_, queued| queued.item != done.item);
+        self.waiting.retain(|_, queued| queued.item != done.item);
         if self.left() < before {
             Done::First
         } else {
@@ -135,21 +128,18 @@ impl State {
     }
 
     fn left(&self) -> usize {
-        self.len() + self.taken.len()
+        self.waiting.len() + self.taken.len()
     }
 
     /// Lets the items wait again whose leases are over; returns when the next one is.
     fn end_leases(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let over: Vec<_> = self
-            .taken
-            .extract_if(|_, leased| leased.until <= now)
-            .collect();
-        for (_, Leased { mut queued, .. }) in over {
+        let over = self.taken.extract_if(|_, queued| queued.until <= now);
+        for (_, mut queued) in over.collect::<Vec<_>>() {
             queued.lapses += 1;
-            self.push_first(queued);
+            self.wait_again(queued);
         }
-        self.taken.values().map(|leased| leased.until).min()
+        self.taken.values().map(|queued| queued.until).min()
     }
 }
 
@@ -181,21 +171,12 @@ impl WorkQueue for LocalQueue {
                 let next_end = state.end_leases();
                 (state.take(), next_end)
             };
-            if let Some((
-                number,
-                Queued {
-                    item, deliveries, ..
-                },
-            )) = taken
-            {
-                let delivery = Lease {
-                    number,
-                    shared: Arc::clone(&self.shared),
-                };
+            if let Some((number, queued)) = taken {
+                let shared = Arc::clone(&self.shared);
                 return Ok(Some(Taken {
-                    item,
-                    deliveries,
-                    delivery,
+                    item: queued.item,
+                    deliveries: queued.deliveries,
+                    delivery: Lease { number, shared },
                 }));
             }
             match next_end {
@@ -212,14 +193,17 @@ impl WorkQueue for LocalQueue {
             return Err(WorkError::Over);
         }
         for item in items {
-            if state.len() >= ITEMS_MAX {
+            if state.waiting.len() >= ITEMS_MAX {
                 refused.push(item);
             } else if state.known.insert(item.id(self.job)) {
-                state.push(Queued {
+                let number = state.next_number();
+                let queued = Queued {
                     item,
                     deliveries: 0,
                     lapses: 0,
-                });
+                    until: Instant::now(),
+                };
+                state.wait(queued, number);
             }
         }
         drop(state);
@@ -228,14 +212,9 @@ impl WorkQueue for LocalQueue {
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        if let Some(leased) = self
-            .shared
-            .state
-            .lock()
-            .taken
-            .get_mut(&taken.delivery.number)
-        {
-            leased.until = Instant::now() + lease(leased.queued.lapses);
+        let mut state = self.shared.state.lock();
+        if let Some(queued) = state.taken.get_mut(&taken.delivery.number) {
+            queued.lease();
         }
         Ok(())
     }
