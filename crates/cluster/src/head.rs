@@ -28,6 +28,7 @@ use crate::finish::{Finished, Finishing};
 use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
+use crate::others::{Others, Standby};
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, in_session};
 use crate::tally::Tally;
 use crate::work::{Work, WorkItem};
@@ -47,17 +48,6 @@ pub struct Head<W> {
     pub begun: watch::Sender<bool>,
     /// The other nodes of the job. Default: none.
     pub others: watch::Receiver<Others>,
-}
-
-/// The other nodes of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Others {
-    /// The number of those that do some of the work now.
-    pub at_work: usize,
-    /// The number of those, at work or not, of which not all sessions are known to have ended as they should.
-    pub unfinished: usize,
-    /// What all of them have done.
-    pub tally: Tally,
 }
 
 /// A job that has come to its end.
@@ -454,45 +444,6 @@ impl<W: WorkQueue> Head<W> {
     }
 }
 
-/// A mover of the head that waits until it has something to do.
-struct Standby {
-    number: usize,
-    begun: watch::Receiver<bool>,
-    over: watch::Receiver<bool>,
-    others: watch::Receiver<Others>,
-    /// How long others may take to come.
-    others_come_within: Duration,
-}
-
-impl Standby {
-    /// Returns once the mover is needed, or with `false` if it never is. It is where the job has begun and fewer other
-    /// nodes are at work than this mover's number says: each of them serves one receiver, and this mover would take
-    /// their work.
-    async fn until_needed(mut self) -> bool {
-        if self.begun.wait_for(|begun| *begun).await.is_err() {
-            return false;
-        }
-        if self.number == 0 || self.others_come_within.is_zero() {
-            return true;
-        }
-        let are_too_few = async {
-            sleep(self.others_come_within).await;
-            // where nobody counts them any more, there are none
-            drop(
-                self.others
-                    .wait_for(|others| others.at_work < self.number)
-                    .await,
-            );
-        };
-        tokio::select! {
-            biased;
-            // a job that is over before is not held up
-            _ = self.over.wait_for(|over| *over) => false,
-            () = are_too_few => true,
-        }
-    }
-}
-
 /// How far a job is, which a session that breaks does not change.
 #[derive(Default)]
 struct Course {
@@ -765,45 +716,5 @@ mod tests {
             (&*unseen_at, &*seen_at, &*target),
             ("elsewhere", "h:1", "t")
         );
-    }
-
-    fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {
-        Standby {
-            number: 1,
-            begun: watch::Sender::new(true).subscribe(),
-            over: over.subscribe(),
-            others: others.subscribe(),
-            others_come_within: Duration::from_secs(2),
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
-        let (others, over) = (watch::Sender::default(), watch::Sender::new(false));
-        let began = Instant::now();
-        let needed = standby(&others, &over).until_needed();
-        let needed = timeout(Duration::from_secs(9), needed);
-        let (is_needed, _before) = tokio::join!(needed, async { over.send_replace(true) });
-        assert!(!is_needed.unwrap() && began.elapsed() == Duration::ZERO);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_mover_serves_the_receiver_of_a_node_that_is_at_work_no_more() {
-        let one = Others {
-            at_work: 1,
-            unfinished: 1,
-            ..Others::default()
-        };
-        let (others, over) = (watch::Sender::new(one), watch::Sender::new(false));
-        let began = Instant::now();
-        let needed = tokio::spawn(standby(&others, &over).until_needed());
-        sleep(Duration::from_secs(60)).await;
-        assert!(!needed.is_finished());
-        others.send_replace(Others {
-            unfinished: 1,
-            ..Others::default()
-        });
-        assert!(needed.await.unwrap());
-        assert_eq!(began.elapsed(), Duration::from_secs(60));
     }
 }

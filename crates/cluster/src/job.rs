@@ -3,11 +3,12 @@
 use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 use zmove_disk::Lease;
-use zmove_engine::SenderConfig;
+use zmove_engine::{DialSettings, Remote, SenderConfig};
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
@@ -40,6 +41,17 @@ pub struct SharedJob {
     pub view: View,
     /// The lease that the node holds from the head. Default: one that never ends, since this node leads.
     pub head: Lease,
+}
+
+/// A receiver of a job, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    /// The directory with this side's key and the pinned keys.
+    pub home: PathBuf,
+    /// The receiver.
+    pub remote: Remote,
+    /// The settings of its connections.
+    pub settings: DialSettings,
 }
 
 /// Whose view of the sources is right.

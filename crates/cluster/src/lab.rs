@@ -9,8 +9,10 @@ use zmove_sender::Feeder;
 use zmove_types::{Beginning, NoObserver, Observer, SharedJobId};
 use zmove_wire::{NodeName, Open};
 
-use crate::job::SharedJob;
-use crate::session::{JobEvents, Receiver, SessionEvents};
+use crate::job::{Receiver, SharedJob};
+use crate::local_queue::LocalQueue;
+use crate::mover::Mover;
+use crate::session::{JobEvents, SessionEvents};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 
@@ -50,6 +52,12 @@ pub(crate) fn job_events(observer: Arc<dyn Observer>) -> Arc<JobEvents> {
 
 pub(crate) fn session_events() -> Arc<SessionEvents> {
     job_events(Arc::new(NoObserver)).within(0, &receiver())
+}
+
+/// A mover whose session is over.
+pub(crate) fn mover() -> Mover<LocalQueue> {
+    let queue = Arc::new(LocalQueue::new(JOB));
+    Mover::new(Arc::new(job()), queue, feeder(), session_events())
 }
 
 /// What feeds a session that is over.

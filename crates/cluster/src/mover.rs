@@ -18,7 +18,9 @@
 //! queue does not have.
 
 mod item;
+mod large;
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +30,9 @@ use futures_util::stream::{FuturesUnordered, TryStreamExt};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
+use zmove_scan::DirectoryMark;
 use zmove_sender::Feeder;
-use zmove_types::{Event, Lock, Observer};
+use zmove_types::{Event, Lock, Observer, RelPath};
 use zmove_wire::WorkCounts;
 
 use crate::error::{PANICKED, Stop, WorkError};
@@ -283,9 +286,10 @@ impl<W: WorkQueue> Mover<W> {
         Ok(())
     }
 
-    /// Tells the user of something that fails this side of the session.
-    fn tell_failure(&self, message: String) {
-        self.events.on(&Event::Failed { message });
+    /// Tells why something has failed, which counts once.
+    fn fail(&self, why: String) -> WorkCounts {
+        self.events.on(&Event::Failed { message: why });
+        one_failure()
     }
 }
 
@@ -293,6 +297,22 @@ impl Assigned<'_> {
     /// Notes a step. The lease is renewed only while there are some.
     fn made_step(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Where a portion comes from: `by` is the item that it is of, `source` is its number, and `marks` are of its
+/// directories.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    by: &'a Assigned<'a>,
+    source: u32,
+    marks: &'a HashMap<RelPath, DirectoryMark>,
+}
+
+fn one_failure() -> WorkCounts {
+    WorkCounts {
+        failed: 1,
+        ..WorkCounts::default()
     }
 }
 
@@ -339,3 +359,5 @@ const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 const STANDS_AFTER: Duration = LEASE.saturating_sub(RENEW_EVERY);
 /// How often the lease of an item is renewed: one renewal may be lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
+/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
+const LOOK_EVERY: Duration = Duration::from_millis(200);

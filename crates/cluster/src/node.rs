@@ -19,9 +19,9 @@ use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
-use crate::job::{SharedJob, View};
+use crate::job::{Receiver, SharedJob, View};
 use crate::mover::{Mover, MoverEnd};
-use crate::session::{JobEvents, Receiver, Served, SessionEvents, ask, in_session};
+use crate::session::{JobEvents, Served, SessionEvents, ask, in_session};
 use crate::told::Told;
 use crate::work_queue::WorkQueue;
 

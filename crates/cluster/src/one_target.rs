@@ -12,8 +12,8 @@ use zmove_sender::SessionOver;
 use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
-use crate::job::SharedJob;
-use crate::session::{ENDS_WITHIN, JobEvents, Receiver, SessionEvents, ask};
+use crate::job::{Receiver, SharedJob};
+use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
 pub(crate) struct Witness {

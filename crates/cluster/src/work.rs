@@ -15,7 +15,7 @@
 //! over the sources has ids of its own. Who does an item again finds what is at the target, and does the rest.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use zmove_scan::DirectoryMark;
+use zmove_scan::{DirectoryMark, MarkedPath};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
 use zmove_wire::GroupRange;
 
@@ -87,6 +87,14 @@ pub struct LargeFile {
 }
 
 impl Place {
+    /// The directory with this mark.
+    pub(crate) fn marked(&self, mark: Option<DirectoryMark>) -> MarkedPath {
+        MarkedPath {
+            path: self.path.clone(),
+            mark,
+        }
+    }
+
     /// The top of each of so many sources.
     pub(crate) fn roots(sources: u32) -> impl Iterator<Item = Self> {
         (0..sources).map(|source| Self {

@@ -1,28 +1,17 @@
 //! What a mover does with one work item.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
+use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled};
+use zmove_types::{Event, Name, Observer};
+use zmove_wire::{SharedJobOrder, SharedJobResult, WorkCounts};
 
-use tokio::time::Instant;
-use zmove_scan::{
-    Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanItem, look_up_portion,
-    walk_portion,
-};
-use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
-use zmove_types::{Event, GroupSpan, Name, Observer, RelPath};
-use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{
-    FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
-};
-
-use super::{Assigned, Mover};
+use super::large::Committed;
+use super::{Assigned, Found, LOOK_EVERY, Mover};
 use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
-use crate::work_queue::{LEASE, WorkQueue};
+use crate::work::{LargeFile, Marks, Place, Work};
+use crate::work_queue::WorkQueue;
 
 impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
@@ -51,7 +40,7 @@ impl<W: WorkQueue> Mover<W> {
             }
             Work::Trees(places) => self.walk(by, places).await,
             Work::Names { directory, names } => {
-                let place = marked(directory, item.mark(0));
+                let place = directory.marked(item.mark(0));
                 let portion = self
                     .look_up(directory.source, place, names.clone(), ITEM)
                     .await?;
@@ -95,7 +84,7 @@ impl<W: WorkQueue> Mover<W> {
         let paths: Vec<_> = places
             .iter()
             .zip(marks)
-            .map(|(place, mark)| marked(place, mark))
+            .map(|(place, mark)| place.marked(mark))
             .collect();
         let portion = self
             .job
@@ -106,7 +95,7 @@ impl<W: WorkQueue> Mover<W> {
         self.send_portion(by, portion, source).await
     }
 
-    async fn look_up(
+    pub(super) async fn look_up(
         &self,
         source: u32,
         directory: MarkedPath,
@@ -130,7 +119,9 @@ impl<W: WorkQueue> Mover<W> {
             left_out: portion.left_out,
             ..WorkCounts::default()
         };
-        self.tell_parts(&portion);
+        if let Some(message) = portion.parts.warning() {
+            self.events.on(&Event::Warned { message });
+        }
         if portion.items.is_empty() {
             return Ok(left_out);
         }
@@ -145,14 +136,25 @@ impl<W: WorkQueue> Mover<W> {
         } = self.settle(sending, found).await?;
         let mut counts = counts.and(left_out);
         for file in unnamed {
-            counts = counts.and(self.commit_now(&file).await?);
+            // this session has sent all groups of it
+            counts = counts.and(match self.commit(&file).await? {
+                Committed::Named(counts) => counts,
+                Committed::Missing(_) => {
+                    let why = "the receiver lacks groups that it has stored";
+                    return Err(Stop::PeerMisbehaved(why));
+                }
+            });
         }
         Ok(counts)
     }
 
     /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left
     /// to several are announced at once; those that are at the target count as skipped.
-    async fn settle(&self, mut sending: Sending, found: Found<'_>) -> Result<Settled, Stop> {
+    pub(super) async fn settle(
+        &self,
+        mut sending: Sending,
+        found: Found<'_>,
+    ) -> Result<Settled, Stop> {
         let mut before = 0;
         let mut skipped = WorkCounts::default();
         loop {
@@ -204,373 +206,6 @@ impl<W: WorkQueue> Mover<W> {
             ..WorkCounts::default()
         })
     }
-
-    /// The groups of a large file that are not at the target, and how many bytes are there: another job may have left
-    /// some.
-    async fn missing(
-        &self,
-        file: &LargeFile,
-        mark: Option<DirectoryMark>,
-    ) -> Result<(Vec<GroupRange>, u64), Stop> {
-        let groups = GroupSpan::count(file.bytes).unwrap_or(0);
-        let all = || vec![GroupRange::new(0, groups)];
-        let Ok(FoundFile { directory, entry }) = self.find(file, mark).await? else {
-            return Ok((all(), 0));
-        };
-        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
-            return Ok((all(), 0));
-        };
-        let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
-        let order = SharedJobOrder::Commit { head, root: None };
-        let mut missing = match self.feeder.order(order, None).await? {
-            SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
-            SharedJobResult::Committed { .. } => Vec::new(),
-            // its own item tells why
-            _ => return Ok((all(), 0)),
-        };
-        if missing.len() >= MISSING_RANGES_MAX {
-            let end = missing.last().map_or(0, |last| last.end());
-            missing.push(GroupRange::new(end, groups.saturating_sub(end)));
-        }
-        let bytes = |range: &GroupRange| {
-            let spans =
-                (range.first..range.end()).filter_map(|index| GroupSpan::of(file.bytes, index));
-            spans.map(|span| u64::from(span.len)).sum::<u64>()
-        };
-        let there = file.bytes.saturating_sub(missing.iter().map(bytes).sum());
-        Ok((missing, if has_holes { 0 } else { there }))
-    }
-
-    fn tell_parts(&self, portion: &Portion) {
-        if let Some(message) = portion.parts.warning() {
-            self.events.on(&Event::Warned { message });
-        }
-    }
-
-    /// Has a file get its name, all groups of which this session has sent.
-    async fn commit_now(&self, file: &Unnamed) -> Result<WorkCounts, Stop> {
-        match self.commit(file).await? {
-            Committed::Named(counts) => Ok(counts),
-            Committed::Missing(_) => Err(Stop::PeerMisbehaved(
-                "the receiver lacks groups that it has stored",
-            )),
-        }
-    }
-
-    async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
-        let order = SharedJobOrder::Commit {
-            head: file.head.clone(),
-            root: None,
-        };
-        let answer = self.feeder.order(order, Some(file.bytes)).await?;
-        self.committed(file, answer)
-    }
-
-    /// What the answer to the order says that has become of it.
-    fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
-        let path = &file.path;
-        Ok(match answer {
-            SharedJobResult::Committed { .. } => Committed::Named(WorkCounts {
-                files: 1,
-                bytes: file.bytes,
-                ..WorkCounts::default()
-            }),
-            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
-                Committed::Missing(ranges)
-            }
-            SharedJobResult::Missing(_) => return Err(NO_GROUPS),
-            // what is newer there stays
-            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
-                Committed::Named(WorkCounts::default())
-            }
-            SharedJobResult::Failed(operation, code)
-                if operation != Operation::Flush && code != FaultCode::JobEnded =>
-            {
-                Committed::Named(self.fail(format!(
-                    "receiver: {operation} '{}': {code}",
-                    path.display()
-                )))
-            }
-            other => return Err(refused(other)),
-        })
-    }
-
-    /// Sends groups of a large file; only the file's own item gives it its name.
-    async fn send_range(
-        &self,
-        by: &Assigned<'_>,
-        FoundFile { directory, entry }: FoundFile,
-        range: GroupRange,
-    ) -> Result<Settled, Stop> {
-        let sending = self
-            .feeder
-            .send_range(directory, entry, range.first..range.end())?;
-        let found = Found {
-            by,
-            source: 0,
-            marks: &HashMap::new(),
-        };
-        self.settle(sending, found).await
-    }
-
-    /// A large file as it was when it was found; the inner error is why it is not there as it was.
-    async fn find(
-        &self,
-        file: &LargeFile,
-        mark: Option<DirectoryMark>,
-    ) -> Result<Result<FoundFile, String>, Stop> {
-        let size = PortionSize {
-            large_bytes: u64::MAX,
-            ..ITEM
-        };
-        let Place { source, .. } = file.directory;
-        let directory = marked(&file.directory, mark);
-        let portion = self
-            .look_up(source, directory, vec![file.name.clone()], size)
-            .await?;
-        let is_it = |entry: &Entry| {
-            entry.name == file.name
-                && entry.size == file.bytes
-                && entry.metadata.mtime == file.mtime
-        };
-        for item in portion.items {
-            match item {
-                ScanItem::Batch(batch) => {
-                    if let Some(entry) = batch.entries.into_iter().find(is_it) {
-                        return Ok(Ok(FoundFile {
-                            directory: batch.directory,
-                            entry,
-                        }));
-                    }
-                }
-                ScanItem::Error(error) => return Ok(Err(format!("sender: {error}"))),
-                ScanItem::Root { .. } => {}
-            }
-        }
-        Ok(Err(sender::file_changed(self.path_of(file))))
-    }
-
-    fn path_of(&self, file: &LargeFile) -> PathBuf {
-        let root = self
-            .job
-            .root_of(file.directory.source)
-            .map(|root| root.source.clone())
-            .unwrap_or_default();
-        root.join(file.directory.path.as_path())
-            .join(file.name.as_os_str())
-    }
-
-    /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
-    /// goes from here, once.
-    async fn commit_large(&self, by: &Assigned<'_>, file: &LargeFile) -> Result<WorkCounts, Stop> {
-        let mark = by.item.mark(0);
-        let found = match self.find(file, mark).await? {
-            Ok(found) => found,
-            Err(why) => return Ok(self.fail(why)),
-        };
-        let FoundFile { directory, entry } = found.clone();
-        let unnamed = match self.feeder.declaration(directory, entry).await? {
-            Ok(unnamed) => unnamed,
-            Err(why) => return Ok(self.fail(why)),
-        };
-        let _waiting = Arc::clone(&self.waiting);
-        self.changed.notify_one();
-        let mut awaited = Awaited::new(file.bytes);
-        let mut looked = Instant::now();
-        loop {
-            let missing = match self.commit(&unnamed).await? {
-                Committed::Named(counts) => {
-                    // only now: of one that fails nothing is told in this session's account
-                    self.feeder.find()?;
-                    return Ok(counts);
-                }
-                Committed::Missing(missing) => missing,
-            };
-            // an answer shows that the receiver's storage does not hang
-            by.made_step();
-            match awaited.look(&missing, self.stuck_after(&by.item)) {
-                Look::Fewer | Look::AsMany => {}
-                Look::Stuck => {
-                    let sent = self.send_ranges(by, &found, &missing).await?;
-                    if sent.failed > 0 {
-                        return Ok(sent);
-                    }
-                    awaited.have_resent(missing);
-                    continue;
-                }
-                Look::Lost => {
-                    return Ok(self.fail(format!(
-                        "receiver: write '{}': {LOST}",
-                        unnamed.path.display()
-                    )));
-                }
-            }
-            self.until_next_look(awaited.pause).await;
-            awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
-            if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
-                looked = Instant::now();
-                if let Err(why) = self.find(file, mark).await? {
-                    // nobody can send the rest of what it was
-                    return Ok(self.fail(why));
-                }
-            }
-        }
-    }
-
-    /// Sends groups of a large file, as far as none fails; tells why one has.
-    async fn send_ranges(
-        &self,
-        by: &Assigned<'_>,
-        found: &FoundFile,
-        ranges: &[GroupRange],
-    ) -> Result<WorkCounts, Stop> {
-        for &range in ranges {
-            let Settled { counts, why, .. } = self.send_range(by, found.clone(), range).await?;
-            if counts.failed > 0 {
-                why.into_iter().for_each(|why| self.tell_failure(why));
-                return Ok(FAILED);
-            }
-        }
-        Ok(WorkCounts::default())
-    }
-
-    /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
-    /// and nobody waits for it as long as there is something else to send. Where there is not, it takes as long as
-    /// `idle`.
-    async fn until_next_look(&self, idle: Duration) {
-        let since = Instant::now();
-        while since.elapsed() < LOOK_AT_LEAST_EVERY {
-            tokio::time::sleep(LOOK_EVERY).await;
-            if self.turns.available_permits() > 0 && since.elapsed() >= idle {
-                return;
-            }
-        }
-    }
-
-    /// After how long without another group of a file nobody seems to send what is missing.
-    fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.events.has_failed_range(large.id(self.job.id)) {
-            FAILED_RANGE_AFTER
-        } else {
-            STUCK_AFTER
-        }
-    }
-
-    /// Tells why something has failed, which counts once.
-    fn fail(&self, why: String) -> WorkCounts {
-        self.tell_failure(why);
-        FAILED
-    }
-}
-
-/// A large file that is as it was found.
-#[derive(Clone)]
-struct FoundFile {
-    directory: Arc<Directory>,
-    entry: Entry,
-}
-
-/// Groups of a large file that are waited for.
-///
-/// Only that fewer are missing than ever before is progress: a receiver that tells of others each time would else be
-/// waited for without end.
-struct Awaited {
-    /// How many groups the file has.
-    groups: u32,
-    /// The fewest that have been missing.
-    fewest: u64,
-    /// Since when it is so few, or these have been sent from here.
-    since: Instant,
-    /// How long to wait before the next look.
-    pause: Duration,
-    /// The ranges that have been sent from here since.
-    resent: Option<Vec<GroupRange>>,
-}
-
-/// What is to be done about the groups that are missing.
-#[derive(Debug, PartialEq, Eq)]
-enum Look {
-    /// Some have come.
-    Fewer,
-    /// Nothing yet.
-    AsMany,
-    /// Nobody seems to send them.
-    Stuck,
-    /// Groups that were sent from here are missing all the same.
-    Lost,
-}
-
-impl Awaited {
-    fn new(bytes: u64) -> Self {
-        let groups = GroupSpan::count(bytes).unwrap_or(0);
-        Self {
-            groups,
-            fewest: u64::MAX,
-            since: Instant::now(),
-            pause: LOOK_EVERY,
-            resent: None,
-        }
-    }
-
-    fn look(&mut self, missing: &[GroupRange], stuck_after: Duration) -> Look {
-        let many = self.count(missing);
-        let is_stuck = self.since.elapsed() >= stuck_after;
-        match &self.resent {
-            _ if many < self.fewest => {
-                self.fewest = many;
-                self.since = Instant::now();
-                self.pause = LOOK_EVERY;
-                self.resent = None;
-                Look::Fewer
-            }
-            Some(resent) if is_stuck || resent == missing => Look::Lost,
-            None if is_stuck => Look::Stuck,
-            // what another sends again meanwhile is missing until that has been flushed
-            Some(_) | None => Look::AsMany,
-        }
-    }
-
-    fn have_resent(&mut self, missing: Vec<GroupRange>) {
-        self.since = Instant::now();
-        self.resent = Some(missing);
-    }
-
-    /// How many groups are missing, at most: of those behind the last range of a full answer nothing is known.
-    fn count(&self, missing: &[GroupRange]) -> u64 {
-        let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
-        match missing.last() {
-            Some(last) if missing.len() >= MISSING_RANGES_MAX => {
-                told + u64::from(self.groups.saturating_sub(last.end()))
-            }
-            _ => told,
-        }
-    }
-}
-
-/// Whether these are ranges of groups of a file of so many bytes: one after the other, and at least one.
-fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
-    let count = GroupSpan::count(bytes).unwrap_or(0);
-    let end = ranges.iter().try_fold(0, |end, range| {
-        let next = range.first.checked_add(range.count)?;
-        (range.first >= end && range.count > 0 && next <= count).then_some(next)
-    });
-    !ranges.is_empty() && end.is_some()
-}
-
-/// Where a portion comes from: `by` is the item that it is of, `source` is its number, and `marks` are of its
-/// directories.
-#[derive(Clone, Copy)]
-struct Found<'a> {
-    by: &'a Assigned<'a>,
-    source: u32,
-    marks: &'a HashMap<RelPath, DirectoryMark>,
-}
-
-fn marked(place: &Place, mark: Option<DirectoryMark>) -> MarkedPath {
-    MarkedPath {
-        path: place.path.clone(),
-        mark,
-    }
 }
 
 fn large_file(
@@ -591,59 +226,23 @@ fn large_file(
     }
 }
 
-/// What has become of the order to give a file its name.
-#[derive(Debug)]
-enum Committed {
-    Named(WorkCounts),
-    /// These groups are missing.
-    Missing(Vec<GroupRange>),
-}
-
-/// One failure.
-const FAILED: WorkCounts = WorkCounts {
-    files: 0,
-    bytes: 0,
-    failed: 1,
-    skipped: 0,
-    skipped_bytes: 0,
-    specials: 0,
-    left_out: 0,
-    resumed_bytes: 0,
-};
-const NO_GROUPS: Stop =
-    Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
-const LOST: &str = "groups that the receiver has stored are missing";
-/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The longest time between two looks at whether all groups are there and the file is unchanged.
-const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
-/// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
-const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
-/// The same where a range has failed here: what others are sending comes.
-const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use tokio::sync::watch;
-    use tokio::time::{advance, sleep};
+    use tokio::time::sleep;
     use zmove_scan::ScanRoot;
-    use zmove_types::GROUP_BYTES;
+    use zmove_types::RelPath;
 
     use super::super::{MoverEnd, RENEW_EVERY};
     use super::*;
     use crate::job::SharedJob;
-    use crate::lab::{JOB, feeder, job, pushed, session_events};
-    use crate::local_queue::LocalQueue;
-
-    /// A mover whose session has not begun.
-    fn mover() -> Mover<LocalQueue> {
-        Mover::new(
-            Arc::new(job()),
-            Arc::new(LocalQueue::new(JOB)),
-            feeder(),
-            session_events(),
-        )
-    }
+    use crate::lab::{job, mover, pushed};
+    use crate::work::WorkItem;
+    use crate::work_queue::LEASE;
 
     fn item() -> WorkItem {
         WorkItem::first(1, Marks::new(), Work::Begin(1))
@@ -722,131 +321,5 @@ mod tests {
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
         assert!(queue.take().await.unwrap().is_some());
         drop(call);
-    }
-
-    #[test]
-    fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
-        let file = Unnamed {
-            head: Vec::new(),
-            path: PathBuf::from("f"),
-            bytes: 2 * GROUP_BYTES,
-        };
-        let answer = |ranges: &[(u32, u32)]| {
-            mover().committed(&file, SharedJobResult::Missing(ranges_of(ranges)))
-        };
-        assert!(
-            matches!(answer(&[(1, 1)]).unwrap(), Committed::Missing(missing) if missing.len() == 1)
-        );
-        assert!(matches!(
-            answer(&[(1, 2)]).unwrap_err(),
-            Stop::PeerMisbehaved(_)
-        ));
-    }
-
-    #[test]
-    fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
-        let mover = mover();
-        let place = Place {
-            source: 0,
-            path: RelPath::root(),
-        };
-        let [failed, other] = [b"failed", b"other."].map(|name| {
-            let name = Name::from_bytes(name).unwrap();
-            let mtime = zmove_types::Timestamp::default();
-            let file = LargeFile {
-                directory: place.clone(),
-                name,
-                bytes: GROUP_BYTES,
-                mtime,
-            };
-            WorkItem::first(1, Marks::new(), Work::Large(file))
-        });
-        mover.events.note_failed_range(failed.id(mover.job.id));
-        assert_eq!(
-            [failed, other].map(|file| mover.stuck_after(&file)),
-            [FAILED_RANGE_AFTER, STUCK_AFTER]
-        );
-    }
-
-    fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
-        ranges
-            .iter()
-            .map(|&(first, count)| GroupRange::new(first, count))
-            .collect()
-    }
-
-    #[test]
-    fn what_is_said_to_be_missing_has_to_be_of_the_file() {
-        let bytes = 9 * GROUP_BYTES + 1;
-        let are = |ranges: &[(u32, u32)]| are_groups_of(bytes, &ranges_of(ranges));
-        assert!(are(&[(0, 10)]) && are(&[(0, 1), (1, 1), (9, 1)]));
-        let others: [&[(u32, u32)]; 8] = [
-            &[],
-            &[(3, 0)],
-            &[(9, 2)],
-            &[(10, 1)],
-            &[(u32::MAX - 2, u32::MAX)],
-            &[(1, 1), (0, 1)],
-            &[(0, 2), (1, 1)],
-            &[(1, 1), (1, 1)],
-        ];
-        for ranges in others {
-            assert!(!are(ranges), "{ranges:?}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_receiver_that_tells_of_other_groups_each_time_is_not_waited_for_without_end() {
-        let mut awaited = Awaited::new(100 * GROUP_BYTES);
-        let mut told = Vec::new();
-        for number in 0..100 {
-            let missing = [GroupRange::new(number, 2)];
-            match awaited.look(&missing, STUCK_AFTER) {
-                Look::Stuck => awaited.have_resent(missing.to_vec()),
-                Look::Lost => break,
-                Look::Fewer | Look::AsMany => {}
-            }
-            told.push(number);
-            advance(Duration::from_secs(1)).await;
-        }
-        assert_eq!(told.len(), 80);
-        assert_eq!(
-            awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER),
-            Look::Fewer
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
-        let mut awaited = Awaited::new(100 * GROUP_BYTES);
-        assert_eq!(
-            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
-            Look::Fewer
-        );
-        advance(STUCK_AFTER).await;
-        assert_eq!(
-            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
-            Look::Stuck
-        );
-        awaited.have_resent(ranges_of(&[(0, 2)]));
-        assert_eq!(
-            awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER),
-            Look::AsMany,
-            "of others"
-        );
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Lost);
-    }
-
-    #[test]
-    fn of_a_full_answer_all_counts_that_may_be_missing() {
-        let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
-        let every_other = |from: u32| {
-            (0..1024_u32)
-                .map(|number| GroupRange::new(from + 2 * number, 1))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Fewer);
-        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::AsMany);
-        assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Fewer);
     }
 }

@@ -1,0 +1,498 @@
+//! What a mover does for a large file, which several movers send: it looks what is missing, sends groups, and waits
+//! until all are there.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use zmove_scan::{Directory, DirectoryMark, Entry, PortionSize, ScanItem};
+use zmove_sender::{self as sender, Settled, Unnamed};
+use zmove_types::GroupSpan;
+use zmove_wire::limits::MISSING_RANGES_MAX;
+use zmove_wire::{
+    FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
+};
+
+use super::{Assigned, Found, LOOK_EVERY, Mover, one_failure};
+use crate::error::{Stop, refused};
+use crate::job::ITEM;
+use crate::work::{LargeFile, Place, WorkItem};
+use crate::work_queue::{LEASE, WorkQueue};
+
+impl<W: WorkQueue> Mover<W> {
+    /// The groups of a large file that are not at the target, and how many bytes are there: another job may have left
+    /// some.
+    pub(super) async fn missing(
+        &self,
+        file: &LargeFile,
+        mark: Option<DirectoryMark>,
+    ) -> Result<(Vec<GroupRange>, u64), Stop> {
+        let groups = GroupSpan::count(file.bytes).unwrap_or(0);
+        let all = || vec![GroupRange::new(0, groups)];
+        let Ok(FoundFile { directory, entry }) = self.find(file, mark).await? else {
+            return Ok((all(), 0));
+        };
+        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
+            return Ok((all(), 0));
+        };
+        let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
+        let order = SharedJobOrder::Commit { head, root: None };
+        let mut missing = match self.feeder.order(order, None).await? {
+            SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
+            SharedJobResult::Committed { .. } => Vec::new(),
+            // its own item tells why
+            _ => return Ok((all(), 0)),
+        };
+        if missing.len() >= MISSING_RANGES_MAX {
+            let end = missing.last().map_or(0, |last| last.end());
+            missing.push(GroupRange::new(end, groups.saturating_sub(end)));
+        }
+        let bytes = |range: &GroupRange| {
+            let spans =
+                (range.first..range.end()).filter_map(|index| GroupSpan::of(file.bytes, index));
+            spans.map(|span| u64::from(span.len)).sum::<u64>()
+        };
+        let there = file.bytes.saturating_sub(missing.iter().map(bytes).sum());
+        Ok((missing, if has_holes { 0 } else { there }))
+    }
+
+    pub(super) async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
+        let order = SharedJobOrder::Commit {
+            head: file.head.clone(),
+            root: None,
+        };
+        let answer = self.feeder.order(order, Some(file.bytes)).await?;
+        self.committed(file, answer)
+    }
+
+    /// What the answer to the order says that has become of it.
+    fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
+        let path = &file.path;
+        Ok(match answer {
+            SharedJobResult::Committed { .. } => Committed::Named(WorkCounts {
+                files: 1,
+                bytes: file.bytes,
+                ..WorkCounts::default()
+            }),
+            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
+                Committed::Missing(ranges)
+            }
+            SharedJobResult::Missing(_) => return Err(NO_GROUPS),
+            // what is newer there stays
+            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
+                Committed::Named(WorkCounts::default())
+            }
+            SharedJobResult::Failed(operation, code)
+                if operation != Operation::Flush && code != FaultCode::JobEnded =>
+            {
+                Committed::Named(self.fail(format!(
+                    "receiver: {operation} '{}': {code}",
+                    path.display()
+                )))
+            }
+            other => return Err(refused(other)),
+        })
+    }
+
+    /// Sends groups of a large file; only the file's own item gives it its name.
+    pub(super) async fn send_range(
+        &self,
+        by: &Assigned<'_>,
+        FoundFile { directory, entry }: FoundFile,
+        range: GroupRange,
+    ) -> Result<Settled, Stop> {
+        let sending = self
+            .feeder
+            .send_range(directory, entry, range.first..range.end())?;
+        let found = Found {
+            by,
+            source: 0,
+            marks: &HashMap::new(),
+        };
+        self.settle(sending, found).await
+    }
+
+    /// A large file as it was when it was found; the inner error is why it is not there as it was.
+    pub(super) async fn find(
+        &self,
+        file: &LargeFile,
+        mark: Option<DirectoryMark>,
+    ) -> Result<Result<FoundFile, String>, Stop> {
+        let size = PortionSize {
+            large_bytes: u64::MAX,
+            ..ITEM
+        };
+        let Place { source, .. } = file.directory;
+        let directory = file.directory.marked(mark);
+        let portion = self
+            .look_up(source, directory, vec![file.name.clone()], size)
+            .await?;
+        let is_it = |entry: &Entry| {
+            entry.name == file.name
+                && entry.size == file.bytes
+                && entry.metadata.mtime == file.mtime
+        };
+        for item in portion.items {
+            match item {
+                ScanItem::Batch(batch) => {
+                    if let Some(entry) = batch.entries.into_iter().find(is_it) {
+                        return Ok(Ok(FoundFile {
+                            directory: batch.directory,
+                            entry,
+                        }));
+                    }
+                }
+                ScanItem::Error(error) => return Ok(Err(format!("sender: {error}"))),
+                ScanItem::Root { .. } => {}
+            }
+        }
+        Ok(Err(sender::file_changed(self.path_of(file))))
+    }
+
+    fn path_of(&self, file: &LargeFile) -> PathBuf {
+        let root = self
+            .job
+            .root_of(file.directory.source)
+            .map(|root| root.source.clone())
+            .unwrap_or_default();
+        root.join(file.directory.path.as_path())
+            .join(file.name.as_os_str())
+    }
+
+    /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
+    /// goes from here, once.
+    pub(super) async fn commit_large(
+        &self,
+        by: &Assigned<'_>,
+        file: &LargeFile,
+    ) -> Result<WorkCounts, Stop> {
+        let mark = by.item.mark(0);
+        let found = match self.find(file, mark).await? {
+            Ok(found) => found,
+            Err(why) => return Ok(self.fail(why)),
+        };
+        let FoundFile { directory, entry } = found.clone();
+        let unnamed = match self.feeder.declaration(directory, entry).await? {
+            Ok(unnamed) => unnamed,
+            Err(why) => return Ok(self.fail(why)),
+        };
+        let _waiting = Arc::clone(&self.waiting);
+        self.changed.notify_one();
+        let mut awaited = Awaited::new(file.bytes);
+        let mut looked = Instant::now();
+        loop {
+            let missing = match self.commit(&unnamed).await? {
+                Committed::Named(counts) => {
+                    // only now: of one that fails nothing is told in this session's account
+                    self.feeder.find()?;
+                    return Ok(counts);
+                }
+                Committed::Missing(missing) => missing,
+            };
+            // an answer shows that the receiver's storage does not hang
+            by.made_step();
+            match awaited.look(&missing, self.stuck_after(&by.item)) {
+                Look::Wait => {}
+                Look::Stuck => {
+                    let sent = self.send_ranges(by, &found, &missing).await?;
+                    if sent.failed > 0 {
+                        return Ok(sent);
+                    }
+                    awaited.have_resent(missing);
+                    continue;
+                }
+                Look::Lost => {
+                    return Ok(self.fail(format!(
+                        "receiver: write '{}': {LOST}",
+                        unnamed.path.display()
+                    )));
+                }
+            }
+            self.until_next_look(awaited.pause).await;
+            awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
+            if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
+                looked = Instant::now();
+                if let Err(why) = self.find(file, mark).await? {
+                    // nobody can send the rest of what it was
+                    return Ok(self.fail(why));
+                }
+            }
+        }
+    }
+
+    /// Sends groups of a large file, as far as none fails; tells why one has.
+    async fn send_ranges(
+        &self,
+        by: &Assigned<'_>,
+        found: &FoundFile,
+        ranges: &[GroupRange],
+    ) -> Result<WorkCounts, Stop> {
+        for &range in ranges {
+            let Settled { counts, why, .. } = self.send_range(by, found.clone(), range).await?;
+            if counts.failed > 0 {
+                return Ok(why.map_or_else(one_failure, |why| self.fail(why)));
+            }
+        }
+        Ok(WorkCounts::default())
+    }
+
+    /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
+    /// and nobody waits for it as long as there is something else to send. Where there is not, it takes as long as
+    /// `idle`.
+    async fn until_next_look(&self, idle: Duration) {
+        let since = Instant::now();
+        while since.elapsed() < LOOK_AT_LEAST_EVERY {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if self.turns.available_permits() > 0 && since.elapsed() >= idle {
+                return;
+            }
+        }
+    }
+
+    /// After how long without another group of a file nobody seems to send what is missing.
+    fn stuck_after(&self, large: &WorkItem) -> Duration {
+        if self.events.has_failed_range(large.id(self.job.id)) {
+            FAILED_RANGE_AFTER
+        } else {
+            STUCK_AFTER
+        }
+    }
+}
+
+/// A large file that is as it was found.
+#[derive(Clone)]
+pub(super) struct FoundFile {
+    directory: Arc<Directory>,
+    entry: Entry,
+}
+
+/// What has become of the order to give a file its name.
+#[derive(Debug)]
+pub(super) enum Committed {
+    Named(WorkCounts),
+    /// These groups are missing.
+    Missing(Vec<GroupRange>),
+}
+
+/// Groups of a large file that are waited for.
+///
+/// Only that fewer are missing than ever before is progress: a receiver that tells of others each time would else be
+/// waited for without end.
+struct Awaited {
+    /// How many groups the file has.
+    groups: u32,
+    /// The fewest that have been missing.
+    fewest: u64,
+    /// Since when it is so few, or these have been sent from here.
+    since: Instant,
+    /// How long to wait before the next look.
+    pause: Duration,
+    /// The ranges that have been sent from here since.
+    resent: Option<Vec<GroupRange>>,
+}
+
+/// What is to be done about the groups that are missing.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// Nothing: some have come, or are on their way.
+    Wait,
+    /// Nobody seems to send them.
+    Stuck,
+    /// Groups that were sent from here are missing all the same.
+    Lost,
+}
+
+impl Awaited {
+    fn new(bytes: u64) -> Self {
+        let groups = GroupSpan::count(bytes).unwrap_or(0);
+        Self {
+            groups,
+            fewest: u64::MAX,
+            since: Instant::now(),
+            pause: LOOK_EVERY,
+            resent: None,
+        }
+    }
+
+    fn look(&mut self, missing: &[GroupRange], stuck_after: Duration) -> Look {
+        let many = self.count(missing);
+        let is_stuck = self.since.elapsed() >= stuck_after;
+        match &self.resent {
+            _ if many < self.fewest => {
+                self.fewest = many;
+                self.since = Instant::now();
+                self.pause = LOOK_EVERY;
+                self.resent = None;
+                Look::Wait
+            }
+            Some(resent) if is_stuck || resent == missing => Look::Lost,
+            None if is_stuck => Look::Stuck,
+            // what another sends again meanwhile is missing until that has been flushed
+            Some(_) | None => Look::Wait,
+        }
+    }
+
+    fn have_resent(&mut self, missing: Vec<GroupRange>) {
+        self.since = Instant::now();
+        self.resent = Some(missing);
+    }
+
+    /// How many groups are missing, at most: of those behind the last range of a full answer nothing is known.
+    fn count(&self, missing: &[GroupRange]) -> u64 {
+        let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
+        match missing.last() {
+            Some(last) if missing.len() >= MISSING_RANGES_MAX => {
+                told + u64::from(self.groups.saturating_sub(last.end()))
+            }
+            _ => told,
+        }
+    }
+}
+
+/// Whether these are ranges of groups of a file of so many bytes: one after the other, and at least one.
+pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
+    let count = GroupSpan::count(bytes).unwrap_or(0);
+    let end = ranges.iter().try_fold(0, |end, range| {
+        let next = range.first.checked_add(range.count)?;
+        (range.first >= end && range.count > 0 && next <= count).then_some(next)
+    });
+    !ranges.is_empty() && end.is_some()
+}
+
+const NO_GROUPS: Stop =
+    Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
+const LOST: &str = "groups that the receiver has stored are missing";
+/// The longest time between two looks at whether all groups are there and the file is unchanged.
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
+/// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
+const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
+/// The same where a range has failed here: what others are sending comes.
+const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+    use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
+
+    use super::*;
+    use crate::lab::mover;
+    use crate::work::{Marks, Work};
+
+    #[test]
+    fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
+        let mover = mover();
+        let place = Place {
+            source: 0,
+            path: RelPath::root(),
+        };
+        let [failed, other] = [b"failed", b"other."].map(|name| {
+            let name = Name::from_bytes(name).unwrap();
+            let mtime = Timestamp::default();
+            let file = LargeFile {
+                directory: place.clone(),
+                name,
+                bytes: GROUP_BYTES,
+                mtime,
+            };
+            WorkItem::first(1, Marks::new(), Work::Large(file))
+        });
+        mover.events.note_failed_range(failed.id(mover.job.id));
+        assert_eq!(
+            [failed, other].map(|file| mover.stuck_after(&file)),
+            [FAILED_RANGE_AFTER, STUCK_AFTER]
+        );
+    }
+
+    fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
+        ranges
+            .iter()
+            .map(|&(first, count)| GroupRange::new(first, count))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_said_to_be_missing_has_to_be_of_the_file() {
+        let bytes = 9 * GROUP_BYTES + 1;
+        let are = |ranges: &[(u32, u32)]| are_groups_of(bytes, &ranges_of(ranges));
+        assert!(are(&[(0, 10)]) && are(&[(0, 1), (1, 1), (9, 1)]));
+        let others: [&[(u32, u32)]; 8] = [
+            &[],
+            &[(3, 0)],
+            &[(9, 2)],
+            &[(10, 1)],
+            &[(u32::MAX - 2, u32::MAX)],
+            &[(1, 1), (0, 1)],
+            &[(0, 2), (1, 1)],
+            &[(1, 1), (1, 1)],
+        ];
+        for ranges in others {
+            assert!(!are(ranges), "{ranges:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_tells_of_other_groups_each_time_is_not_waited_for_without_end() {
+        let mut awaited = Awaited::new(100 * GROUP_BYTES);
+        let mut told = Vec::new();
+        for number in 0..100 {
+            let missing = [GroupRange::new(number, 2)];
+            match awaited.look(&missing, STUCK_AFTER) {
+                Look::Stuck => awaited.have_resent(missing.to_vec()),
+                Look::Lost => break,
+                Look::Wait => {}
+            }
+            told.push(number);
+            advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(told.len(), 80);
+        assert_eq!(awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER), Look::Wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
+        let mut awaited = Awaited::new(100 * GROUP_BYTES);
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Wait);
+        advance(STUCK_AFTER).await;
+        assert_eq!(
+            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            Look::Stuck
+        );
+        awaited.have_resent(ranges_of(&[(0, 2)]));
+        assert_eq!(
+            awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER),
+            Look::Wait,
+            "of others"
+        );
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Lost);
+    }
+
+    #[test]
+    fn of_a_full_answer_all_counts_that_may_be_missing() {
+        let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
+        let every_other = |from: u32| {
+            (0..1024_u32)
+                .map(|number| GroupRange::new(from + 2 * number, 1))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Wait);
+        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Wait);
+        assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Wait);
+    }
+
+    #[test]
+    fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
+        let file = Unnamed {
+            head: Vec::new(),
+            path: PathBuf::from("f"),
+            bytes: 2 * GROUP_BYTES,
+        };
+        let answer = |count| {
+            let missing = vec![GroupRange::new(1, count)];
+            mover().committed(&file, SharedJobResult::Missing(missing))
+        };
+        assert!(matches!(answer(1).unwrap(), Committed::Missing(missing) if missing.len() == 1));
+        assert!(matches!(answer(2).unwrap_err(), Stop::PeerMisbehaved(_)));
+    }
+}

@@ -1,0 +1,622 @@
+//! What happens in the sessions of a job, for all who listen to it.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::convert::Infallible;
+use std::mem::{replace, take};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use zmove_engine::{DIAL_TIMEOUT, Listener, SessionFate};
+use zmove_types::{Event, Lock, Observer, WorkId};
+use zmove_wire::{FaultCode, FileTotal, NotKept, WorkCounts};
+
+use crate::error::SessionEnd;
+use crate::job::Receiver;
+use crate::tally::Tally;
+use crate::told::Told;
+use crate::work_queue::{Done, LEASE};
+
+/// The listeners to what happens in sessions, and what of it concerns the whole job.
+pub(crate) struct JobEvents {
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) listener: Arc<dyn Listener + Send + Sync>,
+    pub(crate) served: Arc<Served>,
+    /// The failures that have been told.
+    told: Told,
+    /// The failures that others have told.
+    told_elsewhere: Arc<Told>,
+    /// The large files of which a range has failed, by the items that give them their names.
+    failed_ranges: Lock<HashSet<WorkId>>,
+    /// What is known of receivers, by their numbers.
+    known: Lock<BTreeMap<usize, Known>>,
+    /// What lost sessions had found and not settled: others find it again.
+    unsettled: Lock<FileTotal>,
+}
+
+/// What is known of a receiver.
+#[derive(Default)]
+pub(super) struct Known {
+    /// The receivers of the sessions that are up: this one, once for each.
+    pub(super) up_at: Vec<String>,
+    /// Whether a session of the job has been opened there.
+    has_seen_job: bool,
+    /// Whether it has said that the job is not under way there.
+    has_missed_job: bool,
+    /// Whether a session has failed since one was of use.
+    is_useless: bool,
+    /// What has been told of it since then. The empty line says that it is away.
+    told: BTreeSet<String>,
+}
+
+impl JobEvents {
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        listener: Arc<dyn Listener + Send + Sync>,
+        served: Arc<Served>,
+        told_elsewhere: Arc<Told>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            observer,
+            listener,
+            served,
+            told: Told::default(),
+            told_elsewhere,
+            failed_ranges: Lock::default(),
+            known: Lock::default(),
+            unsettled: Lock::default(),
+        })
+    }
+
+    /// Whether this reason is new for this receiver. A session that was of use clears what was told.
+    pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
+        let line = if why.is_away() {
+            String::new()
+        } else {
+            why.to_string()
+        };
+        let mut known = self.known.lock();
+        let known = known.entry(receiver).or_default();
+        known.is_useless = true;
+        known.told.insert(line)
+    }
+
+    /// Whether no session with any of so many receivers has been of use since one with it has failed.
+    pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
+        (0..receivers).all(|number| self.knows(number, |known| known.is_useless))
+    }
+
+    /// Whether this receiver sees the job: it has answered in a session of it.
+    pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
+        self.knows(receiver, |known| known.has_seen_job)
+    }
+
+    /// Whether this receiver has said that the job is not under way there.
+    pub(crate) fn has_missed_job(&self, receiver: usize) -> bool {
+        self.knows(receiver, |known| known.has_missed_job)
+    }
+
+    pub(super) fn knows(&self, receiver: usize, what: impl Fn(&Known) -> bool) -> bool {
+        self.known.lock().get(&receiver).is_some_and(what)
+    }
+
+    /// The events for a session with a receiver of this number.
+    pub(crate) fn within(
+        self: &Arc<Self>,
+        number: usize,
+        receiver: &Receiver,
+    ) -> Arc<SessionEvents> {
+        Arc::new(SessionEvents {
+            events: Arc::clone(self),
+            number,
+            receiver: receiver.remote.to_string(),
+            state: Lock::default(),
+        })
+    }
+}
+
+/// What one session has moved, failed and warned of, for all who listen to the job.
+pub(crate) struct SessionEvents {
+    pub(super) events: Arc<JobEvents>,
+    /// The receiver's number.
+    pub(crate) number: usize,
+    pub(crate) receiver: String,
+    pub(super) state: Lock<SessionState>,
+}
+
+#[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own"
+)]
+pub(super) struct SessionState {
+    /// Whether the target was opened, as is known when the session is over.
+    pub(super) was_up: bool,
+    /// When the receiver has first answered.
+    answered: Option<Instant>,
+    has_come_further: bool,
+    /// Whether anything was stored since it was told what limits the session.
+    has_stored: bool,
+    /// Whether the user knows that work stands still here.
+    has_warned: bool,
+    /// Whether the receiver, or this side, has told what is in the way.
+    has_told_why: bool,
+    /// Whether somebody waits for the end of the session who has all that was wanted of it.
+    pub(super) is_awaited: bool,
+    /// What it has found that is not settled yet.
+    unsettled: FileTotal,
+}
+
+impl SessionEvents {
+    /// Work has ended, in this session or elsewhere since the one before.
+    pub(crate) fn note_use(&self) {
+        self.state.lock().has_come_further = true;
+        self.learn(|known| {
+            known.is_useless = false;
+            known.told.clear();
+        });
+    }
+
+    /// Notes something of the receiver.
+    pub(super) fn learn<T>(&self, what: impl FnOnce(&mut Known) -> T) -> T {
+        what(self.events.known.lock().entry(self.number).or_default())
+    }
+
+    /// All that was wanted of the session has been done, and the user waits for its end.
+    pub(crate) fn await_end(&self) {
+        self.state.lock().is_awaited = true;
+    }
+
+    /// A lease has ended well, whose items of this pass have these counts.
+    pub(crate) fn count(&self, pass: u32, counts: WorkCounts, done: Done) {
+        let mut tally = self.events.served.tally.lock();
+        if done != Done::Again {
+            tally.add(pass, counts);
+        }
+        tally.is_inexact |= done == Done::Unknown;
+    }
+
+    /// Entries of this session did not get all of what they have at the source.
+    pub(crate) fn lack(&self, not_kept: Vec<NotKept>) {
+        self.events.served.tally.lock().lack(not_kept);
+    }
+
+    /// Warns, once, that some work has not gone on for as long as it is leased.
+    pub(crate) fn warn_of_a_stop(&self) {
+        if !replace(&mut self.state.lock().has_warned, true) {
+            let (receiver, seconds) = (&self.receiver, LEASE.as_secs());
+            let message = format!(
+                "{receiver}: some work there has stood still for {seconds} s (does its storage hang?) and is \
+                 handed out again"
+            );
+            self.on(&Event::Warned { message });
+        }
+    }
+
+    /// Warns, once for each receiver, that it lets a connection wait.
+    pub(super) fn warn_of_no_answer(&self) {
+        let seconds = ANSWERS_WITHIN.as_secs();
+        let most = DIAL_TIMEOUT.as_secs();
+        self.warn_of_wait(&format!(
+            "no answer for {seconds} s; it is waited for up to {most} s"
+        ));
+    }
+
+    /// Warns, once for each receiver and for ever, that it has not opened the target.
+    pub(super) async fn warn_of_no_opening(&self) -> Infallible {
+        sleep(OPENS_WITHIN).await;
+        let is_silent = {
+            let state = self.state.lock();
+            state.answered.is_none() && !state.has_told_why
+        };
+        if is_silent {
+            let seconds = OPENS_WITHIN.as_secs();
+            self.warn_of_wait(&format!(
+                "it has not opened the target for {seconds} s (does its storage hang?)"
+            ));
+        }
+        std::future::pending().await
+    }
+
+    fn warn_of_wait(&self, what: &str) {
+        let message = format!("{}: {what}", self.receiver);
+        if self.learn(|known| known.told.insert(message.clone())) {
+            self.on(&Event::Warned { message });
+        }
+    }
+
+    /// Warns, when all is done, of the receivers with whom sessions other than this are up, which are broken off.
+    pub(crate) fn warn_of_hanging(&self) {
+        let mut up_at: Vec<_> = {
+            let known = self.events.known.lock();
+            let up_at = known.values().flat_map(|known| known.up_at.clone());
+            up_at.collect()
+        };
+        if let Some(own) = up_at.iter().position(|receiver| *receiver == self.receiver) {
+            up_at.swap_remove(own);
+        }
+        for receiver in BTreeSet::from_iter(up_at) {
+            let seconds = ENDS_WITHIN.as_secs();
+            let message = format!(
+                "{receiver}: a session in which all is done has not ended within {seconds} s (does its storage hang?): it is \
+                 broken off"
+            );
+            self.on(&Event::Warned { message });
+        }
+    }
+
+    /// What the session has come to, which is over: it was of use if work has ended.
+    pub(crate) fn fate(&self) -> SessionFate {
+        let state = self.state.lock();
+        match state.answered {
+            _ if state.has_come_further => SessionFate::OfUse,
+            Some(first) => SessionFate::InVain {
+                answered: first.elapsed(),
+            },
+            None if state.was_up => SessionFate::InVain {
+                answered: Duration::ZERO,
+            },
+            None => SessionFate::NotBegun,
+        }
+    }
+
+    /// The session has ended otherwise than it should; one that was not let in changes nothing later.
+    pub(crate) fn note_lost(&self, error: &SessionEnd) {
+        self.learn(|known| known.has_missed_job |= error.is_absent());
+        let unsettled = take(&mut self.state.lock().unsettled);
+        self.events.unsettled.lock().add(unsettled);
+        if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.served.lose_session();
+        }
+    }
+
+    /// A message of this session, with the receiver where it has said it.
+    fn with_receiver(&self, message: &str) -> String {
+        if message.starts_with(OF_RECEIVER) {
+            format!("{message} (at {})", self.receiver)
+        } else {
+            message.to_owned()
+        }
+    }
+
+    /// Whether a failure has been told in these words, here or by others.
+    pub(crate) fn has_told(&self, message: &str) -> bool {
+        self.events.told.has(message) || self.events.told_elsewhere.has(message)
+    }
+
+    /// Whether a failure of this path has been told, here or by others.
+    pub(crate) fn has_failed(&self, path: &str) -> bool {
+        self.events.told.names(path) || self.events.told_elsewhere.names(path)
+    }
+
+    /// Tells of a directory that did not get mode and time. It counts once, also where another session tries again.
+    pub(crate) fn fail_directory(&self, message: String) {
+        if !self.has_told(&message) {
+            let failed = &self.events.served.failed_directories;
+            failed.fetch_add(1, Ordering::Relaxed);
+            self.on(&Event::Failed { message });
+        }
+    }
+
+    /// A range of the large file that this item gives its name could not be sent, or stored.
+    pub(crate) fn note_failed_range(&self, file: WorkId) {
+        self.events.failed_ranges.lock().insert(file);
+    }
+
+    /// Whether a range of that file has failed here.
+    pub(crate) fn has_failed_range(&self, file: WorkId) -> bool {
+        self.events.failed_ranges.lock().contains(&file)
+    }
+}
+
+impl Observer for SessionEvents {
+    fn on(&self, event: &Event) {
+        let of = |files: &u64, bytes: &u64| FileTotal {
+            files: *files,
+            bytes: *bytes,
+        };
+        match event {
+            Event::Failed { message } => {
+                // one that is shut out fails in all that others do: nothing is wrong with the file
+                let is_shut_out = message.ends_with(&FaultCode::JobEnded.to_string());
+                if !is_shut_out && self.events.told.insert(message) {
+                    let message = self.with_receiver(message);
+                    self.events.observer.on(&Event::Failed { message });
+                }
+                return;
+            }
+            Event::Found { files, bytes } => {
+                let found = of(files, bytes);
+                self.state.lock().unsettled.add(found);
+                let FileTotal { files, bytes } = self.events.unsettled.lock().found_again(found);
+                return self.events.observer.on(&Event::Found { files, bytes });
+            }
+            Event::Stored { files, bytes } => {
+                let stored = of(files, bytes);
+                let mut state = self.state.lock();
+                state.has_stored = true;
+                state.unsettled.take(stored);
+                self.events.served.add(self.number, stored);
+            }
+            Event::Skipped { files, bytes } => self.state.lock().unsettled.take(of(files, bytes)),
+            // a session that has nothing to do waits for work, which is no limit of those that have
+            Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
+            Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
+                let message = self.with_receiver(message);
+                if self.learn(|known| known.told.insert(message.clone())) {
+                    self.events.observer.on(&Event::Warned { message });
+                }
+                return;
+            }
+            Event::Resent { .. } | Event::NotKept { .. } | Event::Limited { .. } => {}
+            Event::Warned { .. } | Event::HeldUp { .. } => self.state.lock().has_told_why = true,
+            Event::Answered => {
+                let mut state = self.state.lock();
+                state.answered.get_or_insert_with(Instant::now);
+                drop(state);
+                self.learn(|known| known.has_seen_job = true);
+                return;
+            }
+            // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
+            // how much there is before; no time left is shown.
+            _ => return,
+        }
+        self.events.observer.on(event);
+    }
+}
+
+/// The sessions of this process, the work that has ended in them, and what the receivers have stored by it.
+#[derive(Debug, Default)]
+pub struct Served {
+    tally: Lock<Tally>,
+    /// When the last session was lost.
+    lost: Lock<Option<Instant>>,
+    stored: Lock<BTreeMap<usize, FileTotal>>,
+    /// The directories that did not get mode and time at the end.
+    failed_directories: AtomicU64,
+}
+
+impl Served {
+    fn add(&self, receiver: usize, stored: FileTotal) {
+        if stored.files > 0 || stored.bytes > 0 {
+            self.stored.lock().entry(receiver).or_default().add(stored);
+        }
+    }
+
+    /// A session has ended otherwise than it should.
+    pub(crate) fn lose_session(&self) {
+        *self.lost.lock() = Some(Instant::now());
+    }
+
+    /// Whether a session has ended otherwise than it should, so that it may still be at work at its receiver.
+    #[must_use]
+    pub fn has_lost_sessions(&self) -> bool {
+        self.last_lost().is_some()
+    }
+
+    /// When the last session was lost.
+    pub(crate) fn last_lost(&self) -> Option<Instant> {
+        *self.lost.lock()
+    }
+
+    /// How many directories did not get mode and time at the end of the job.
+    pub(crate) fn failed_directories(&self) -> u64 {
+        self.failed_directories.load(Ordering::Relaxed)
+    }
+
+    /// What the movers of this process have done.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.tally.lock().clone()
+    }
+
+    /// How many work items have ended, with those that the queue refused.
+    #[must_use]
+    pub fn items(&self) -> u64 {
+        self.tally.lock().items
+    }
+
+    /// What each receiver has stored, by its number; one that has stored nothing is left out.
+    #[must_use]
+    pub fn by_receiver(&self) -> BTreeMap<usize, FileTotal> {
+        self.stored.lock().clone()
+    }
+}
+
+/// How messages begin that a receiver has said.
+const OF_RECEIVER: &str = "receiver: ";
+/// How long a receiver may take to answer a connection before the user hears of it.
+pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// How long it may take to open the target before the user hears of it.
+const OPENS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a session may take to end for which somebody waits.
+pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use zmove_engine::NoListener;
+    use zmove_types::NoObserver;
+
+    use super::*;
+    use crate::error::Stop;
+    use crate::session::Up;
+
+    use crate::lab::{job_events, receiver, session_events};
+
+    #[derive(Default)]
+    struct Heard {
+        limits: Lock<Vec<&'static str>>,
+        warnings: Lock<Vec<String>>,
+        failures: Lock<Vec<String>>,
+        found: Lock<Vec<(u64, u64)>>,
+    }
+
+    impl Observer for Heard {
+        fn on(&self, event: &Event) {
+            match event {
+                Event::Limited { by } => self.limits.lock().push(by),
+                Event::Warned { message } => self.warnings.lock().push(message.clone()),
+                Event::Failed { message } => self.failures.lock().push(message.clone()),
+                Event::Found { files, bytes } => self.found.lock().push((*files, *bytes)),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn what_another_node_has_told_has_been_told() {
+        let elsewhere = Arc::new(Told::default());
+        let events = JobEvents::new(
+            Arc::new(NoObserver),
+            Arc::new(NoListener),
+            Arc::default(),
+            Arc::clone(&elsewhere),
+        );
+        let session = events.within(0, &receiver());
+        assert!(!session.has_told("sender: x"));
+        elsewhere.insert("sender: x");
+        session.on(&Event::Failed {
+            message: "sender: y".into(),
+        });
+        assert!(
+            session.has_told("sender: x")
+                && session.has_told("sender: y")
+                && !session.has_told("sender: z")
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
+        let session = session_events();
+        assert_eq!(session.fate(), SessionFate::NotBegun);
+        session.state.lock().was_up = true;
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert_eq!(
+            session.fate(),
+            SessionFate::InVain {
+                answered: Duration::ZERO
+            }
+        );
+        session.on(&Event::Answered);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        session.on(&Event::Answered);
+        assert_eq!(
+            session.fate(),
+            SessionFate::InVain {
+                answered: Duration::from_secs(5)
+            }
+        );
+        session.note_use();
+        assert_eq!(session.fate(), SessionFate::OfUse);
+    }
+
+    #[test]
+    fn of_work_that_stands_still_and_of_no_answer_a_session_warns_once_with_its_receiver() {
+        for warn in [
+            SessionEvents::warn_of_a_stop,
+            SessionEvents::warn_of_no_answer,
+        ] {
+            let heard = Arc::new(Heard::default());
+            let session =
+                job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+            (0..2).for_each(|_| warn(&session));
+            let told = heard.warnings.lock();
+            assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_lost_session_has_found_and_not_settled_is_no_more_when_another_finds_it() {
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
+        let [lost, next] = [0, 1].map(|number| events.within(number, &receiver()));
+        lost.on(&Event::Found {
+            files: 9,
+            bytes: 900,
+        });
+        lost.on(&Event::Stored {
+            files: 2,
+            bytes: 200,
+        });
+        lost.on(&Event::Skipped {
+            files: 1,
+            bytes: 100,
+        });
+        (0..2).for_each(|_| lost.note_lost(&Stop::Hangs(LEASE).into()));
+        next.on(&Event::Found {
+            files: 4,
+            bytes: 400,
+        });
+        next.on(&Event::Found {
+            files: 4,
+            bytes: 400,
+        });
+        let found = heard.found.lock();
+        assert_eq!(
+            found
+                .iter()
+                .fold((0, 0), |sum, (files, bytes)| (sum.0 + files, sum.1 + bytes)),
+            (11, 1100)
+        );
+    }
+
+    #[test]
+    fn of_sessions_that_do_not_end_the_receivers_are_told_and_not_that_of_the_head() {
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
+        let at = |host: &str| {
+            let mut receiver = receiver();
+            receiver.remote.host = host.into();
+            events.within(0, &receiver)
+        };
+        let [head, ended, hangs, hangs_too] = ["a", "b", "c", "c"].map(at);
+        let up = [&head, &hangs, &hangs_too].map(|session| Up::new(session));
+        Up::new(&ended).has_ended = true;
+        assert!(!events.served.has_lost_sessions());
+        head.warn_of_hanging();
+        let told = heard.warnings.lock();
+        assert!(
+            told.len() == 1 && told[0].starts_with("c:1: a session"),
+            "{told:?}"
+        );
+        drop(up);
+        let is_up = events.knows(0, |known| !known.up_at.is_empty());
+        assert!(events.served.has_lost_sessions() && !is_up);
+    }
+
+    #[test]
+    fn a_session_that_is_shut_out_tells_of_no_file_that_it_has_failed() {
+        let heard = Arc::new(Heard::default());
+        let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+        for (file, why) in [("x", FaultCode::JobEnded), ("y", FaultCode::Os(28))] {
+            session.on(&Event::Failed {
+                message: format!("receiver: name '{file}': {why}"),
+            });
+        }
+        let told = heard.failures.lock();
+        assert!(
+            told.len() == 1 && told[0].starts_with("receiver: name 'y': "),
+            "{told:?}"
+        );
+        assert!(!session.has_failed("x"));
+    }
+
+    #[test]
+    fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
+        let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver()));
+        for by in ["path", "target"] {
+            busy.on(&Event::Stored { files: 0, bytes: 9 });
+            idle.on(&Event::Limited {
+                by: "waiting for replies",
+            });
+            busy.on(&Event::Limited { by });
+        }
+        busy.on(&Event::Limited {
+            by: "waiting for replies",
+        });
+        assert_eq!(*heard.limits.lock(), ["path", "target"]);
+    }
+}
