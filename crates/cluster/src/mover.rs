@@ -101,8 +101,7 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Does items until the job is over, or the mover is called away; calls `ended` after each. What waits for others
-    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also. A mover that has nothing to do
-    /// leaves when the next item comes.
+    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also.
     ///
     /// # Errors
     /// The session or the queue fails, or what is under way hangs.
@@ -113,7 +112,6 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
-        // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
         let mut end = None;
         let mut ends_by = Instant::now();
@@ -121,7 +119,7 @@ impl<W: WorkQueue> Mover<W> {
             let waiting = holders(&mover.waiting);
             let is_idle = doing.len() <= waiting;
             let leaves = end == Some(MoverEnd::Left);
-            if leaves && taking.is_none() && is_idle {
+            if leaves && is_idle {
                 return Ok(MoverEnd::Left);
             }
             let has_room = doing.len() < waiting + ITEMS_AT_ONCE
@@ -133,7 +131,7 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 taken = taken(&mut taking) => match taken? {
                     // it goes back to the queue: others are there for it
-                    Some(taken) if leaves || mover.stands() => drop(taken),
+                    Some(taken) if mover.stands() => drop(taken),
                     Some(taken) => {
                         let turn = mover.turn_for(&taken.item);
                         doing.spawn(Arc::clone(&mover).do_taken(taken, turn));
@@ -150,9 +148,10 @@ impl<W: WorkQueue> Mover<W> {
                 () = mover.changed.notified() => {}
                 true = is_set(&mut called_away), if end.is_none() => {
                     end = Some(MoverEnd::Left);
+                    taking = None;
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
-                () = sleep_until(ends_by), if end.is_some() && !(leaves && is_idle) => match end {
+                () = sleep_until(ends_by), if end.is_some() => match end {
                     // what waits for its turn within a rate does not hang
                     Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
                         ends_by += RENEW_EVERY;
@@ -334,7 +333,7 @@ async fn taken<T>(taking: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) 
 }
 
 /// Resolves with `true` once it is set, and with `false` if it never will be.
-async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
+pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
     flag.wait_for(|is_set| *is_set).await.is_ok()
 }
 

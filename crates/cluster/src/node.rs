@@ -20,7 +20,7 @@ use zmove_types::{Beginning, Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::{Receiver, SharedJob, View};
-use crate::mover::{Mover, MoverEnd};
+use crate::mover::{Mover, MoverEnd, is_set};
 use crate::session::{JobEvents, Served, SessionEvents, ask, in_session};
 use crate::told::Told;
 use crate::work_queue::WorkQueue;
@@ -42,6 +42,8 @@ pub struct Node<W> {
     pub served: Arc<Served>,
     /// The failures that others have told, which are not counted again at the end. Default: none.
     pub told: Arc<Told>,
+    /// Set when the movers of this node are to leave the job to others, once they have done what they have.
+    pub leaves: watch::Sender<bool>,
 }
 
 impl<W: WorkQueue> Node<W> {
@@ -54,7 +56,7 @@ impl<W: WorkQueue> Node<W> {
         movers: usize,
         patience: Duration,
     ) -> Self {
-        let (served, told) = Default::default();
+        let (served, told, leaves) = Default::default();
         Self {
             job: Arc::new(job),
             queue,
@@ -63,6 +65,7 @@ impl<W: WorkQueue> Node<W> {
             patience,
             served,
             told,
+            leaves,
         }
     }
 
@@ -116,6 +119,7 @@ impl<W: WorkQueue> Node<W> {
             outages: Outages::new(patience).with_waits_within(WAIT_MAX),
             is_under_way: false,
             refusals: 0,
+            leaves: self.leaves.subscribe(),
             events,
         }
     }
@@ -136,6 +140,8 @@ pub(crate) struct Sessions<W> {
     pub(crate) is_under_way: bool,
     /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,
+    /// Set when the node leaves the job.
+    leaves: watch::Receiver<bool>,
     events: Arc<JobEvents>,
 }
 
@@ -158,7 +164,8 @@ impl<W: WorkQueue> Sessions<W> {
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
         self.is_under_way = self.job.view == View::Leads;
         let own = self.next_number();
-        loop {
+        let mut leaves = self.leaves.clone();
+        while !*leaves.borrow() {
             let (receiver, events) = self.next();
             let (call, called_away) = watch::channel(false);
             let own_is_well = self.is_well(own);
@@ -181,6 +188,11 @@ impl<W: WorkQueue> Sessions<W> {
                         call.send_replace(true);
                         session.await
                     }
+                    true = is_set(&mut leaves) => {
+                        call.send_replace(true);
+                        events.await_end();
+                        session.await
+                    }
                 }
             };
             match ended {
@@ -197,6 +209,7 @@ impl<W: WorkQueue> Sessions<W> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Resolves when a receiver that was left takes sessions again.

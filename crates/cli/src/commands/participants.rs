@@ -123,7 +123,7 @@ impl Participants {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
             if entry.has_served() || entry.has_lost_sessions {
-                entry.take(NodeState::Stopped);
+                entry.take(NodeState::HasLostSessions);
             } else {
                 entries.remove(&node);
             }
@@ -269,8 +269,8 @@ impl Entry {
     fn take(&mut self, state: NodeState) {
         self.has_lost_sessions |= match state {
             NodeState::Offers => self.part.state == NodeState::Works,
-            NodeState::Works | NodeState::HasEnded => false,
-            NodeState::Stopped | NodeState::HasLostSessions => true,
+            NodeState::Works | NodeState::HasEnded | NodeState::Stopped => false,
+            NodeState::HasLostSessions => true,
         };
         self.part.state = state;
     }
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_stops_or_begins_anew_may_have_lost_sessions() {
+    fn a_node_that_begins_anew_may_have_lost_sessions() {
         use NodeState::{HasEnded, HasLostSessions, Offers, Stopped, Works};
         for before in [Offers, Works, HasEnded] {
             let after = [
@@ -404,7 +404,7 @@ mod tests {
                 (Works, false),
                 (HasEnded, false),
                 (HasLostSessions, true),
-                (Stopped, true),
+                (Stopped, false),
             ];
             for (state, is_lost) in after {
                 let mut entry = Entry::new(&part(1, Works));
@@ -435,11 +435,7 @@ mod tests {
         participants.hear("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
-        assert_eq!(
-            others(&participants),
-            (0, 1),
-            "its sessions may go on for a moment"
-        );
+        assert_eq!(others(&participants), (0, 0), "its sessions have ended");
     }
 
     /// What it tells until it hears that it has left is of no part.

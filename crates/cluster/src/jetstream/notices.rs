@@ -264,7 +264,7 @@ pub enum NodeState {
     Works,
     /// The job is over, and all sessions of the node have ended as they should.
     HasEnded,
-    /// The node's user has stopped it: what it had taken is for others.
+    /// The node's user has stopped it: what it had taken is for others. All sessions have ended as they should.
     Stopped,
     /// The job is over for the node, and a session of it was lost, which may still be at work at its receiver.
     HasLostSessions,

@@ -325,16 +325,29 @@ impl<'a> Member<'a> {
         self.left.insert(id, LeftJob { until, part });
     }
 
-    /// Leaves all jobs to others, to end.
+    /// Leaves all jobs to others, to end. Sessions that end in time are not lost, so that nobody waits for them.
     async fn leave(&mut self) -> Result<()> {
-        self.working.shutdown().await;
+        for job in self.jobs.values() {
+            job.part.leaves.send_replace(true);
+        }
+        let all_end = async { while self.working.join_next().await.is_some() {} };
+        if timeout(SESSIONS_END_WITHIN, all_end).await.is_err() {
+            self.working.shutdown().await;
+        }
         for (id, job) in &self.jobs {
-            if let Some(open) = job.queue.get() {
-                self.tell(*id, job, NodeState::Stopped).await?;
-                self.notices.flush().await;
-                // Others know then of what this node has taken and does no more.
-                open.queue.flush_dropped().await;
+            let Some(open) = job.queue.get() else {
+                continue;
+            };
+            let mut state = NodeState::Stopped;
+            if job.part.served.has_lost_sessions() {
+                state = NodeState::HasLostSessions;
+                let stopped = self.failure(*id, STOPPED.to_owned());
+                self.notices.tell(&Notice::Warned(stopped)).await?;
             }
+            self.tell(*id, job, state).await?;
+            self.notices.flush().await;
+            // Others know then of what this node has taken and does no more.
+            open.queue.flush_dropped().await;
         }
         Ok(())
     }
@@ -349,10 +362,13 @@ fn warn_once(warned: &mut String, text: String) {
 
 /// What the user is told of a broker that cannot be used, also one that a push will start.
 const WAITS: &str = "waiting for the broker";
+const STOPPED: &str = "it was stopped: others do what it had to do";
 /// The interval at which a missing broker is asked again.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long a node that is stopped may take to leave its jobs to others.
-const LEAVES_WITHIN: Duration = Duration::from_secs(5);
+const LEAVES_WITHIN: Duration = Duration::from_secs(7);
+/// How long its sessions have of that.
+const SESSIONS_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long a node leaves a job to others in which it could not take part.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long a head may be silent in whose job the node has no work.

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, Role};
 use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
@@ -29,6 +30,8 @@ use crate::settings::cluster::Cluster;
 #[derive(Default)]
 pub(super) struct Part {
     pub(super) served: Arc<Served>,
+    /// Set when the node is to do what it has taken, and to take no more.
+    pub(super) leaves: watch::Sender<bool>,
     moved: Lock<TransferProgress>,
     /// What has failed since the last report, and what was warned of.
     trouble: Lock<Vec<Trouble>>,
@@ -74,6 +77,7 @@ impl Part {
         let job = SharedJob { grant, head, ..job };
         let node = Node {
             served: Arc::clone(&self.served),
+            leaves: self.leaves.clone(),
             ..Node::new(job, queue, receivers, SESSIONS, timeout)
         };
         let listener = Arc::new(shared_job::SessionWarnings);
