@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::timeout;
-use zmove_cluster::{Done, Lease, LocalQueue, Taken, Waiting, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{Done, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue};
 use zmove_types::SharedJobId;
 
 pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
@@ -26,7 +26,7 @@ pub(crate) trait Hooks: Send + Sync + 'static {
         queue.put(items)
     }
 
-    fn waiting(&self, waiting: Waiting) -> Waiting {
+    fn waiting(&self, waiting: u64) -> u64 {
         waiting
     }
 
@@ -144,11 +144,11 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             .await
     }
 
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        let Waiting { left } = self.queue.waiting().await?;
+    async fn waiting(&self) -> Result<u64, WorkError> {
+        let left = self.queue.waiting().await?;
         let again = self.again.lock().unwrap().len() as u64;
         let left = left + again + self.taken_again.load(Ordering::Relaxed);
-        Ok(self.hooks.waiting(Waiting { left }))
+        Ok(self.hooks.waiting(left))
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {

@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
     Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Tally, View,
-    Waiting, WorkError, WorkItem, WorkQueue,
+    WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -226,8 +226,8 @@ impl Hooks for Idle {
         Ok(Vec::new())
     }
 
-    fn waiting(&self, _none: Waiting) -> Waiting {
-        Waiting { left: 1 }
+    fn waiting(&self, _none: u64) -> u64 {
+        1
     }
 }
 

@@ -417,7 +417,7 @@ impl<W: WorkQueue> Head<W> {
         let began = Instant::now();
         let job = &self.node.job;
         loop {
-            if self.node.queue.waiting().await?.is_idle() {
+            if self.node.queue.waiting().await? == 0 {
                 let losses = self.node.queue.losses().await?;
                 if course.passes > 0 && course.losses == losses {
                     return Ok(());

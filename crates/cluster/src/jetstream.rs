@@ -45,7 +45,7 @@ use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Done, LEASE, Taken, Waiting, WorkQueue};
+use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
 use answers::BrokerError;
 use broker::{Broker, Put};
 use connection::Connection;
@@ -321,10 +321,9 @@ impl WorkQueue for JetStream {
         })
     }
 
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
+    async fn waiting(&self) -> Result<u64, WorkError> {
         let count = || self.broker.left();
-        let left = self.ask("ask how much work there is", count).await?;
-        Ok(Waiting { left })
+        self.ask("ask how much work there is", count).await
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {

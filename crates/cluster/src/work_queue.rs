@@ -53,11 +53,11 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<Done, WorkError>> + Send;
 
-    /// How much work there is.
+    /// The number of items that are not done.
     ///
     /// # Errors
     /// The queue cannot be reached.
-    fn waiting(&self) -> impl Future<Output = Result<Waiting, WorkError>> + Send;
+    fn waiting(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
     /// How often the queue has lost items, or may have.
     ///
@@ -92,19 +92,4 @@ pub enum Done {
     Again,
     /// The queue does not know.
     Unknown,
-}
-
-/// How much work a queue holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting {
-    /// The number of items that are not done.
-    pub left: u64,
-}
-
-impl Waiting {
-    /// Whether there is no work.
-    #[must_use]
-    pub const fn is_idle(&self) -> bool {
-        self.left == 0
-    }
 }

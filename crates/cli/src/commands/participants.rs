@@ -159,7 +159,7 @@ impl Participants {
             ticks.tick().await;
             // Nobody waits here for a broker that is away.
             let asked = timeout(TELL_EVERY, queue.waiting()).await;
-            let waiting = asked.ok().and_then(Result::ok).map(|asked| asked.left);
+            let waiting = asked.ok().and_then(Result::ok);
             self.show_now(waiting, served);
         }
     }

@@ -23,7 +23,7 @@ async fn a_broker_lets_in_who_has_the_seed() {
         ..lab.access()
     };
     let head = JetStream::open(&with(Some(good)), settings(Role::Head)).await;
-    assert!(head.unwrap().waiting().await.unwrap().is_idle());
+    assert!(head.unwrap().waiting().await.unwrap() == 0);
     for credentials in [None, Some(bad)] {
         let refused = JetStream::open(&with(credentials), settings(Role::Mover)).await;
         assert!(refused.unwrap_err().to_string().contains("authorization"));
