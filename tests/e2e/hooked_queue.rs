@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::timeout;
-use zmove_cluster::{Done, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{Done, LEASE, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue};
 use zmove_types::SharedJobId;
 
 pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
@@ -77,6 +77,7 @@ impl<H: Hooks> HookedQueue<H> {
         Some(Taken {
             item,
             deliveries: 2,
+            lease: LEASE,
             delivery: None,
         })
     }
@@ -101,6 +102,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             let Some(Taken {
                 item,
                 deliveries,
+                lease,
                 delivery,
             }) = taken?
             else {
@@ -110,6 +112,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             return Ok(Some(Taken {
                 item,
                 deliveries,
+                lease,
                 delivery: Some(delivery),
             }));
         }
@@ -127,6 +130,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         let Taken {
             item,
             deliveries,
+            lease,
             delivery,
         } = taken;
         let Some(delivery) = delivery else {
@@ -139,6 +143,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             .done(Taken {
                 item,
                 deliveries,
+                lease,
                 delivery,
             })
             .await

@@ -1,13 +1,12 @@
 //! The queue of a job whose movers run in the head's own process.
 //!
-//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word, or does not
-//! go on with it, waits again.
+//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word, or says
+//! that it stands still, waits again. Nobody needs to watch the clock, since takers are of the same process.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
 use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
@@ -52,10 +51,8 @@ struct Turn {
 struct Queued {
     item: WorkItem,
     deliveries: u64,
-    /// How many of its leases have run out. What is given back was perhaps not begun.
+    /// How often it has stood still for its lease. What is given back was perhaps not begun.
     lapses: u32,
-    /// When the lease ends, if it is taken.
-    until: Instant,
 }
 
 /// One delivery. The item waits again when this is dropped before it is done.
@@ -73,14 +70,6 @@ impl Drop for Lease {
             drop(state);
             self.shared.changed.notify_waiters();
         }
-    }
-}
-
-impl Queued {
-    /// Leases the item from now on: twice as long for each lease of it that has run out, since a storage may need longer
-    /// for a flush than the first lease, in which no step is made.
-    fn lease(&mut self) {
-        self.until = Instant::now() + LEASE * (1 << self.lapses.min(LEASES_DOUBLED_MAX));
     }
 }
 
@@ -105,7 +94,6 @@ impl State {
     fn take(&mut self) -> Option<(i64, Queued)> {
         let (_turn, mut queued) = self.waiting.pop_first()?;
         queued.deliveries += 1;
-        queued.lease();
         let number = self.next_number();
         self.taken.insert(number, queued.clone());
         Some((number, queued))
@@ -130,17 +118,6 @@ impl State {
     fn left(&self) -> usize {
         self.waiting.len() + self.taken.len()
     }
-
-    /// Lets the items wait again whose leases are over; returns when the next one is.
-    fn end_leases(&mut self) -> Option<Instant> {
-        let now = Instant::now();
-        let over = self.taken.extract_if(|_, queued| queued.until <= now);
-        for (_, mut queued) in over.collect::<Vec<_>>() {
-            queued.lapses += 1;
-            self.wait_again(queued);
-        }
-        self.taken.values().map(|queued| queued.until).min()
-    }
 }
 
 impl LocalQueue {
@@ -163,26 +140,24 @@ impl WorkQueue for LocalQueue {
             tokio::pin!(changed);
             // from here on no change is missed
             changed.as_mut().enable();
-            let (taken, next_end) = {
+            let taken = {
                 let mut state = self.shared.state.lock();
                 if state.closed {
                     return Ok(None);
                 }
-                let next_end = state.end_leases();
-                (state.take(), next_end)
+                state.take()
             };
             if let Some((number, queued)) = taken {
                 let shared = Arc::clone(&self.shared);
                 return Ok(Some(Taken {
                     item: queued.item,
                     deliveries: queued.deliveries,
+                    // a storage may need longer for a flush than the first lease, in which no step is made
+                    lease: LEASE * (1 << queued.lapses.min(LEASES_DOUBLED_MAX)),
                     delivery: Lease { number, shared },
                 }));
             }
-            match next_end {
-                Some(end) => drop(timeout_at(end, changed).await),
-                None => changed.await,
-            }
+            changed.await;
         }
     }
 
@@ -201,7 +176,6 @@ impl WorkQueue for LocalQueue {
                     item,
                     deliveries: 0,
                     lapses: 0,
-                    until: Instant::now(),
                 };
                 state.wait(queued, number);
             }
@@ -211,12 +185,18 @@ impl WorkQueue for LocalQueue {
         Ok(refused)
     }
 
-    async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        let mut state = self.shared.state.lock();
-        if let Some(queued) = state.taken.get_mut(&taken.delivery.number) {
-            queued.lease();
-        }
+    async fn renew(&self, _taken: &Taken<Lease>) -> Result<(), WorkError> {
         Ok(())
+    }
+
+    fn lapse(&self, taken: &Taken<Lease>) {
+        let mut state = self.shared.state.lock();
+        if let Some(mut queued) = state.taken.remove(&taken.delivery.number) {
+            queued.lapses += 1;
+            state.wait_again(queued);
+            drop(state);
+            self.shared.changed.notify_waiters();
+        }
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<Done, WorkError> {
@@ -248,7 +228,6 @@ mod tests {
     use super::*;
     use crate::lab::JOB;
     use crate::work::{Marks, Place, Work};
-    use tokio::time::sleep;
     use zmove_types::{Name, RelPath};
 
     fn walk(number: u32) -> WorkItem {
@@ -313,43 +292,35 @@ mod tests {
         assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, 1));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_nobody_goes_on_with_comes_again_after_its_lease_and_what_is_renewed_does_not() {
+    #[tokio::test]
+    async fn what_stands_still_comes_again_and_is_done_once_whoever_ends_first() {
         let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1), data(2)]).await.unwrap();
-        let (began, [hangs, goes_on]) = (Instant::now(), [next(&queue).await, next(&queue).await]);
-        let renewing = async {
-            loop {
-                sleep(LEASE / 3).await;
-                queue.renew(&goes_on).await.unwrap();
-            }
-        };
-        let again = tokio::select! {
-            again = next(&queue) => again,
-            () = renewing => unreachable!(),
-        };
-        assert_eq!(
-            (again.item.clone(), again.deliveries, began.elapsed()),
-            (hangs.item.clone(), 2, LEASE)
-        );
+        let [hangs, goes_on] = [next(&queue).await, next(&queue).await];
+        queue.lapse(&hangs);
+        let again = next(&queue).await;
+        assert_eq!((&again.item, again.deliveries), (&hangs.item, 2));
         assert_eq!(queue.waiting().await.unwrap(), 2);
         assert_eq!(queue.done(hangs).await.unwrap(), Done::First);
         assert_eq!(queue.waiting().await.unwrap(), 1, "whoever does it again");
         assert_eq!(queue.done(again).await.unwrap(), Done::Again);
         queue.done(goes_on).await.unwrap();
-        assert!(queue.waiting().await.unwrap() == 0, "it has been done");
+        assert_eq!(queue.waiting().await.unwrap(), 0);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_is_twice_as_long_when_one_has_run_out_and_not_when_the_item_is_given_back() {
+    #[tokio::test]
+    async fn a_lease_is_twice_as_long_when_the_item_has_stood_still_and_not_when_it_is_given_back()
+    {
         let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1)]).await.unwrap();
         for _ in 0..5 {
             drop(next(&queue).await);
         }
-        let began = Instant::now();
-        let _three_in_turn = [next(&queue).await, next(&queue).await, next(&queue).await];
-        assert_eq!(began.elapsed(), LEASE + 2 * LEASE);
+        for lapses in 0..3 {
+            let taken = next(&queue).await;
+            assert_eq!(taken.lease, LEASE * (1 << lapses));
+            queue.lapse(&taken);
+        }
     }
 
     #[tokio::test]

@@ -21,12 +21,11 @@ mod item;
 mod large;
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, TryStreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -77,10 +76,6 @@ struct Assigned<'a> {
     turn: Lock<Option<OwnedSemaphorePermit>>,
 }
 
-/// An item that is being taken.
-type Taking<W> =
-    Pin<Box<dyn Future<Output = Result<Option<Taken<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
-
 impl<W: WorkQueue> Mover<W> {
     pub(crate) fn new(
         job: Arc<SharedJob>,
@@ -112,7 +107,8 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
-        let mut taking: Option<Taking<W>> = None;
+        // what takes the next item, if anything does
+        let mut taking = FuturesUnordered::new();
         let mut end = None;
         let mut ends_by = Instant::now();
         while end != Some(MoverEnd::Over) || !doing.is_empty() {
@@ -125,11 +121,11 @@ impl<W: WorkQueue> Mover<W> {
             let has_room = doing.len() < waiting + ITEMS_AT_ONCE
                 && mover.turns.available_permits() > 0
                 && waiting < LARGE_AT_ONCE;
-            if end.is_none() && has_room {
-                taking.get_or_insert_with(|| Box::pin(Arc::clone(&mover).take()));
+            if end.is_none() && has_room && taking.is_empty() {
+                taking.push(mover.take());
             }
             tokio::select! {
-                taken = taken(&mut taking) => match taken? {
+                Some(taken) = taking.next() => match taken? {
                     // it goes back to the queue: others are there for it
                     Some(taken) if mover.stands() => drop(taken),
                     Some(taken) => {
@@ -148,7 +144,7 @@ impl<W: WorkQueue> Mover<W> {
                 () = mover.changed.notified() => {}
                 true = is_set(&mut called_away), if end.is_none() => {
                     end = Some(MoverEnd::Left);
-                    taking = None;
+                    taking.clear();
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
                 () = sleep_until(ends_by), if end.is_some() => match end {
@@ -184,7 +180,7 @@ impl<W: WorkQueue> Mover<W> {
         holders(&self.standing) > 0
     }
 
-    async fn take(self: Arc<Self>) -> Result<Option<Taken<W::Delivery>>, Stop> {
+    async fn take(&self) -> Result<Option<Taken<W::Delivery>>, Stop> {
         if self.stands() {
             tokio::time::sleep(RENEW_EVERY).await;
         }
@@ -218,11 +214,15 @@ impl<W: WorkQueue> Mover<W> {
                 continue;
             }
             stands_for += RENEW_EVERY;
-            if stands_for == STANDS_AFTER {
+            // before the lease is over, since the item would come here again
+            if stands_for + RENEW_EVERY == taken.lease {
                 standing = Some(Arc::clone(&self.standing));
             }
             if stands_for == LEASE {
                 self.events.warn_of_a_stop();
+            }
+            if stands_for == taken.lease {
+                self.queue.lapse(&taken);
             }
         };
         drop(standing);
@@ -320,18 +320,6 @@ fn holders(mark: &Arc<()>) -> usize {
     Arc::strong_count(mark) - 1
 }
 
-/// What is being taken, once it is there; the next time nothing is.
-async fn taken<T>(taking: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
-    match taking {
-        Some(future) => {
-            let taken = future.await;
-            *taking = None;
-            taken
-        }
-        None => std::future::pending().await,
-    }
-}
-
 /// Resolves with `true` once it is set, and with `false` if it never will be.
 pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
     flag.wait_for(|is_set| *is_set).await.is_ok()
@@ -354,8 +342,6 @@ const LARGE_AT_ONCE: usize = 32;
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
 /// How long what is under way may take to end where a mover is called away.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// After how long without a step an item stands still here: before its lease is over, since it would come here again.
-const STANDS_AFTER: Duration = LEASE.saturating_sub(RENEW_EVERY);
 /// How often the lease of an item is renewed: one renewal may be lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
 /// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::WorkError;
 use crate::work::WorkItem;
 
-/// How long an item is leased, unless a queue is told otherwise.
+/// How long an item is leased, unless a queue is told otherwise, or it has been leased in vain.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// A queue of work items, for movers that take and the head that looks after it.
@@ -44,6 +44,10 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: &Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
+    /// Hands an item out again that has made no step for its lease. Whoever has it may go on. Default: nothing, where
+    /// the queue sees itself that it is not renewed.
+    fn lapse(&self, _taken: &Taken<Self::Delivery>) {}
+
     /// Takes an item out of the queue: it is done, and so is all that it announced, or the queue has it.
     ///
     /// # Errors
@@ -79,6 +83,8 @@ pub struct Taken<D> {
     pub item: WorkItem,
     /// How often it has been handed out, this time included. One may have come when nobody waited any more.
     pub deliveries: u64,
+    /// For how long it may make no step.
+    pub lease: Duration,
     /// What names this delivery.
     pub delivery: D,
 }

@@ -19,7 +19,7 @@ use super::answers::BrokerError;
 use super::broker::AGAIN;
 use super::connection::BrokerState;
 use super::{JetStream, Lease, Role};
-use crate::work_queue::Taken;
+use crate::work_queue::{LEASE, Taken};
 
 /// The state of whoever takes.
 #[derive(Debug, Default)]
@@ -156,6 +156,7 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
         return Some(Taken {
             item,
             deliveries,
+            lease: LEASE,
             delivery: queue.lease(Some(delivery)),
         });
     }

@@ -293,6 +293,8 @@ mod tests {
         let over_after = RENEW_EVERY + LEASE;
         sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
         assert!(mover.stands() && !doing.is_finished());
+        let again = mover.queue.take().await.unwrap().unwrap();
+        assert!(again.deliveries == 2 && !doing.is_finished(), "{again:?}");
     }
 
     #[tokio::test]
