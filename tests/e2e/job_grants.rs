@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Tally, View,
+    Head, JobEnd, JobError, LocalQueue, Node, Phase, Receiver, SessionEnd, SharedJob, Tally, View,
     WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -187,16 +187,16 @@ impl Lab {
         &self,
         (job, queue): (SharedJob, &Arc<W>),
         stop: oneshot::Receiver<()>,
-    ) -> (watch::Receiver<bool>, JoinHandle<Result<JobEnd, JobError>>) {
+    ) -> (watch::Receiver<Phase>, JoinHandle<Result<JobEnd, JobError>>) {
         let receivers = self.reached("head", TransportChoice::Auto);
         let head = Head::new(Node::new(job, Arc::clone(queue), receivers, 0, PATIENCE));
-        let begun = head.begun.subscribe();
+        let phase = head.phase.subscribe();
         let stop = async { drop(stop.await) };
         let leading = async move {
             head.run(Arc::new(NoObserver), Arc::new(NoListener), stop)
                 .await
         };
-        (begun, tokio::spawn(leading))
+        (phase, tokio::spawn(leading))
     }
 }
 
@@ -362,8 +362,11 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
         runtime().block_on(async {
             let queue = Arc::new(LocalQueue::new(JOB));
             let (_go_on, stop) = oneshot::channel();
-            let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
-            begun.wait_for(|begun| *begun).await.unwrap();
+            let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
+            phase
+                .wait_for(|phase| *phase >= Phase::Begun)
+                .await
+                .unwrap();
             let grant = lab.signed(lab.grant(&lab.job("t")));
             let done = lab.take_part((lab.job("t"), &queue), grant, transport);
             let counters = done.await.unwrap().counters();
@@ -390,8 +393,11 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
-        begun.wait_for(|begun| *begun).await.unwrap();
+        let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
+        phase
+            .wait_for(|phase| *phase >= Phase::Begun)
+            .await
+            .unwrap();
         let granted = || lab.grant(&lab.job("t"));
         let refused = async |job: SharedJob, grant: SignedJobGrant| {
             let ended = lab
@@ -460,8 +466,11 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut begun, leading) = lab.lead((lab.job("t"), &queue), stop);
-        begun.wait_for(|begun| *begun).await.unwrap();
+        let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
+        phase
+            .wait_for(|phase| *phase >= Phase::Begun)
+            .await
+            .unwrap();
         end.send(()).unwrap();
         leading.await.unwrap().unwrap_err();
         let grant = lab.signed(lab.grant(&lab.job("t")));
@@ -478,8 +487,11 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (_go_on, stop) = oneshot::channel();
-        let (mut begun, _leading) = lab.lead((lab.job("t"), &queue), stop);
-        begun.wait_for(|begun| *begun).await.unwrap();
+        let (mut phase, _leading) = lab.lead((lab.job("t"), &queue), stop);
+        phase
+            .wait_for(|phase| *phase >= Phase::Begun)
+            .await
+            .unwrap();
         let meanwhile = tokio::task::spawn_blocking(meanwhile);
         let ended = lab
             .take_part(

@@ -29,6 +29,7 @@ use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
 use crate::others::{Others, Standby};
+use crate::phase::Phase;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, in_session};
 use crate::tally::Tally;
 use crate::work::{Work, WorkItem};
@@ -44,8 +45,8 @@ pub struct Head<W> {
     /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then. Default:
     /// they do not wait.
     pub others_come_within: Duration,
-    /// Told when the job has begun at the target.
-    pub begun: watch::Sender<bool>,
+    /// How far the job is.
+    pub phase: watch::Sender<Phase>,
     /// The other nodes of the job. Default: none.
     pub others: watch::Receiver<Others>,
 }
@@ -100,7 +101,7 @@ impl<W: WorkQueue> Head<W> {
             node,
             begins_at: 0,
             others_come_within: Duration::ZERO,
-            begun: watch::Sender::new(false),
+            phase: watch::Sender::default(),
             others: watch::Sender::default().subscribe(),
         }
     }
@@ -120,8 +121,7 @@ impl<W: WorkQueue> Head<W> {
         for number in 0..self.node.movers {
             let standby = Standby {
                 number,
-                begun: self.begun.subscribe(),
-                over: course.over.subscribe(),
+                phase: self.phase.subscribe(),
                 others: self.others.clone(),
                 others_come_within: self.others_come_within,
             };
@@ -140,9 +140,7 @@ impl<W: WorkQueue> Head<W> {
                 receiver: receiver.clone(),
                 number,
                 events: events.clone(),
-                begun: self.begun.subscribe(),
-                over: course.over.subscribe(),
-                movers_left: course.movers_left.subscribe(),
+                phase: self.phase.subscribe(),
                 patience: self.node.patience,
             };
             course.witnesses.spawn(witness.sees_job());
@@ -208,7 +206,11 @@ impl<W: WorkQueue> Head<W> {
 
     /// Whether something of the job may have begun at a receiver: an opening that was lost may have been carried out.
     fn may_have_begun(&self, course: &Course) -> bool {
-        course.has_opened || *self.begun.borrow() || self.node.served.has_lost_sessions()
+        course.has_opened || self.is_at(Phase::Begun) || self.node.served.has_lost_sessions()
+    }
+
+    fn is_at(&self, phase: Phase) -> bool {
+        *self.phase.borrow() >= phase
     }
 
     /// Why the job has not come to its end, where no session is tried any more after this.
@@ -220,7 +222,7 @@ impl<W: WorkQueue> Head<W> {
             Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
                 JobError::NotShared(Box::new(error))
             }
-            Err(error) if *self.begun.borrow() => JobError::Lost(Box::new(error)),
+            Err(error) if self.is_at(Phase::Begun) => JobError::Lost(Box::new(error)),
             Err(error) => {
                 let absent_at = course.absent_at.filter(|_| !course.has_opened);
                 JobError::PerhapsBegun {
@@ -266,7 +268,7 @@ impl<W: WorkQueue> Head<W> {
                     if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
                         course.hung += 1;
                     }
-                    sessions.is_under_way = *self.begun.borrow();
+                    sessions.is_under_way = self.is_at(Phase::Begun);
                     let paused = sessions.pause(&events, error).await;
                     paused.map_err(|error| self.failure(*error, course))?;
                 }
@@ -297,10 +299,10 @@ impl<W: WorkQueue> Head<W> {
         events: &SessionEvents,
         course: &mut Course,
     ) -> Result<(), Stop> {
-        if !*course.over.borrow() {
+        if !self.is_at(Phase::Over) {
             self.conduct(&orders, events, course).await?;
             self.node.queue.close().await?;
-            course.over.send_replace(true);
+            self.phase.send_replace(Phase::Over);
         }
         self.await_writers(events, course).await?;
         let finishing = Finishing {
@@ -361,7 +363,7 @@ impl<W: WorkQueue> Head<W> {
             events.warn_of_hanging();
             course.movers.shutdown().await;
         }
-        course.movers_left.send_replace(true);
+        self.phase.send_replace(Phase::Left);
         while let Some(witness) = course.witnesses.join_next().await {
             self.check_one_target(witness, events)?;
         }
@@ -413,7 +415,7 @@ impl<W: WorkQueue> Head<W> {
             course.items = items;
             events.note_use();
         }
-        self.begun.send_replace(true);
+        self.phase.send_replace(Phase::Begun);
         let began = Instant::now();
         let job = &self.node.job;
         loop {
@@ -454,12 +456,8 @@ struct Course {
     /// The items that were done when a session began.
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
-    /// Set when they have ended their sessions, or taken too long to.
-    movers_left: watch::Sender<bool>,
     /// The receivers that have not yet been found to see the job.
     witnesses: JoinSet<Result<(), String>>,
-    /// Set when all work has ended, and the queue knows that the job is over.
-    over: watch::Sender<bool>,
     /// Until when other nodes may write; `None` while sessions are up.
     others_write_until: Option<Instant>,
     finished: Finished,
@@ -603,7 +601,7 @@ mod tests {
                 ..
             }
         ));
-        head.begun.send_replace(true);
+        head.phase.send_replace(Phase::Begun);
         assert!(matches!(failure(&course, no_room()), JobError::NoRoom(_)));
         assert!(matches!(failure(&course, over()), JobError::Lost(_)));
     }
@@ -698,9 +696,9 @@ mod tests {
     async fn a_receiver_that_does_not_see_the_job_ends_it_also_when_all_work_has_ended() {
         let head = head();
         let mut course = Course::default();
-        let mut movers_left = course.movers_left.subscribe();
+        let mut phase = head.phase.subscribe();
         course.witnesses.spawn(async move {
-            movers_left.wait_for(|left| *left).await.unwrap();
+            phase.wait_for(|phase| *phase == Phase::Left).await.unwrap();
             Err("elsewhere".to_owned())
         });
         let ended = head.await_writers(&session(&head), &mut course).await;

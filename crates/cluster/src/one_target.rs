@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, sleep, timeout};
 use zmove_sender::SessionOver;
 use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Receiver, SharedJob};
+use crate::phase::Phase;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
@@ -22,12 +24,8 @@ pub(crate) struct Witness {
     /// The receiver's number.
     pub(crate) number: usize,
     pub(crate) events: Arc<JobEvents>,
-    /// Set when the job has begun.
-    pub(crate) begun: watch::Receiver<bool>,
-    /// Set when all work has ended.
-    pub(crate) over: watch::Receiver<bool>,
-    /// Set when the movers of this process have left, of which none comes to the receiver any more.
-    pub(crate) movers_left: watch::Receiver<bool>,
+    /// How far the job is.
+    pub(crate) phase: watch::Receiver<Phase>,
     /// How long a receiver may say that it does not see the job, if that is less than [`SHOWS_WITHIN`].
     pub(crate) patience: Duration,
 }
@@ -50,7 +48,7 @@ impl Witness {
         mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
     ) -> Result<(), String> {
-        if self.begun.wait_for(|begun| *begun).await.is_err() {
+        if self.until(Phase::Begun).await.is_err() {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
@@ -74,7 +72,7 @@ impl Witness {
                 if since.elapsed() >= patience {
                     return Err(self.receiver.remote.to_string());
                 }
-                if *self.movers_left.borrow() && !std::mem::replace(&mut has_warned, true) {
+                if self.have_movers_left() && !std::mem::replace(&mut has_warned, true) {
                     let seconds = patience.saturating_sub(since.elapsed()).as_secs();
                     let receiver = &self.receiver.remote;
                     let message = format!(
@@ -87,7 +85,7 @@ impl Witness {
             }
             // one that comes back may have its storage by then, and as much time to see the job
             unseen_since = None;
-            if *self.movers_left.borrow() {
+            if self.have_movers_left() {
                 // movers have told why
                 break;
             }
@@ -98,7 +96,15 @@ impl Witness {
 
     /// Waits for so long, or until no mover comes any more.
     async fn pause(&mut self, time: Duration) {
-        drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
+        drop(timeout(time, self.until(Phase::Left)).await);
+    }
+
+    async fn until(&mut self, phase: Phase) -> Result<(), RecvError> {
+        self.phase.wait_for(|now| *now >= phase).await.map(drop)
+    }
+
+    fn have_movers_left(&self) -> bool {
+        *self.phase.borrow() == Phase::Left
     }
 
     /// Asks once. At the end of the job one that has not answered within so long counts as away.
@@ -109,7 +115,7 @@ impl Witness {
     ) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let at_end = async {
-            drop(self.over.wait_for(|over| *over).await);
+            let _set_or_dropped = self.until(Phase::Over).await;
             match at_end_within {
                 Some(time) => sleep(time).await,
                 None => std::future::pending().await,
@@ -148,15 +154,13 @@ mod tests {
         leave: Duration,
         answers: impl AsyncFn(u32, &SessionEvents) -> Result<(), SessionEnd>,
     ) -> (Result<(), String>, Duration) {
-        let movers_left = watch::Sender::new(false);
+        let phase = watch::Sender::new(Phase::Begun);
         let witness = Witness {
             job: Arc::new(job()),
             receiver: receiver(),
             number: 0,
             events: job_events(Arc::new(NoObserver)),
-            begun: watch::Sender::new(true).subscribe(),
-            over: movers_left.subscribe(),
-            movers_left: movers_left.subscribe(),
+            phase: phase.subscribe(),
             patience,
         };
         let asked = AtomicU32::new(0);
@@ -169,7 +173,7 @@ mod tests {
         let said = witness.sees_job_when_asked(ask);
         let leaving = async {
             sleep(leave).await;
-            movers_left.send_replace(true);
+            phase.send_replace(Phase::Left);
             std::future::pending().await
         };
         let said = tokio::select! {

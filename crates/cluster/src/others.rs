@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::phase::Phase;
 use crate::tally::Tally;
 
 /// The other nodes of a job.
@@ -21,8 +22,7 @@ pub struct Others {
 /// A mover of the head that waits until it has something to do.
 pub(crate) struct Standby {
     pub(crate) number: usize,
-    pub(crate) begun: watch::Receiver<bool>,
-    pub(crate) over: watch::Receiver<bool>,
+    pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) others: watch::Receiver<Others>,
     /// How long others may take to come.
     pub(crate) others_come_within: Duration,
@@ -33,7 +33,8 @@ impl Standby {
     /// nodes are at work than this mover's number says: each of them serves one receiver, and this mover would take
     /// their work.
     pub(crate) async fn until_needed(mut self) -> bool {
-        if self.begun.wait_for(|begun| *begun).await.is_err() {
+        let begun = self.phase.wait_for(|phase| *phase >= Phase::Begun);
+        if begun.await.is_err() {
             return false;
         }
         if self.number == 0 || self.others_come_within.is_zero() {
@@ -51,7 +52,7 @@ impl Standby {
         tokio::select! {
             biased;
             // a job that is over before is not held up
-            _ = self.over.wait_for(|over| *over) => false,
+            _ = self.phase.wait_for(|phase| *phase >= Phase::Over) => false,
             () = are_too_few => true,
         }
     }
@@ -63,11 +64,10 @@ mod tests {
 
     use super::*;
 
-    fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {
+    fn standby(others: &watch::Sender<Others>, phase: &watch::Sender<Phase>) -> Standby {
         Standby {
             number: 1,
-            begun: watch::Sender::new(true).subscribe(),
-            over: over.subscribe(),
+            phase: phase.subscribe(),
             others: others.subscribe(),
             others_come_within: Duration::from_secs(2),
         }
@@ -75,11 +75,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
-        let (others, over) = (watch::Sender::default(), watch::Sender::new(false));
+        let others = watch::Sender::default();
+        let phase = watch::Sender::new(Phase::Begun);
         let began = Instant::now();
-        let needed = standby(&others, &over).until_needed();
+        let needed = standby(&others, &phase).until_needed();
         let needed = timeout(Duration::from_secs(9), needed);
-        let (is_needed, _before) = tokio::join!(needed, async { over.send_replace(true) });
+        let (is_needed, _before) = tokio::join!(needed, async { phase.send_replace(Phase::Over) });
         assert!(!is_needed.unwrap() && began.elapsed() == Duration::ZERO);
     }
 
@@ -90,9 +91,10 @@ mod tests {
             unfinished: 1,
             ..Others::default()
         };
-        let (others, over) = (watch::Sender::new(one), watch::Sender::new(false));
+        let others = watch::Sender::new(one);
+        let phase = watch::Sender::new(Phase::Begun);
         let began = Instant::now();
-        let needed = tokio::spawn(standby(&others, &over).until_needed());
+        let needed = tokio::spawn(standby(&others, &phase).until_needed());
         sleep(Duration::from_secs(60)).await;
         assert!(!needed.is_finished());
         others.send_replace(Others {

@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{
     BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure,
     NodeNotice, Notice, Notices, Numbered, Role, SourceNotice,
 };
-use zmove_cluster::{JobError, Receiver, SharedJob};
+use zmove_cluster::{JobError, Phase, Receiver, SharedJob};
 use zmove_engine::Sources;
 use zmove_jobs::this_program;
 use zmove_transport::Identity;
@@ -109,7 +109,7 @@ impl<'a> ClusterPush<'a> {
             queue.state(),
             Arc::clone(&leading.participants),
         );
-        let exchange = liaison.exchange(leading.begun.subscribe(), mounts);
+        let exchange = liaison.exchange(leading.phase.subscribe(), mounts);
         let beside = async { tokio::try_join!(exchange, outages).map(|(never, _)| never) };
         Box::pin(leading.lead(queue, OTHERS_COME_WITHIN, beside)).await
     }
@@ -149,7 +149,7 @@ impl Liaison {
     /// Tells all nodes of the job, each second and when something changes, and hears them.
     async fn exchange(
         mut self,
-        mut begun: watch::Receiver<bool>,
+        mut phase: watch::Receiver<Phase>,
         mut mounts: watch::Receiver<Vec<SourceNotice>>,
     ) -> Result<Infallible> {
         let mut shown = self.participants.shown.subscribe();
@@ -167,7 +167,7 @@ impl Liaison {
                     self.notice.mounts = mounts.borrow_and_update().clone();
                     true
                 }
-                changed = begun.changed() => {
+                changed = phase.changed(), if !self.notice.begun => {
                     changed?;
                     self.notice.begun = true;
                     true

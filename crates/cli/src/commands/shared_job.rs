@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
-use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SessionEnd, SharedJob, WorkQueue};
+use zmove_cluster::{
+    Head, JobEnd, JobError, Node, Phase, Receiver, SessionEnd, SharedJob, WorkQueue,
+};
 use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_jobs::Party;
 use zmove_sender::SenderConfig;
@@ -35,8 +37,8 @@ pub(crate) struct Leading {
     /// How long the job goes on when no receiver does.
     pub(crate) patience: Duration,
     pub(crate) participants: Arc<Participants>,
-    /// Whether the job has begun at the target.
-    pub(crate) begun: watch::Sender<bool>,
+    /// How far the job is.
+    pub(crate) phase: watch::Sender<Phase>,
     /// Resolves when the user stops the push.
     pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
@@ -67,7 +69,7 @@ impl Leading {
         };
         let head = Head {
             begins_at: self.begins_at,
-            begun: self.begun,
+            phase: self.phase,
             others: participants.others.subscribe(),
             others_come_within,
             ..Head::new(node)

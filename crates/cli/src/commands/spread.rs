@@ -46,7 +46,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
                 begins_at,
                 patience: settings.args.timeout.0,
                 participants: Arc::new(participants),
-                begun: watch::Sender::new(false),
+                phase: watch::Sender::default(),
                 stop: Box::pin(interrupted()),
             };
             match &cluster {
