@@ -135,34 +135,26 @@ impl SharedJob {
         receivers: Vec<[u8; 32]>,
         valid: Range<u64>,
     ) -> JobGrant {
-        let tops = self
-            .tops()
-            .map(|tops| tops.into_iter().map(TopName).collect());
+        let tops = self.tops().unwrap_or_default();
+        let tops = tops.into_iter().map(TopName).collect();
         let of_node = Self {
             view: View::Follows,
             ..self.clone()
-        }
-        .opening(Beginning::UnderWay);
-        let grant = |tops| {
-            let open = Open {
-                shape: TargetShape::Directory { tops },
-                ..of_node.clone()
-            };
-            let (receivers, Range { start, end }) = (receivers.clone(), valid.clone());
-            JobGrant {
-                node,
-                receivers,
-                open,
-                not_before: start,
-                not_after: end,
-            }
         };
-        let whole = grant(tops.unwrap_or_default());
-        if whole.encode().len() <= JOB_GRANT_BYTES_MAX {
-            whole
-        } else {
-            grant(Vec::new())
+        let mut grant = JobGrant {
+            node,
+            receivers,
+            open: Open {
+                shape: TargetShape::Directory { tops },
+                ..of_node.opening(Beginning::UnderWay)
+            },
+            not_before: valid.start,
+            not_after: valid.end,
+        };
+        if grant.encode().len() > JOB_GRANT_BYTES_MAX {
+            grant.open.shape = TargetShape::Directory { tops: Vec::new() };
         }
+        grant
     }
 
     /// The names at the top of the target that the sources get; `None` where one has no name there.

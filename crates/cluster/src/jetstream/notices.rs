@@ -318,7 +318,10 @@ impl Notices {
         let told = self.connection.client.publish(key, body.into()).await;
         match told {
             Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
-                Err(failed("tell the other nodes", error))
+                Err(WorkError::Queue {
+                    operation: "tell the other nodes",
+                    source: error.into(),
+                })
             }
             Ok(()) | Err(_) => Ok(()),
         }
@@ -398,16 +401,6 @@ fn read(body: &[u8]) -> Option<Result<Notice, GreetingError>> {
     match check_version(version) {
         Ok(()) => postcard::from_bytes(notice).ok().map(Ok),
         Err(other) => Some(Err(other)),
-    }
-}
-
-fn failed(
-    operation: &'static str,
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> WorkError {
-    WorkError::Queue {
-        operation,
-        source: error.into(),
     }
 }
 
