@@ -421,7 +421,7 @@ impl<W: WorkQueue> Head<W> {
         loop {
             if self.node.queue.waiting().await? == 0 {
                 let losses = self.node.queue.losses().await?;
-                if course.passes > 0 && course.losses == losses {
+                if course.pass_has_begun && course.losses == losses {
                     return Ok(());
                 }
                 if course.passes > PASSES_AFTER_LOSS_MAX {
@@ -429,9 +429,11 @@ impl<W: WorkQueue> Head<W> {
                 }
                 course.passes += 1;
                 course.losses = losses;
+                course.pass_has_begun = false;
                 let begin = Work::Begin(job.source_count());
                 let first = WorkItem::first(course.passes, job.source_marks.clone(), begin);
                 self.node.queue.put(vec![first]).await?;
+                course.pass_has_begun = true;
             }
             tokio::select! {
                 () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
@@ -449,8 +451,10 @@ impl<W: WorkQueue> Head<W> {
 /// How far a job is, which a session that breaks does not change.
 #[derive(Default)]
 struct Course {
-    /// The passes that have begun.
+    /// The passes that have begun, or were to.
     passes: u32,
+    /// Whether the queue has the first item of the last one: a session may break before.
+    pass_has_begun: bool,
     /// What the queue had lost when the last one began.
     losses: u64,
     /// The items that were done when a session began.

@@ -4,8 +4,8 @@ mod ranges;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use zmove_cluster::{
@@ -423,6 +423,49 @@ fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_move
     let queue = HookedQueue::new(Full);
     let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
     assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
+    spread.assert_done();
+    spread.daemons.clear();
+}
+
+/// A queue that does not take the first item of a job.
+struct Deaf {
+    asked: Mutex<mpsc::Sender<()>>,
+    has_been_asked: AtomicBool,
+}
+
+impl Hooks for Deaf {
+    async fn put(
+        &self,
+        queue: &LocalQueue,
+        items: Vec<WorkItem>,
+    ) -> Result<Vec<WorkItem>, WorkError> {
+        if !self.has_been_asked.swap(true, Ordering::Relaxed) {
+            self.asked.lock().unwrap().send(()).unwrap();
+            std::future::pending::<()>().await;
+        }
+        queue.put(items).await
+    }
+}
+
+#[test]
+fn a_job_whose_first_session_breaks_before_the_queue_has_an_item_is_done_by_the_next() {
+    let mut spread = Spread::new(1);
+    spread.paint();
+    let upstream = spread.daemons[0].address;
+    let relay = Proxy::start(upstream, u64::MAX);
+    let receivers = vec![spread.receiver(0, relay.address)];
+    let (asked, is_asked) = mpsc::channel();
+    let queue = HookedQueue::new(Deaf {
+        asked: Mutex::new(asked),
+        has_been_asked: AtomicBool::new(false),
+    });
+    let end = std::thread::scope(|scope| {
+        let leading = scope.spawn(|| spread.lead(&queue, receivers));
+        is_asked.recv().unwrap();
+        relay.reset(upstream);
+        leading.join().unwrap()
+    });
+    assert_eq!(end.tally.counters().failed, 0);
     spread.assert_done();
     spread.daemons.clear();
 }
