@@ -16,7 +16,7 @@ use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
-use crate::generated::GeneratedFileSystems;
+use crate::generated::{Generated, GeneratedFileSystems};
 
 /// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
 #[derive(Debug)]
@@ -183,16 +183,16 @@ impl SourceRoot {
         )?)
     }
 
-    /// Whether the file system of a device makes the contents of a file when it is read, as proc does. `None` if the
+    /// The files of the file system of a device whose contents are made when they are read, as on proc. `None` if the
     /// device is not known yet.
     #[must_use]
-    pub fn knows_generated(&self, device: u64) -> Option<bool> {
+    pub fn knows_generated(&self, device: u64) -> Option<Generated> {
         self.generated.known(device)
     }
 
     /// The same, of the device of an open file below this root.
     #[must_use]
-    pub fn is_generated(&self, device: u64, file: impl AsFd) -> bool {
+    pub fn generated(&self, device: u64, file: impl AsFd) -> Generated {
         self.generated.ask(device, file)
     }
 

@@ -1,5 +1,6 @@
 //! File systems such as proc and sysfs, which make the contents of a file when it is read. Their files have the length
-//! 0, or that of a page, whatever they contain.
+//! 0, or that of a page, whatever they contain. Some file systems in user space do the same with single files, and give
+//! them the length 0.
 //!
 //! **Invariant:** the type of a file system is asked for once, by its device number.
 
@@ -8,34 +9,63 @@ use std::sync::{PoisonError, RwLock};
 
 use rustix::fs::{FsWord, fstatfs};
 
+/// The files of a file system whose contents may be made when they are read, so that their lengths say nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Generated {
+    /// No files.
+    None,
+    /// Files of the length 0.
+    Empty,
+    /// All files.
+    All,
+}
+
+impl Generated {
+    fn on(kind: FsWord) -> Self {
+        match kind {
+            FUSE => Self::Empty,
+            kind if TYPES.contains(&kind) => Self::All,
+            _ => Self::None,
+        }
+    }
+
+    /// Whether a file of this length is one of them.
+    #[must_use]
+    pub fn has(self, bytes: u64) -> bool {
+        match self {
+            Self::None => false,
+            Self::Empty => bytes == 0,
+            Self::All => true,
+        }
+    }
+}
+
 /// What is known of the file systems below a root.
 #[derive(Debug, Default)]
 pub(crate) struct GeneratedFileSystems {
-    known: RwLock<Vec<(u64, bool)>>,
+    known: RwLock<Vec<(u64, Generated)>>,
 }
 
 impl GeneratedFileSystems {
-    /// Whether the file system of a device makes contents when they are read, as far as it was asked for.
-    pub(crate) fn known(&self, device: u64) -> Option<bool> {
+    /// The files of the file system of a device whose contents are made when they are read, as far as it was asked for.
+    pub(crate) fn known(&self, device: u64) -> Option<Generated> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known
-            .iter()
-            .find(|(of, _)| *of == device)
-            .map(|(_, is_generated)| *is_generated)
+        let found = known.iter().find(|(of, _)| *of == device);
+        found.map(|(_, generated)| *generated)
     }
 
     /// The same, of the device of an open file.
-    pub(crate) fn ask(&self, device: u64, file: impl AsFd) -> bool {
+    pub(crate) fn ask(&self, device: u64, file: impl AsFd) -> Generated {
         self.known(device).unwrap_or_else(|| {
             let Ok(stat) = fstatfs(file) else {
-                return false;
+                return Generated::None;
             };
-            let is_generated = TYPES.contains(&stat.f_type);
+            let generated = Generated::on(stat.f_type);
             let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
             if known.len() < KNOWN_MAX {
-                known.push((device, is_generated));
+                known.push((device, generated));
             }
-            is_generated
+            generated
         })
     }
 }
@@ -43,7 +73,9 @@ impl GeneratedFileSystems {
 /// The maximum number of devices that are remembered.
 const KNOWN_MAX: usize = 1024;
 
-/// The types by `statfs`: as in `linux/magic.h`, or in the source of the file system.
+/// The type of file systems in user space by `statfs`.
+const FUSE: FsWord = 0x6573_5546;
+/// The types of those that make all contents by `statfs`: as in `linux/magic.h`, or in the source of the file system.
 const TYPES: [FsWord; 20] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -75,13 +107,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_and_sysfs_make_contents_and_others_do_not() {
+    fn proc_and_sysfs_make_contents_and_disks_do_not() {
         let file_systems = GeneratedFileSystems::default();
         let home = tempfile::tempdir().unwrap();
         for (path, expected) in [
-            ("/proc/version".as_ref(), true),
-            ("/sys/kernel".as_ref(), true),
-            (home.path(), false),
+            ("/proc/version".as_ref(), Generated::All),
+            ("/sys/kernel".as_ref(), Generated::All),
+            (home.path(), Generated::None),
         ] {
             let file = File::open(path).unwrap();
             let device = file.metadata().unwrap().dev();

@@ -44,6 +44,7 @@ pub use directory::{Directory, FileSystems, SourceRoot, is_mount_at};
 pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
 pub use error::{Difference, ListFault, Operation, ScanError};
 pub use first_walk::FirstWalk;
+pub use generated::Generated;
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use name_glob::{glob_matches, is_glob};
 pub use path_list::{PathList, Separator};

@@ -203,7 +203,8 @@ impl SourceDirectory {
             source,
         })?;
         let file = File::from(file);
-        let is_generated = |seen: &FileIdentity| self.root.is_generated(seen.device, &file);
+        let is_generated =
+            |seen: &FileIdentity| self.root.generated(seen.device, &file).has(seen.bytes);
         let identity = at_rest::look(&file, is_generated).map_err(self.unreadable(name))?;
         if !identity.regular {
             return Err(FileError::Replaced {
@@ -230,13 +231,14 @@ impl SourceDirectory {
     }
 
     fn may_be_generated(&self, entry: &Entry) -> bool {
-        self.root.knows_generated(entry.device).unwrap_or_else(|| {
+        let ask = || {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = self.fd().and_then(|directory| {
-                rustix::fs::openat(directory, entry.name.as_os_str(), flags, Mode::empty()).ok()
-            });
-            file.is_some_and(|file| self.root.is_generated(entry.device, file))
-        })
+            let name = entry.name.as_os_str();
+            let file = rustix::fs::openat(self.fd()?, name, flags, Mode::empty()).ok()?;
+            Some(self.root.generated(entry.device, file))
+        };
+        let known = self.root.knows_generated(entry.device).or_else(ask);
+        known.is_some_and(|generated| generated.has(entry.size))
     }
 }
 
