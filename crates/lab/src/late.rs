@@ -72,6 +72,8 @@ pub(crate) enum Deviation {
     ModesRefused,
     /// Owners are not set.
     OwnersIgnored,
+    /// Files have the length 0 whatever they contain, as documents of a web service do.
+    LengthsHidden,
 }
 
 /// A mount, and what to do with it.

@@ -205,7 +205,9 @@ impl Passthrough {
 
     /// How the kernel treats an open file.
     fn open_flags(&self) -> FopenFlags {
-        let direct = if self.special.client.is_some() {
+        // The page cache holds nothing beyond the length.
+        let is_direct = self.special.client.is_some() || self.deviates(Deviation::LengthsHidden);
+        let direct = if is_direct {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
             FopenFlags::empty()
@@ -234,7 +236,14 @@ impl Passthrough {
         } else {
             attributes.perm
         };
-        FileAttr { perm, ..attributes }
+        let is_hidden =
+            self.deviates(Deviation::LengthsHidden) && attributes.kind == FileType::RegularFile;
+        let size = if is_hidden { 0 } else { attributes.size };
+        FileAttr {
+            perm,
+            size,
+            ..attributes
+        }
     }
 
     fn deviates(&self, deviation: Deviation) -> bool {

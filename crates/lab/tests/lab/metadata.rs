@@ -117,14 +117,16 @@ impl Deviating {
 
     /// Pushes with these options; returns the summary, whose exit code is expected.
     fn push(&self, options: &str, exit: i32) -> serde_json::Value {
+        self.push_beside("over", &format!("{options} source/ $ZMOVE_LAB_LATE/"), exit)
+    }
+
+    /// Pushes with these words beside a mount over this directory.
+    fn push_beside(&self, over: &str, words: &str, exit: i32) -> serde_json::Value {
         let zmove = Path::new(LAB).with_file_name("zmove");
-        let push = format!(
-            "{} push --json {options} source/ $ZMOVE_LAB_LATE/",
-            zmove.display()
-        );
+        let push = format!("{} push --json {words}", zmove.display());
         let mut command = Command::new(LAB);
         command.args(["late", "--delay", "0", "--deviation", self.deviation]);
-        command.args(["--over", "over", "--", "sh", "-c", &push]);
+        command.args(["--over", over, "--", "sh", "-c", &push]);
         let output = command
             .current_dir(&self.home)
             .env("HOME", self.home.path())
@@ -225,6 +227,23 @@ fn owners_that_a_file_system_ignores_are_counted() {
     let expected = ["owner", "group"].map(|what| lacking(what, "not supported there", 1));
     assert_eq!(site.not_kept("-a"), expected);
     site.assert_strict("-a");
+}
+
+#[test]
+fn files_whose_length_a_source_hides_arrive_with_their_contents() {
+    let Some(site) = Deviating::new("lengths-hidden") else {
+        return;
+    };
+    std::fs::write(site.home.path().join("source/empty"), "").unwrap();
+    let words = "--no-X --no-A $ZMOVE_LAB_LATE/ over/";
+    let summary = site.push_beside("source", words, 23);
+    assert_eq!(
+        summary["failed"], 1,
+        "what is longer than 16 MiB: {summary}"
+    );
+    std::fs::remove_file(site.home.path().join("source/large")).unwrap();
+    site.push_beside("source", words, 0);
+    site.assert_contents();
 }
 
 fn run(command: &mut Command) -> bool {
