@@ -142,7 +142,7 @@ fn config_of(roots: Vec<PathBuf>) -> ReceiverConfig {
     ReceiverConfig {
         rights: Rights {
             owner: "intruder".to_owned(),
-            access: WriteAccess::Beneath(roots),
+            access: WriteAccess::Beneath(roots.into()),
             ..Rights::default()
         },
         ..ReceiverConfig::default()

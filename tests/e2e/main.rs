@@ -92,6 +92,7 @@ mod renames;
 mod resume;
 mod resync;
 mod root;
+mod roots;
 mod scan;
 mod schema;
 mod selection;

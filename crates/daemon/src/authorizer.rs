@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use zmove_disk::{RootGuard, Roots};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 
 use zmove_receiver::{Leading, Owning, Rights, SetIds, WriteAccess};
@@ -65,9 +66,10 @@ impl Authorizer {
         match self {
             Self::Listed(list) => {
                 let keys = list.current()?;
+                let guard = RootGuard::new(keys.writable_roots());
                 Ok(keys
                     .authorize(claim, SystemTime::now())
-                    .map(|grant| Authorized::listed(grant, key)))
+                    .map(|grant| Authorized::listed(grant, key, &guard)))
             }
             Self::Only(only) if *only == key => Ok(Ok(Authorized::user())),
             Self::Only(_) => Ok(Err(Denial::Unknown { key })),
@@ -76,9 +78,10 @@ impl Authorizer {
 }
 
 impl Authorized {
-    fn listed(grant: &Grant, key: Fingerprint) -> Self {
+    fn listed(grant: &Grant, key: Fingerprint, guard: &RootGuard) -> Self {
+        let roots = |paths| Roots::new(paths, guard.clone());
         let access = if grant.access.writes() {
-            WriteAccess::Beneath(grant.roots.clone())
+            WriteAccess::Beneath(roots(grant.roots.clone()))
         } else {
             WriteAccess::ReadOnly
         };
@@ -88,7 +91,7 @@ impl Authorized {
             Vec::new()
         };
         read_roots.extend(grant.read_roots.iter().cloned());
-        let reads = (!read_roots.is_empty()).then_some(ReadAccess::Beneath(read_roots));
+        let reads = (!read_roots.is_empty()).then(|| ReadAccess::Beneath(roots(read_roots)));
         let set_ids = if grant.set_ids {
             SetIds::Carried
         } else {

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{CauseAt, Task, Tree, Turn, open_beneath};
+use zmove_disk::{CauseAt, Roots, Task, Turn, open_beneath};
 use zmove_receiver::{Booking, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
@@ -29,7 +29,7 @@ pub(crate) enum ReadAccess {
     /// Anywhere this process may: the user who has started it.
     Anywhere,
     /// Beneath these roots; a relative source is beneath the first.
-    Beneath(Vec<PathBuf>),
+    Beneath(Roots),
 }
 
 /// The sources that exist.
@@ -223,7 +223,7 @@ impl Search<'_> {
                 root_name: None,
             });
         };
-        let (root, rest) = choose_root(source, roots, "read")?;
+        let (root, rest) = choose_root(source, roots.paths(), "read")?;
         let clean = RelPath::from_bytes(&without_dots(rest))
             .map_err(|error| denied(format!("source '{}': {error}", Escaped(source))))?;
         let last = source
@@ -231,7 +231,7 @@ impl Search<'_> {
             .next()
             .filter(|_| clean.is_root() && !contents);
         Ok(Wanted {
-            ground: Arc::new(Ground::Root(self.open_root(root)?, root.to_owned())),
+            ground: Arc::new(Ground::Root(self.open_root(roots, root)?, root.to_owned())),
             path: clean.as_bytes().to_vec(),
             contents: contents || clean.is_root(),
             root_name: last.map(<[u8]>::to_vec),
@@ -239,12 +239,12 @@ impl Search<'_> {
     }
 
     /// A root of the key, opened once for all sources.
-    fn open_root(&mut self, root: &Path) -> Result<Arc<OwnedFd>, Refusal> {
+    fn open_root(&mut self, roots: &Roots, root: &Path) -> Result<Arc<OwnedFd>, Refusal> {
         if let Some(opened) = self.opened.get(root) {
             return Ok(Arc::clone(opened));
         }
         self.book_descriptor()?;
-        let tree = Tree::open_guarded(root).map_err(|error| {
+        let tree = roots.open(root).map_err(|error| {
             let cause = CauseAt {
                 error: &error,
                 path: root,
@@ -557,7 +557,7 @@ mod tests {
             .collect();
         Sources::find(
             &asked,
-            &ReadAccess::Beneath(vec![root.to_owned()]),
+            &ReadAccess::Beneath(vec![root.to_owned()].into()),
             quota,
             &AtomicBool::new(false),
         )
@@ -736,7 +736,7 @@ mod tests {
     fn a_search_ends_with_its_session() {
         let home = tree();
         let asked = [SourcePath(b"a/*".to_vec())];
-        let access = ReadAccess::Beneath(vec![home.path().to_owned()]);
+        let access = ReadAccess::Beneath(vec![home.path().to_owned()].into());
         let refusal =
             Sources::find(&asked, &access, &Quota::default(), &AtomicBool::new(true)).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Stopping);

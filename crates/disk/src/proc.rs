@@ -2,8 +2,11 @@
 //! where.
 
 use std::ffi::OsString;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags};
 
 /// The kernel's number for this run of the system; `None` where it cannot be read, as in a service that sees of `/proc`
 /// only processes.
@@ -75,6 +78,12 @@ impl Mount {
             options,
         })
     }
+}
+
+/// The number of the mount by which a file was opened; `None` before Linux 5.8.
+pub(crate) fn mount_id(file: impl AsFd) -> Option<u64> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
 }
 
 fn shown(field: &[u8]) -> String {

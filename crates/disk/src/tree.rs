@@ -22,6 +22,7 @@ use crate::final_names::{make_directory, place};
 use crate::lease::Lease;
 
 mod beneath;
+pub(crate) mod roots;
 pub(crate) mod trusted_path;
 
 pub use beneath::open_beneath;
@@ -80,14 +81,6 @@ impl Tree {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Self::at(Arc::new(root)))
-    }
-
-    /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
-    ///
-    /// # Errors
-    /// The system's error, and an error with a text for such a link.
-    pub fn open_guarded(path: &Path) -> io::Result<Self> {
-        Ok(Self::at(Arc::new(trusted_path::open_directory(path)?)))
     }
 
     /// The tree at an open directory.

@@ -6,10 +6,12 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_daemon::TransferStatus;
+use zmove_disk::RootGuard;
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
 use crate::args::{AllowArgs, AllowCommand, ConfineArg, ControlArgs, GrantArgs};
 use crate::commands::operate;
+use crate::commands::serve::check::faults_of_roots;
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::settings;
@@ -42,6 +44,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             }),
             _,
         ) => {
+            let before = AuthorizedKeys::load(&home)?;
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
                 return Err(usage_error(format!("'{key_or_name}' is not in the list")));
@@ -52,6 +55,11 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                     grant.name, grant.holder
                 ));
             }
+            // links that a removed key has made are known as such by the list that had the key
+            let guard = RootGuard::new(before.writable_roots());
+            faults_of_roots(&AuthorizedKeys::load(&home)?, &guard)
+                .into_iter()
+                .for_each(terminal::warn);
             if now {
                 end_transfers(&control, &gone)?;
             }
@@ -75,17 +83,9 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bool {
     let is_confined =
         Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
-    let roots = |grant: &Grant| {
-        grant
-            .roots
-            .iter()
-            .chain(&grant.read_roots)
-            .cloned()
-            .collect::<Vec<_>>()
-    };
-    let known: Vec<_> = before.grants().iter().flat_map(roots).collect();
+    let known: Vec<_> = before.grants().iter().flat_map(Grant::every_root).collect();
     let is_known = |root: &PathBuf| known.iter().any(|known| root.starts_with(known));
-    is_confined && !roots(grant).iter().all(is_known)
+    is_confined && !grant.every_root().all(is_known)
 }
 
 /// Ends what removed keys have under way.
@@ -116,7 +116,11 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
         (true, false) => Access::WriteOnly,
         (true, true) => Access::ReadWrite,
     };
-    let resolved = |roots: Vec<PathBuf>| roots.into_iter().map(resolve).collect::<Result<Vec<_>>>();
+    let guard = RootGuard::new(before.writable_roots());
+    let resolved = |roots: Vec<PathBuf>| {
+        let roots = roots.into_iter().map(|root| resolve(root, &guard));
+        roots.collect::<Result<Vec<_>>>()
+    };
     let (roots, read_roots) = (resolved(args.roots)?, resolved(args.read_roots)?);
     let GrantArgs {
         to,
@@ -140,10 +144,11 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
 }
 
 /// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
-fn resolve(root: PathBuf) -> Result<PathBuf> {
+fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
-    let root = root
-        .canonicalize()
+    let checked = guard.check_way(&root);
+    let root = checked
+        .and_then(|()| root.canonicalize())
         .with_context(|| format!("receiver: open root '{}'", root.display()))?;
     if !root.is_dir() {
         return Err(usage_error(format!(

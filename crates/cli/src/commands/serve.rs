@@ -8,7 +8,7 @@
 //!
 //! SIGTERM first refuses new transfers, and ends the others when they are done or out of time.
 
-mod check;
+pub(crate) mod check;
 pub(crate) mod config;
 mod confinement;
 mod connections;

@@ -9,9 +9,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{Mode, OFlags};
 
-use crate::proc::Mount;
+use crate::proc::{Mount, mount_id};
 use crate::remembered::{Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
@@ -67,7 +67,7 @@ impl StorageMemory {
         let name = || {
             name_of(
                 &std::fs::read("/proc/self/mountinfo").ok()?,
-                mount_of(file)?,
+                mount_id(file)?,
             )
         };
         let known = self
@@ -128,11 +128,6 @@ fn key(work: StorageWork, file_system: &str) -> String {
         StorageWork::Name => "name",
     };
     format!("{work}:{file_system}")
-}
-
-fn mount_of(file: impl AsFd) -> Option<u64> {
-    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
-    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
 }
 
 /// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.

@@ -1,27 +1,67 @@
 //! Opens a directory by a path in which other users may have a hand.
 //!
-//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process: whoever owns
-//! a directory on the way can put a link there, and would choose with it where this process writes.
+//! **Invariant:** a link on the way is followed only if the caller allows it ([`LinkOnWay`]).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
+
+/// A link on the way to a directory.
+pub(crate) struct LinkOnWay<'a> {
+    /// The directory in which the link lies.
+    pub(crate) directory: &'a OwnedFd,
+    pub(crate) name: &'a OsStr,
+    owner: u32,
+}
 
 /// The most links that are followed: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens the directory at `path`.
+impl LinkOnWay<'_> {
+    /// Checks that the link belongs to root or to the user of this process. Any other owner of a directory on the way
+    /// could choose with a link where this process writes.
+    ///
+    /// # Errors
+    /// An error with a text for a link of another user.
+    pub(crate) fn demand_own(&self) -> io::Result<()> {
+        if self.owner == 0 || self.owner == rustix::process::geteuid().as_raw() {
+            return Ok(());
+        }
+        let name = Path::new(self.name).display();
+        let user = self.owner;
+        let text =
+            format!("the link '{name}' on the way belongs to user {user}, and is not followed");
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+/// Opens the directory at `path` to be read.
 ///
 /// # Errors
-/// The system's error, `ELOOP` for too many links, and an error with a text for a link of another user.
-pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
-    let own = rustix::process::geteuid().as_raw();
+/// As [`walk`].
+pub(crate) fn open_directory(
+    path: &Path,
+    may_follow: impl FnMut(&LinkOnWay<'_>) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
+    let here = walk(path, may_follow)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
+}
+
+/// Goes to the entry at `path`, which the caller may not even be allowed to read.
+///
+/// # Errors
+/// The system's error, `ELOOP` for too many links, and the error of `may_follow` for the first link that it refuses.
+pub(crate) fn walk(
+    path: &Path,
+    mut may_follow: impl FnMut(&LinkOnWay<'_>) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
     let mut here = start(path)?;
     let mut rest = path_parts(path);
     let mut links = 0;
@@ -36,31 +76,24 @@ pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
         if links > LINKS_MAX {
             return Err(Errno::LOOP.into());
         }
-        let target = follow(&next, &name, &stat, own)?;
+        may_follow(&LinkOnWay {
+            directory: &here,
+            name: &name,
+            owner: stat.st_uid,
+        })?;
+        let target = rustix::fs::readlinkat(&next, c"", Vec::new())?;
+        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
         if target.is_absolute() {
             here = start(&target)?;
         }
         rest.extend(path_parts(&target));
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
+    Ok(here)
 }
 
 fn start(path: &Path) -> io::Result<OwnedFd> {
     let from = if path.is_absolute() { c"/" } else { c"." };
     Ok(rustix::fs::openat(CWD, from, WAYPOINT, Mode::empty())?)
-}
-
-/// The target of a link, if it may be followed.
-fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<PathBuf> {
-    if stat.st_uid != 0 && stat.st_uid != own {
-        let (name, user) = (Path::new(name).display(), stat.st_uid);
-        let text =
-            format!("the link '{name}' on the way belongs to user {user}, and is not followed");
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-    }
-    let target = rustix::fs::readlinkat(link, c"", Vec::new())?;
-    Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
 /// The names of a path, with each `..`, the last one first.
@@ -81,7 +114,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
 
     fn inode(path: &Path) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(open_directory(path)?)?.st_ino)
+        Ok(rustix::fs::fstat(open_directory(path, |link| link.demand_own())?)?.st_ino)
     }
 
     #[test]

@@ -120,7 +120,7 @@ fn send(sink: &mut dyn LaneSink, frame: Frame) {
 }
 
 fn beneath(home: &tempfile::TempDir) -> WriteAccess {
-    WriteAccess::Beneath(vec![home.path().to_owned()])
+    WriteAccess::Beneath(vec![home.path().to_owned()].into())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +161,7 @@ async fn who_may_not_write_may_not_probe() {
     let home = tempfile::tempdir().unwrap();
     for (access, target) in [
         (WriteAccess::ReadOnly, &b""[..]),
-        (WriteAccess::Beneath(vec![]), b""),
+        (WriteAccess::Beneath(vec![].into()), b""),
         (beneath(&home), b"/etc"),
     ] {
         let (refusal, _) = Peer::open(access, target).await.refused().await;

@@ -212,7 +212,7 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
 /// The rights of a sender that may write beneath a directory.
 fn rights_at(root: &Path) -> Rights {
     Rights {
-        access: WriteAccess::Beneath(vec![root.to_owned()]),
+        access: WriteAccess::Beneath(vec![root.to_owned()].into()),
         ..Rights::default()
     }
 }

@@ -29,7 +29,7 @@ use std::time::Instant;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{
-    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Tree, UNSEEN_MAX, is_gone, is_same_file,
+    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Roots, Tree, UNSEEN_MAX, is_gone, is_same_file,
     is_shared_job_name, jobs_in,
 };
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
@@ -45,7 +45,7 @@ pub enum WriteAccess {
     /// Anywhere this process may: the user's own target in the same process.
     Anywhere,
     /// Beneath these roots; a relative target is beneath the first.
-    Beneath(Vec<PathBuf>),
+    Beneath(Roots),
     /// Nowhere: the key may only read.
     ReadOnly,
 }
@@ -424,21 +424,21 @@ fn locate(
     access: &WriteAccess,
     missing: Missing<'_>,
 ) -> Result<(Option<Tree>, RelPath), Refusal> {
-    let (root, rest) = match access {
+    let roots = match access {
         WriteAccess::ReadOnly => {
             let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR --write, where KEY is what \
                         `zmove key show` prints here";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
         WriteAccess::Anywhere => return locate_own(target, missing),
-        WriteAccess::Beneath(roots) => choose_root(target, roots, "write to")?,
+        WriteAccess::Beneath(roots) => roots,
     };
-    Ok((Some(open_root(root)?), clean(rest)?))
+    let (root, rest) = choose_root(target, roots.paths(), "write to")?;
+    Ok((Some(open_root(roots, root)?), clean(rest)?))
 }
 
-/// Opens a root. On the way to it no link of another user is followed.
-fn open_root(root: &Path) -> Result<Tree, Refusal> {
-    Tree::open_guarded(root).map_err(|error| {
+fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
+    roots.open(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
         let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
         let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
@@ -663,7 +663,7 @@ mod tests {
         let root = home.path().join("root");
         std::fs::create_dir(&root).unwrap();
         std::os::unix::fs::symlink("/tmp", root.join("link")).unwrap();
-        let access = WriteAccess::Beneath(vec![root.clone()]);
+        let access = WriteAccess::Beneath(vec![root.clone()].into());
         let resolve =
             |target: &str| Target::resolve(&open(target, directory()), &access, &Lease::constant());
         assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
@@ -690,7 +690,7 @@ mod tests {
         assert_eq!(
             code(Target::resolve(
                 &open("a", directory()),
-                &WriteAccess::Beneath(vec![]),
+                &WriteAccess::Beneath(vec![].into()),
                 &Lease::constant()
             )),
             RefusalCode::Denied
@@ -707,7 +707,7 @@ mod tests {
         if std::os::unix::fs::lchown(&root, Some(65_534), None).is_err() {
             return eprintln!("skipped: only root can give a link away");
         }
-        let access = WriteAccess::Beneath(vec![root]);
+        let access = WriteAccess::Beneath(vec![root].into());
         let open = open("x", directory());
         let looked = Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access, &Lease::constant()).unwrap_err();

@@ -58,6 +58,7 @@ pub struct AuthorizedKeys {
     /// The place of each key among the grants.
     keys: HashMap<Fingerprint, usize>,
     vouchers: Vouchers,
+    writable_roots: Arc<[PathBuf]>,
 }
 
 /// The list of a daemon, which is checked for changes at each connection and read again only when it has changed.
@@ -141,6 +142,11 @@ impl Grant {
             max_rate: None,
             expires: None,
         }
+    }
+
+    /// All directories that the holder may reach.
+    pub fn every_root(&self) -> impl Iterator<Item = &PathBuf> {
+        self.roots.iter().chain(&self.read_roots)
     }
 
     /// The key of the grant, unless it is for a holder that an authority vouches for.
@@ -257,11 +263,11 @@ impl AuthorizedKeys {
             .iter()
             .enumerate()
             .filter_map(|(number, grant)| Some((grant.key()?, number)));
-        let (keys, vouchers) = (keys.collect(), Vouchers::new(home, &grants));
         Ok(Self {
+            keys: keys.collect(),
+            vouchers: Vouchers::new(home, &grants),
+            writable_roots: grants.iter().flat_map(write_roots).collect(),
             grants,
-            keys,
-            vouchers,
         })
     }
 
@@ -342,6 +348,12 @@ impl AuthorizedKeys {
     #[must_use]
     pub fn grants(&self) -> &[Grant] {
         &self.grants
+    }
+
+    /// The roots that a holder may write to, of all grants, expired or not.
+    #[must_use]
+    pub fn writable_roots(&self) -> Arc<[PathBuf]> {
+        Arc::clone(&self.writable_roots)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use zmove_disk::RootGuard;
 use zmove_transport::{AuthorizedKeys, Identity};
 
 use super::privileges::Belongings;
@@ -78,22 +79,27 @@ fn faults_of_files(own: &Belongings) -> Vec<String> {
         faults.push(terminal::causes(&error.into()).to_string());
     }
     match AuthorizedKeys::load_guarded(&own.home, reader) {
-        Ok(keys) => faults.extend(missing_roots(&keys)),
+        Ok(keys) => {
+            let guard = RootGuard::new(keys.writable_roots());
+            faults.extend(faults_of_roots(&keys, &guard));
+        }
         Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
     }
     faults
 }
 
-fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {
-    let roots = keys.grants().iter().flat_map(|grant| {
-        grant
-            .roots
-            .iter()
-            .chain(&grant.read_roots)
-            .map(|root| (&grant.name, root))
-    });
-    let missing = roots.filter(|(_, root)| !root.is_dir());
-    missing
-        .map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display()))
-        .collect()
+/// The faults of the roots of all grants, opened by this rule.
+pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<String> {
+    let mut faults = Vec::new();
+    for grant in keys.grants() {
+        for root in grant.every_root() {
+            if let Err(error) = guard.open(root) {
+                let root = root.display();
+                faults.push(format!("the root '{root}' of {}: {error}", grant.name));
+            }
+        }
+    }
+    // a directory may be a root twice
+    faults.dedup();
+    faults
 }

@@ -16,7 +16,7 @@ use landlock::{
     PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
     RulesetError, Scope, make_bitflags,
 };
-use zmove_disk::Tree;
+use zmove_disk::{RootGuard, Tree};
 use zmove_engine::Remote;
 use zmove_transport::{AuthorizedKeys, Holder};
 
@@ -118,6 +118,7 @@ fn enforce(
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
+    let guard = RootGuard::new(keys.writable_roots());
     for (grant, root) in keys
         .grants()
         .iter()
@@ -129,11 +130,11 @@ fn enforce(
             (true, true) => WRITE | OWN,
         };
         // as a push opens it
-        let opened = Tree::open_guarded(root);
+        let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }
     for root in keys.grants().iter().flat_map(|grant| &grant.read_roots) {
-        let opened = Tree::open_guarded(root);
+        let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), READ)?;
     }
     rules.restrict_self().map(drop)

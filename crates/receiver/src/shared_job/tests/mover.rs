@@ -37,7 +37,7 @@ impl Mover {
         let (lane, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let rights = Rights {
-            access: WriteAccess::Beneath(vec![root.to_owned()]),
+            access: WriteAccess::Beneath(vec![root.to_owned()].into()),
             owning: Owning::Allowed,
             ..Rights::default()
         };

@@ -22,7 +22,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
         Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant())
             .map_err(|refusal| refusal.code)
     };
-    let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()]);
+    let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()].into());
     let part = SharedJobOpening {
         beginning: Beginning::UnderWay,
         ..part()

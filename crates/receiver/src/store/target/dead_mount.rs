@@ -18,7 +18,7 @@ impl WriteAccess {
         let path = |bytes| Path::new(OsStr::from_bytes(bytes));
         match self {
             Self::Beneath(roots) => {
-                let (root, rest) = choose_root(target, roots, "write to").ok()?;
+                let (root, rest) = choose_root(target, roots.paths(), "write to").ok()?;
                 Some(root.join(path(rest)))
             }
             Self::Anywhere => Some(path(target).to_owned()),
