@@ -41,7 +41,7 @@ fn a_source_on_a_dead_mount() {
     let Some(mut site) = Site::within(Namespace::with_dead_mount) else {
         return;
     };
-    site.let_read("");
+    site.let_read("target");
     site.start_daemon();
     let mount = mount(&site);
     let path = |name: &str| site.path(name).into_os_string().into_string().unwrap();

@@ -195,7 +195,7 @@ struct Seal {
 /// The commands that root runs on such a host, by their first words. Those that send or receive with the rights of root
 /// are refused where the home is another user's.
 const COMMANDS: [&[&str]; 32] = [
-    &["allow", KEY, "--name", "bob", "--root", "/", "--write"],
+    &["allow", KEY, "--name", "bob", "--root", "/usr", "--write"],
     &["allow", "list"],
     &["allow", "remove", "alice"],
     &["allow", "remove", "alice", "--now"],

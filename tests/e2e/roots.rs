@@ -206,3 +206,60 @@ fn roots_are_reached_through_links_of_the_operator() {
     client(&site, "client", &["pull", &format!("{target}evil"), "got"]).done();
     assert_eq!(names(&site.target()), ["evil"]);
 }
+
+/// A client that could write there would add lines to the list of keys, and one that could read there has the key.
+#[test]
+fn no_client_is_let_into_a_root_with_the_files_of_the_daemon() {
+    let site = yard(&[]);
+    let home = site.path("server");
+    for (roots, read_roots) in [
+        (&["."][..], &[][..]),
+        (&["server"], &[]),
+        (&["target"], &["."]),
+    ] {
+        drop(std::fs::remove_file(home.join("authorized_keys")));
+        allow(&site, "client", roots, read_roots);
+        let list = std::fs::read(home.join("authorized_keys")).unwrap();
+        check(&site, &[])
+            .expect(1)
+            .says(&["of client: ", "belongs to the daemon itself"]);
+        let daemon = start(&site, &[]);
+        let (words, files) = if read_roots.is_empty() {
+            let server = format!("{}:{}/", daemon.address, real(&site, "server").display());
+            (vec!["push", "source/", "--delete", "--force"], server)
+        } else {
+            let key = format!("{}:server/key.pem", daemon.address);
+            (vec!["pull"], key)
+        };
+        let last = if read_roots.is_empty() {
+            vec![files]
+        } else {
+            vec![files, "got".into()]
+        };
+        let words: Vec<_> = words
+            .into_iter()
+            .chain(last.iter().map(String::as_str))
+            .collect();
+        let outcome = client(&site, "client", &words);
+        let said = &outcome.stderr;
+        assert!(
+            outcome.code != Some(0) && said.contains("belongs to the daemon itself"),
+            "{said}"
+        );
+        assert_eq!(std::fs::read(home.join("authorized_keys")).unwrap(), list);
+        assert!(!site.path("got").exists());
+        allow_by_command(&site, site.path("").to_str().unwrap());
+    }
+}
+
+/// `zmove allow` of a root in which the daemon's home lies.
+fn allow_by_command(site: &Site, root: &str) {
+    let key = key(site);
+    let words = ["allow", &key, "--name", "other", "--read-root", root];
+    let outcome = client(site, "server", &words);
+    let said = &outcome.stderr;
+    assert!(
+        outcome.code != Some(0) && said.contains("belongs to the daemon itself"),
+        "{said}"
+    );
+}

@@ -17,12 +17,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use zmove_disk::{Auto, Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
+use zmove_disk::{Auto, Direct, FileIo, OwnPaths, RingConfig, Threads, Unavailable, Uring};
 
 use zmove_engine::{DialSettings, UnknownHost};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
+use crate::commands::serve::config::Config;
 use crate::display::prompt::Prompt;
+use crate::ownership;
 use crate::runtime;
 
 pub(crate) use clean::clean;
@@ -81,6 +83,35 @@ pub(crate) fn control_socket(home: &Path) -> PathBuf {
 /// The directory of a daemon's journals.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     journals(&state(home))
+}
+
+/// The files and directories of a daemon, beside its `config` and its `log`.
+pub(crate) fn own_paths(home: &Path, config: &Path, log: Option<&Path>) -> OwnPaths {
+    let journals = daemon_journals(home);
+    let files = [
+        config.to_owned(),
+        home.join("authorized_keys"),
+        control_socket(home),
+    ];
+    let directories = [
+        home.to_owned(),
+        state(home),
+        copies(&journals),
+        learnt(&journals),
+        journals,
+    ];
+    let log = log.map(Path::to_owned);
+    OwnPaths::find(files.into_iter().chain(directories).chain(log))
+}
+
+/// The same of a daemon that is started without options. Root looks at its settings alone: the rest may be in
+/// directories of the daemon's user, and the daemon looks at that itself.
+pub(crate) fn usual_own_paths(home: &Path) -> OwnPaths {
+    if ownership::is_root() {
+        return OwnPaths::find([home.to_owned()]);
+    }
+    let config = Config::read(None, home).unwrap_or_default();
+    own_paths(home, &Config::usual(home), config.log.file.as_deref())
 }
 
 /// The directory in which a daemon keeps what it has to remember of copies between hosts, beside its journals.

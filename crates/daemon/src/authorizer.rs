@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use zmove_disk::{RootGuard, Roots};
+use zmove_disk::{OwnPaths, RootGuard, Roots};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 
 use zmove_receiver::{Leading, Owning, Rights, SetIds, WriteAccess};
@@ -17,8 +17,9 @@ use crate::transfers::Who;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Authorizer {
-    /// The keys in a list, which is checked for changes at each connection, so that a new key counts at once.
-    Listed(KeyList),
+    /// The keys in a list, which is checked for changes at each connection, so that a new key counts at once. None of
+    /// them may reach the daemon's own files.
+    Listed(KeyList, OwnPaths),
     /// One key, which may do what this process may: that of the user who has started it.
     Only(Fingerprint),
 }
@@ -64,9 +65,9 @@ impl Authorizer {
     ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
         let key = claim.key;
         match self {
-            Self::Listed(list) => {
+            Self::Listed(list, own) => {
                 let keys = list.current()?;
-                let guard = RootGuard::new(keys.writable_roots());
+                let guard = RootGuard::new(keys.writable_roots(), own.clone());
                 Ok(keys
                     .authorize(claim, SystemTime::now())
                     .map(|grant| Authorized::listed(grant, key, &guard)))

@@ -79,6 +79,7 @@ impl Grants for NodeSession {
 mod tests {
     use super::*;
     use crate::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
+    use zmove_disk::OwnPaths;
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
@@ -139,7 +140,10 @@ mod tests {
                 ..grant
             };
             AuthorizedKeys::allow(home.path(), grant).unwrap();
-            let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.path().to_owned())));
+            let authorizer = Arc::new(Authorizer::Listed(
+                KeyList::new(home.path().to_owned()),
+                OwnPaths::default(),
+            ));
             Self {
                 home,
                 authorizer,

@@ -94,7 +94,7 @@ pub use staging_place::StagingPlace;
 pub use storable_times::{is_beyond_range, is_held_everywhere};
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn, cores};
-pub use tree::roots::{RootGuard, Roots};
+pub use tree::roots::{OwnPaths, RootGuard, Roots};
 pub use tree::trusted_path::path_parts;
 pub use tree::{DirectoryModes, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

@@ -99,6 +99,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     let homes = Homes::prepare(
         &session,
         &installed,
+        &arguments.dir,
         &arguments.places.target_root(&session, volume.root())?,
         zmove,
     )?;

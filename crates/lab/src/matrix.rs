@@ -124,7 +124,7 @@ pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
         .filter(|tool| tool.missing().is_none())
         .cloned()
         .collect();
-    let homes = Homes::prepare(&session, &installed, volume.root(), zmove)?;
+    let homes = Homes::prepare(&session, &installed, &arguments.dir, volume.root(), zmove)?;
     let paths = Stretch::all(assumptions, arguments.link.rate);
     let network = joined(&session, &paths, &arguments.link)?;
     let mut matrix = Matrix {

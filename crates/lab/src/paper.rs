@@ -122,7 +122,7 @@ pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
         .cloned()
         .collect();
     let target_root = arguments.places.target_root(&session, volume.root())?;
-    let homes = Homes::prepare(&session, &installed, &target_root, zmove)?;
+    let homes = Homes::prepare(&session, &installed, &arguments.dir, &target_root, zmove)?;
     let versions = tools
         .iter()
         .map(|tool| (tool.label.clone(), tool.version(&homes)))

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_daemon::TransferStatus;
-use zmove_disk::RootGuard;
+use zmove_disk::{OwnPaths, RootGuard};
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
 use crate::args::{AllowArgs, AllowCommand, ConfineArg, ControlArgs, GrantArgs};
@@ -56,7 +56,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                 ));
             }
             // links that a removed key has made are known as such by the list that had the key
-            let guard = RootGuard::new(before.writable_roots());
+            let guard = RootGuard::new(before.writable_roots(), OwnPaths::default());
             faults_of_roots(&AuthorizedKeys::load(&home)?, &guard)
                 .into_iter()
                 .for_each(terminal::warn);
@@ -66,7 +66,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
         }
         (None, Some(args)) => {
             let before = AuthorizedKeys::load(&home)?;
-            let grant = AuthorizedKeys::allow(&home, grant(args, &before)?)?;
+            let grant = AuthorizedKeys::allow(&home, grant(args, &before, &home)?)?;
             terminal::say(sentence(&grant));
             if is_new_to_confined(&grant, &before, &home) {
                 terminal::say(
@@ -106,7 +106,7 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
 
 /// The grant that is asked for. A key that is in the list keeps its rights where none are named: who sets an end to
 /// them does not mean others.
-fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
+fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant> {
     let known = before
         .find(&args.fingerprint)
         .filter(|grant| !grant.roots.is_empty());
@@ -116,7 +116,7 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
         (true, false) => Access::WriteOnly,
         (true, true) => Access::ReadWrite,
     };
-    let guard = RootGuard::new(before.writable_roots());
+    let guard = RootGuard::new(before.writable_roots(), settings::usual_own_paths(home));
     let resolved = |roots: Vec<PathBuf>| {
         let roots = roots.into_iter().map(|root| resolve(root, &guard));
         roots.collect::<Result<Vec<_>>>()
@@ -146,7 +146,7 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
 /// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
 fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
-    let checked = guard.check_way(&root);
+    let checked = guard.check(&root);
     let root = checked
         .and_then(|()| root.canonicalize())
         .with_context(|| format!("receiver: open root '{}'", root.display()))?;

@@ -160,8 +160,7 @@ fn begin(
     if let Some(user) = user {
         privileges::warn_of_closed_roots(user, &keys);
     }
-    let log_directory = config.log.file.as_deref().and_then(Path::parent);
-    confinement::confine(config.confine, &own, &keys, log_directory)?;
+    confinement::confine(config.confine, &own, &keys, config.log.file.as_deref())?;
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
     let all_ended = runtime.block_on(serve(
         (args, file),
@@ -203,8 +202,10 @@ async fn serve(
         Option<io::Result<TcpListener>>,
         Option<UnixListener>,
     ),
-    Belongings { home, journals, .. }: Belongings,
+    own: Belongings,
 ) -> Result<bool> {
+    let own_paths = own.own_paths(config.log.file.as_deref());
+    let Belongings { home, journals, .. } = own;
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
     let address = listener
         .local_addr()
@@ -213,7 +214,7 @@ async fn serve(
     tokio::spawn(expire_journals(journals.clone(), config.journal_age));
     let counts = Counts::default();
     let (counted, log_limit) = (counts.clone(), log::LogRateLimit::default());
-    let authorizer = Authorizer::Listed(KeyList::new(home.clone()));
+    let authorizer = Authorizer::Listed(KeyList::new(home.clone()), own_paths);
     let daemon = Daemon::new(
         listener,
         authorizer,

@@ -574,6 +574,7 @@ mod tests {
 
     use super::*;
     use crate::copies::Copies;
+    use zmove_disk::OwnPaths;
     use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
     use zmove_types::ByteCount;
 
@@ -596,7 +597,10 @@ mod tests {
             )
             .unwrap();
         }
-        let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.to_owned())));
+        let authorizer = Arc::new(Authorizer::Listed(
+            KeyList::new(home.to_owned()),
+            OwnPaths::default(),
+        ));
         let open = Open::new(b"in".to_vec(), [0; 16]);
         let give = |key| {
             let claim = Claim::again(key, Vec::new());

@@ -32,6 +32,18 @@ pub struct Roots {
 pub struct RootGuard {
     /// The roots to which some client may write.
     writable: Arc<[PathBuf]>,
+    own: OwnPaths,
+}
+
+/// The files and directories of a daemon itself, which no client may reach.
+#[derive(Clone, Debug, Default)]
+pub struct OwnPaths(Arc<[OwnPath]>);
+
+#[derive(Debug)]
+struct OwnPath {
+    path: PathBuf,
+    /// The directories around the path, and around each link on the way to it.
+    around: HashSet<FileNumber>,
 }
 
 /// A root to which some client may write.
@@ -65,7 +77,7 @@ impl Roots {
 /// The roots of the only client of a daemon, which may write to all of them.
 impl From<Vec<PathBuf>> for Roots {
     fn from(paths: Vec<PathBuf>) -> Self {
-        let guard = RootGuard::new(paths.clone().into());
+        let guard = RootGuard::new(paths.clone().into(), OwnPaths::default());
         Self::new(paths, guard)
     }
 }
@@ -73,31 +85,34 @@ impl From<Vec<PathBuf>> for Roots {
 impl RootGuard {
     /// The rule for a daemon whose clients may write to these roots.
     #[must_use]
-    pub const fn new(writable: Arc<[PathBuf]>) -> Self {
-        Self { writable }
+    pub const fn new(writable: Arc<[PathBuf]>, own: OwnPaths) -> Self {
+        Self { writable, own }
     }
 
     /// Opens a root.
     ///
     /// # Errors
-    /// The system's error, and an error with a text for a link of another user, or in a root to which a client may
-    /// write.
+    /// The system's error, and an error with a text for a link of another user, for a link in a root to which a client
+    /// may write, and for a root that has files of the daemon itself.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
         let mut writable = None;
         let opened = trusted_path::open_directory(root, |link| {
             link.demand_own()?;
             demand_outside(writable.get_or_insert_with(|| self.open_writable()), link)
         })?;
+        self.own.demand_outside(number_of(&opened)?)?;
         Ok(Tree::at(Arc::new(opened)))
     }
 
-    /// Checks that no client can have made a link on the way to a directory.
+    /// Checks that a directory may become a root: no client can have made a link on the way to it, and it has no files
+    /// of the daemon itself.
     ///
     /// # Errors
-    /// The system's error, and an error with a text for such a link.
-    pub fn check_way(&self, directory: &Path) -> io::Result<()> {
+    /// The system's error, and an error with a text for such a link or file.
+    pub fn check(&self, directory: &Path) -> io::Result<()> {
         let writable = self.open_writable();
-        trusted_path::walk(directory, |link| demand_outside(&writable, link)).map(drop)
+        let reached = trusted_path::walk(directory, |link| demand_outside(&writable, link))?;
+        self.own.demand_outside(number_of(&reached)?)
     }
 
     /// The roots to which some client may write, as far as they can be reached.
@@ -122,6 +137,54 @@ impl RootGuard {
             Some(WritableRoot { path, number })
         });
         reached.collect()
+    }
+}
+
+impl OwnPaths {
+    /// The places of these files and directories, which need not exist.
+    #[must_use]
+    pub fn find(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self(paths.into_iter().map(OwnPath::find).collect())
+    }
+
+    /// Refuses a root in which one of the paths lies.
+    fn demand_outside(&self, root: FileNumber) -> io::Result<()> {
+        let Some(own) = self.0.iter().find(|own| own.around.contains(&root)) else {
+            return Ok(());
+        };
+        let path = own.path.display();
+        let text = format!(
+            "'{path}' lies in it, which belongs to the daemon itself, so that no client is let in; give it directories \
+             beside that as its roots, or keep the daemon's files elsewhere"
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+impl OwnPath {
+    fn find(path: PathBuf) -> Self {
+        let mut around = HashSet::new();
+        let mut enclose = |place: &OwnedFd| {
+            // without /proc only the usual path is known
+            around.extend(
+                Around::of(place)
+                    .into_iter()
+                    .flat_map(|around| around.numbers),
+            );
+        };
+        let whole = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+        for existing in whole.ancestors() {
+            let reached = trusted_path::walk(existing, |link| {
+                enclose(link.directory);
+                Ok(())
+            });
+            if let Ok(reached) = reached {
+                enclose(&reached);
+                break;
+            }
+        }
+        around.extend(above(&whole));
+        Self { path, around }
     }
 }
 
@@ -222,7 +285,10 @@ mod tests {
             std::fs::create_dir_all(real.join(name)).unwrap();
         }
         let writable = ["data", "data/in"].map(|name| real.join(name));
-        (home, RootGuard::new(Arc::from(writable)))
+        (
+            home,
+            RootGuard::new(Arc::from(writable), OwnPaths::default()),
+        )
     }
 
     fn is_same(tree: &Tree, path: &Path) -> bool {
@@ -249,7 +315,7 @@ mod tests {
             let path = at(name);
             let error = guard.open(&path).unwrap_err().to_string();
             assert!(error.contains("lies in the root"), "{name}: {error}");
-            assert!(guard.check_way(&path).is_err(), "{name}");
+            assert!(guard.check(&path).is_err(), "{name}");
         }
         for name in ["data", "data/deep/er", "secret/data"] {
             assert!(
@@ -285,10 +351,42 @@ mod tests {
         let at = |name: &str| home.path().canonicalize().unwrap().join(name);
         symlink(at("data"), at("given")).unwrap();
         symlink(at("secret"), at("data/link")).unwrap();
-        let guard = RootGuard::new(Arc::from([at("given"), at("not there")]));
+        let guard = RootGuard::new(
+            Arc::from([at("given"), at("not there")]),
+            OwnPaths::default(),
+        );
         assert!(is_same(&guard.open(&at("given")).unwrap(), &at("data")));
         for name in ["data/link", "given/link"] {
             assert!(guard.open(&at(name)).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_root_with_files_of_the_daemon_is_refused() {
+        let (home, _) = yard();
+        let at = |name: &str| home.path().join(name);
+        symlink(at("secret"), at("outside/link")).unwrap();
+        for (own, around) in [
+            ("data/in", &["", "data", "data/in"][..]),
+            ("data/new/er", &["", "data"]),
+            (
+                "outside/link/data",
+                &["", "outside", "secret", "secret/data"],
+            ),
+        ] {
+            let guard = RootGuard::new(Arc::default(), OwnPaths::find([at(own)]));
+            for root in [
+                "",
+                "data",
+                "data/in",
+                "data/deep",
+                "outside",
+                "secret",
+                "secret/data",
+            ] {
+                let refused = guard.open(&at(root)).is_err() && guard.check(&at(root)).is_err();
+                assert_eq!(refused, around.contains(&root), "{own} in '{root}'");
+            }
         }
     }
 

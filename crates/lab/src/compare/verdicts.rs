@@ -70,7 +70,13 @@ pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
     let volume = Volume::create(&session, ByteCount(IMAGE_BYTES))?;
     let tool: Tool = "zmove:--json".parse()?;
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), "")?;
-    let homes = Homes::prepare(&session, std::slice::from_ref(&tool), volume.root(), zmove)?;
+    let homes = Homes::prepare(
+        &session,
+        std::slice::from_ref(&tool),
+        &arguments.dir,
+        volume.root(),
+        zmove,
+    )?;
     let mut all_right = true;
     for fault in &arguments.fault {
         let hosts = Hosts::open(&session, &fault.link(), RoundTrip(ROUND_TRIP))?;

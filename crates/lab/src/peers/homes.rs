@@ -25,10 +25,11 @@ pub(crate) struct Homes {
 }
 
 impl Homes {
-    /// Prepares what `tools` need for copies to below `target_root`.
+    /// Prepares what `tools` need for copies of what is in `sources` to below `target_root`.
     pub(crate) fn prepare(
         session: &Session,
         tools: &[Tool],
+        sources: &Path,
         target_root: &Path,
         zmove: ZmoveProgram,
     ) -> Result<Self> {
@@ -61,12 +62,12 @@ impl Homes {
             )?;
         }
         if uses(Kind::ZmovePull) {
-            // a set of data may lie anywhere
-            let root = Path::new("/");
+            fs::create_dir_all(sources)
+                .with_context(|| format!("failed to make {}", sources.display()))?;
             homes.allow_zmove(
                 (&homes.zmove_target, &homes.zmove_source),
                 &["--read", "--root"],
-                root,
+                sources,
             )?;
         }
         Ok(homes)

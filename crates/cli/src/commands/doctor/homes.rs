@@ -2,7 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use zmove_disk::RootGuard;
+use zmove_transport::AuthorizedKeys;
+
 use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::serve::check::faults_of_roots;
 use crate::ownership::{self, Control, Fault};
 use crate::settings::{self, Role};
 
@@ -15,10 +19,27 @@ pub(crate) fn judge() -> Vec<Finding> {
     }
     directories.sort();
     directories.dedup();
-    directories
-        .iter()
-        .filter(|directory| directory.exists())
+    let existing = directories.iter().filter(|directory| directory.exists());
+    let mut findings: Vec<_> = existing
         .map(|directory| judge_directory(directory))
+        .collect();
+    findings.extend(judge_roots());
+    findings
+}
+
+/// The faults of the roots in the list of this user's daemon. Root reads only a list of its own.
+fn judge_roots() -> Vec<Finding> {
+    let Ok(home) = settings::home(Role::Daemon) else {
+        return Vec::new();
+    };
+    if ownership::demand_root(&home, "the list of roots").is_err() {
+        return Vec::new();
+    }
+    let keys = AuthorizedKeys::load(&home).unwrap_or_default();
+    let guard = RootGuard::new(keys.writable_roots(), settings::usual_own_paths(&home));
+    let faults = faults_of_roots(&keys, &guard).into_iter();
+    faults
+        .map(|fault| Finding::new(Level::Bad, "root", fault))
         .collect()
 }
 

@@ -42,7 +42,7 @@ pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
         faults.push(terminal::causes(&error).to_string());
     }
     match as_reader(&config, own) {
-        Ok(()) => faults.extend(faults_of_files(own)),
+        Ok(()) => faults.extend(faults_of_files(own, &config)),
         Err(error) => faults.push(terminal::causes(&error).to_string()),
     }
     // A directory above several files is reported for each of them.
@@ -70,7 +70,7 @@ fn as_reader(config: &Config, own: &Belongings) -> Result<()> {
 }
 
 /// The faults of keys and lists. A key that does not exist yet is made by the daemon.
-fn faults_of_files(own: &Belongings) -> Vec<String> {
+fn faults_of_files(own: &Belongings, config: &Config) -> Vec<String> {
     let reader = rustix::process::geteuid().as_raw();
     let mut faults = Vec::new();
     if own.state.join("key.pem").exists()
@@ -80,7 +80,10 @@ fn faults_of_files(own: &Belongings) -> Vec<String> {
     }
     match AuthorizedKeys::load_guarded(&own.home, reader) {
         Ok(keys) => {
-            let guard = RootGuard::new(keys.writable_roots());
+            let guard = RootGuard::new(
+                keys.writable_roots(),
+                own.own_paths(config.log.file.as_deref()),
+            );
             faults.extend(faults_of_roots(&keys, &guard));
         }
         Err(error) => faults.push(terminal::causes(&error.into()).to_string()),

@@ -51,12 +51,12 @@ pub(super) fn confine(
     when: ConfineArg,
     own: &Belongings,
     keys: &AuthorizedKeys,
-    log_directory: Option<&Path>,
+    log: Option<&Path>,
 ) -> Result<()> {
     if when == ConfineArg::Off {
         return Ok(());
     }
-    match enforce(own, keys, log_directory) {
+    match enforce(own, keys, log) {
         Ok(()) => {
             log::note("confined to its roots by Landlock: a root that is new takes a restart")
         }
@@ -92,7 +92,7 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 fn enforce(
     own: &Belongings,
     keys: &AuthorizedKeys,
-    log_directory: Option<&Path>,
+    log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
     // Only a directory that exists can be allowed; an error shows when it is opened.
@@ -109,7 +109,7 @@ fn enforce(
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
     }
     // where the log is made again once it has been rotated
-    if let Some(directory) = log_directory {
+    if let Some(directory) = log.and_then(Path::parent) {
         rules = allow(rules, directory, PathFd::new(directory), LOG)?;
     }
     for port in ports_of_others(keys) {
@@ -118,7 +118,7 @@ fn enforce(
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
-    let guard = RootGuard::new(keys.writable_roots());
+    let guard = RootGuard::new(keys.writable_roots(), own.own_paths(log));
     for (grant, root) in keys
         .grants()
         .iter()

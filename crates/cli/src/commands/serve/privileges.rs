@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use nix::unistd::{Uid, User};
 use rustix::fs::Access;
 use rustix::io::Errno;
+use zmove_disk::OwnPaths;
 use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
@@ -64,6 +65,11 @@ pub(super) struct Belongings {
 }
 
 impl Belongings {
+    /// The paths that no client may reach.
+    pub(super) fn own_paths(&self, log: Option<&Path>) -> OwnPaths {
+        settings::own_paths(&self.home, &self.config, log)
+    }
+
     /// Demands that root alone controls the settings, if this process is root.
     ///
     /// # Errors
