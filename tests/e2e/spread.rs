@@ -304,9 +304,14 @@ impl Spread {
 
 /// The directory of a job in a target, if there is one.
 fn job_in(target: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(target).into_iter().flatten().flatten();
-    let mut paths = entries.map(|entry| entry.path());
-    paths.find(|path| path.to_string_lossy().contains(".zmove-job-"))
+    let mut entries = std::fs::read_dir(target).into_iter().flatten().flatten();
+    let is_job = |entry: &std::fs::DirEntry| {
+        entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(".zmove-job-")
+    };
+    Some(entries.find(is_job)?.path())
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! | what is in it | who writes it |
 //! |---|---|
 //! | `.zmove-PROCESS-SESSION/`: what has no final name yet | one session |
-//! | `parts/`: the parts of large files | all sessions |
+//! | `.zmove-job-PROOF/`: the parts of large files ([`proof`]) | all sessions |
 //! | `journal-…`: which groups of the parts are flushed | one session each |
 //! | `heartbeat-…`: that the head is alive ([`heartbeats`]) | one session each |
 //!
@@ -20,10 +20,12 @@
 //! error.
 //!
 //! All directories of a job belong to the receiver's user and are closed to all others (0700). If the head of a job has
-//! died, the next session that finds the directory removes it ([`heartbeats`]).
+//! died, the next session that finds the directory removes it ([`heartbeats`]). Nothing is written into a directory, or
+//! removed from it, that no receiver has made as the directory of this very job ([`proof`]).
 
 mod heartbeats;
 mod job_session;
+mod proof;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,16 +38,15 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
-use self::heartbeats::HEARTBEAT_PREFIX;
-use self::job_session::{PARTS, is_dead};
+use self::job_session::is_dead;
+use self::proof::{is_own, look_at, make, make_proven, open, proof_name};
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
-use crate::hidden::own_process;
-use crate::inheritance::give_nothing;
+use crate::hidden::{make_hidden, own_process};
 use crate::lease::Lease;
 use crate::remove::{RemovalBudget, remove_entries_within};
 use crate::shared_job_names::JOB_PREFIX;
-use crate::tree::{DIRECTORY, Tree};
+use crate::tree::Tree;
 
 pub use self::heartbeats::{DEAD_AFTER, Heartbeat, Sign, WatchedJob, jobs_in};
 pub use self::job_session::{GroupOfNew, JOB_ENDED, JobSession, PART_GONE, PartFound};
@@ -54,6 +55,8 @@ pub use self::job_session::{GroupOfNew, JOB_ENDED, JobSession, PART_GONE, PartFo
 #[derive(Debug)]
 pub struct SharedJobDirectory {
     directory: Arc<OwnedFd>,
+    /// The name of the directory of parts in it.
+    parts: Name,
 }
 
 /// Why a session cannot have a part in a job.
@@ -66,6 +69,9 @@ pub enum SharedJobError {
     /// The directory belongs to another user.
     #[error("the directory of the job belongs to another user")]
     OfAnotherUser,
+    /// No receiver has made the directory as that of this job.
+    #[error("the directory was not made as the directory of this job")]
+    Foreign,
     /// A system call failed.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -79,8 +85,6 @@ impl From<Errno> for SharedJobError {
 
 /// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
 const OWN_PREFIX: &str = ".zmove-";
-/// How the names in the directory of a job begin, but for that of the parts: sessions, journals, heartbeats.
-const PREFIXES_INSIDE: [&str; 3] = [OWN_PREFIX, JOURNAL_PREFIX, HEARTBEAT_PREFIX];
 /// The beginning of the names of journals in the directory of a job.
 pub const JOURNAL_PREFIX: &str = "journal-";
 /// How long a directory that has just been made on another host may take to be seen here.
@@ -88,61 +92,16 @@ pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
 /// How soon one looks again for it.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
+fn is_absent(error: &SharedJobError) -> bool {
+    matches!(error, SharedJobError::Io(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
 fn own_name(own: &str) -> String {
     format!("{OWN_PREFIX}{}-{own}", own_process())
 }
 
 fn name_of(job: SharedJobId) -> Name {
     Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
-}
-
-/// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
-/// opens it.
-fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
-    match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(error.into()),
-    }
-    open(parent, name)
-}
-
-fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
-    let directory = rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty())?;
-    // what is in it is believed
-    if rustix::fs::fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(Errno::PERM.into());
-    }
-    // what makes it on another host may be just about to do the same
-    give_nothing(directory.as_fd())?;
-    Ok(directory)
-}
-
-/// Whether this user has made a directory as that of a job. Whoever may rename in a target could give its name to
-/// another directory of this user, to have that removed.
-fn has_been_made_here(directory: &OwnedFd) -> io::Result<bool> {
-    let found = rustix::fs::fstat(directory)?;
-    let is_closed = Mode::from_raw_mode(found.st_mode)
-        .difference(Mode::RWXU)
-        .is_empty();
-    if found.st_uid != rustix::process::geteuid().as_raw() || !is_closed {
-        return Ok(false);
-    }
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        let is_ours = PREFIXES_INSIDE
-            .iter()
-            .any(|prefix| name.starts_with(prefix.as_bytes()));
-        if !is_ours && ![".", "..", PARTS].map(str::as_bytes).contains(&name) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn is_of_another_user(parent: &OwnedFd, name: &Name) -> bool {
-    let found = rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-    found.is_ok_and(|found| found.st_uid != rustix::process::geteuid().as_raw())
 }
 
 impl SharedJobDirectory {
@@ -155,46 +114,32 @@ impl SharedJobDirectory {
         job: SharedJobId,
         beginning: Beginning,
     ) -> Result<Self, SharedJobError> {
-        let name = name_of(job);
         let began = Instant::now();
-        let directory = loop {
-            let opened = match beginning {
-                Beginning::Allowed => make(root, &name),
-                Beginning::UnderWay => open(root, &name),
-            };
-            match opened {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    if began.elapsed() >= UNSEEN_MAX {
-                        return Err(SharedJobError::NotUnderWay);
-                    }
-                    std::thread::sleep(LOOK_AGAIN_AFTER);
-                }
-                Err(error)
-                    if error.kind() == io::ErrorKind::PermissionDenied
-                        && is_of_another_user(root, &name) =>
-                {
-                    return Err(SharedJobError::OfAnotherUser);
-                }
-                opened => break opened?,
+        loop {
+            let mut opened = Self::open_proven(root, job);
+            if beginning == Beginning::Allowed && opened.as_ref().is_err_and(is_absent) {
+                opened = make_proven(root, job)
+                    .map_err(SharedJobError::from)
+                    .and_then(|()| Self::open_proven(root, job));
             }
-        };
-        Ok(Self {
-            directory: Arc::new(directory),
-        })
+            let is_last = began.elapsed() >= UNSEEN_MAX;
+            match opened {
+                Err(error) if is_absent(&error) && is_last => {
+                    return Err(SharedJobError::NotUnderWay);
+                }
+                Err(error) if is_absent(&error) => {}
+                // who takes back what it has made takes the proof first
+                Err(SharedJobError::Foreign) if !is_last => {}
+                opened => return opened,
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
     }
 
     /// The name of the directory of a job.
     #[must_use]
     pub fn name(job: SharedJobId) -> Name {
         name_of(job)
-    }
-
-    /// Whether this user has made the directory of a job, so that [`end_dead`](Self::end_dead) removes it.
-    #[must_use]
-    pub fn is_own(root: &OwnedFd, job: SharedJobId) -> bool {
-        let name = name_of(job);
-        let opened = rustix::fs::openat(root, name.as_os_str(), DIRECTORY, Mode::empty());
-        opened.is_ok_and(|opened| has_been_made_here(&opened).unwrap_or(false))
     }
 
     /// The directory.
@@ -207,17 +152,25 @@ impl SharedJobDirectory {
     /// Returns whether nothing is left of the job. Nothing is opened, which may be what has failed.
     pub fn take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
+        let _done = Self::try_to_take_back(root, job, own);
+        look_at(root, &name).is_err_and(|error| error == Errno::NOENT)
+    }
+
+    /// The proof has another name meanwhile, and comes back where others have something in the directory.
+    fn try_to_take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
+        let name = name_of(job);
         let directory = Path::new(name.as_os_str());
-        for made in [
-            &directory.join(own_name(own)),
-            &directory.join(PARTS),
-            directory,
-        ] {
-            // what others have something in stays
-            let _best_effort = rustix::fs::unlinkat(root, made, AtFlags::REMOVEDIR);
+        let proof = proof_name(job, look_at(root, &name)?.st_ino);
+        let proof = directory.join(proof.as_os_str());
+        let remove = |made: &Path| rustix::fs::unlinkat(root, made, AtFlags::REMOVEDIR);
+        let _unless_not_made = remove(&directory.join(own_name(own)));
+        let take = |hidden: &Name| rustix::fs::renameat(root, &proof, root, hidden.as_os_str());
+        let (hidden, ()) = make_hidden(root.as_fd(), take)?;
+        if remove(directory).is_ok() {
+            remove(hidden.as_os_str().as_ref())
+        } else {
+            rustix::fs::renameat(root, hidden.as_os_str(), root, &proof)
         }
-        let left = rustix::fs::statat(root, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-        left.is_err_and(|error| error == Errno::NOENT)
     }
 
     /// Begins a session's part in the job. `own` tells the session apart from all others that there ever are.
@@ -227,7 +180,7 @@ impl SharedJobDirectory {
     pub fn begin(&self, own: &str) -> Result<JobSession, SharedJobError> {
         let name =
             Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        JobSession::begin(&self.directory, name).map_err(|error| {
+        JobSession::begin(&self.directory, &self.parts, name).map_err(|error| {
             if is_dead(&error) {
                 SharedJobError::NotUnderWay
             } else {
@@ -264,21 +217,14 @@ impl SharedJobDirectory {
         job: SharedJobId,
         patience: Duration,
     ) -> Result<(), SharedJobError> {
-        Ok(Self::open_dead(root, job)?.remove(lease, root, job, patience)?)
+        Ok(Self::open_proven(root, job)?.remove(lease, root, job, patience)?)
     }
 
-    /// Opens the directory of a job that nobody leads any more.
-    ///
-    /// # Errors
-    /// See [`SharedJobError`].
-    pub fn open_dead(root: &OwnedFd, job: SharedJobId) -> Result<Self, SharedJobError> {
-        let directory =
-            rustix::fs::openat(root, name_of(job).as_os_str(), DIRECTORY, Mode::empty())?;
-        if !has_been_made_here(&directory)? {
-            return Err(SharedJobError::OfAnotherUser);
-        }
-        let directory = Arc::new(directory);
-        Ok(Self { directory })
+    /// Removes what has the name of a job and was not made as its directory, if it is an empty directory of this user:
+    /// whoever has ended the job may have been stopped then. Returns whether it has gone.
+    pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
+        look_at(root, &name_of(job)).is_ok_and(|found| is_own(&found))
+            && Self::try_to_remove(lease, root, job).is_ok()
     }
 
     /// Removes the directory of a job that has ended from its target, which keeps its time and its mode. Sessions that
@@ -331,7 +277,7 @@ impl SharedJobDirectory {
         Ok(())
     }
 
-    /// Removes what is in the directory.
+    /// Removes what is in the directory, and the proof last.
     fn clear(&self, patience: Duration) -> io::Result<()> {
         let entries = match Dir::read_from(&self.directory) {
             Err(Errno::NOENT | Errno::STALE) => return Ok(()),
@@ -340,11 +286,13 @@ impl SharedJobDirectory {
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
-            if let Ok(name) = Name::from_bytes(name) {
+            if let Ok(name) = Name::from_bytes(name)
+                && name != self.parts
+            {
                 remove_for_good(&self.directory, &name, patience)?;
             }
         }
-        Ok(())
+        remove_for_good(&self.directory, &self.parts, patience)
     }
 }
 
@@ -382,21 +330,22 @@ mod tests {
     use crate::publish::Replace;
     use crate::shared_job_names::is_shared_job_name;
     use crate::staging_place::StagingPlace;
+    use crate::tree::DIRECTORY;
     use std::fs::File;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use zmove_types::Timestamp;
 
-    const JOB: SharedJobId = SharedJobId([7; 16]);
-    const NOT_LONG: Duration = Duration::from_secs(10);
+    pub(super) const JOB: SharedJobId = SharedJobId([7; 16]);
+    pub(super) const NOT_LONG: Duration = Duration::from_secs(10);
 
-    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+    pub(super) fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
         let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
         (home, Arc::new(fd))
     }
 
-    fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
+    pub(super) fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
         SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
     }
 

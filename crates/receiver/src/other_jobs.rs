@@ -150,6 +150,9 @@ impl OtherJobs {
         match job.look(parent.as_fd())? {
             Sign::Unclear => return Ok(Some((job, parent))),
             Sign::Gone => return Ok(None),
+            Sign::Foreign => {
+                SharedJobDirectory::remove_empty(&self.lease, &parent, job.job());
+            }
             Sign::Alive => {}
             Sign::Dead => dead.push((parent, job.job())),
         }

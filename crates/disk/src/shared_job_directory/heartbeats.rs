@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
-use super::{SharedJobDirectory, name_of, own_name};
+use super::{SharedJobDirectory, SharedJobError, look_at, name_of, own_name};
 use crate::shared_job_names::job_of;
 use crate::tree::DIRECTORY;
 
@@ -45,6 +45,8 @@ pub enum Sign {
     Dead,
     /// There is no directory of this name any more, or it was none.
     Gone,
+    /// A directory of this user has the name of the job, and was not made as its directory.
+    Foreign,
 }
 
 /// A job of another run, whose heartbeats are looked at.
@@ -182,6 +184,9 @@ impl WatchedJob {
     /// The system's error: nothing can be said of the job.
     pub fn look(&mut self, parent: BorrowedFd<'_>) -> io::Result<Sign> {
         let now = Instant::now();
+        if let Err(SharedJobError::Foreign) = SharedJobDirectory::open_proven(parent, self.job) {
+            return Ok(Sign::Foreign);
+        }
         let found = match read_all(parent, self.job) {
             Ok(found) => found,
             Err(error) if is_no_job(&error) => return Ok(Sign::Gone),
@@ -251,8 +256,7 @@ fn is_no_job(error: &io::Error) -> bool {
 
 /// Whether the directory of a job belongs to the user of this process.
 fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
-    let found = rustix::fs::statat(parent, name_of(job).as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-    found.is_ok_and(|found| found.st_uid == rustix::process::geteuid().as_raw())
+    look_at(parent, &name_of(job)).is_ok_and(|found| super::is_own(&found))
 }
 
 /// The heartbeats in the directory of a job, which is opened anew.
@@ -379,8 +383,10 @@ mod tests {
         watched.silent = DEAD_AFTER;
         assert_eq!(look(&mut watched, &root), Sign::Dead);
         drop(heart);
-        std::fs::remove_dir(home.path().join(name_of(JOB).as_os_str())).unwrap();
+        std::fs::remove_dir_all(home.path().join(name_of(JOB).as_os_str())).unwrap();
         assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        std::fs::create_dir(home.path().join(name_of(JOB).as_os_str())).unwrap();
+        assert_eq!(look(&mut watch(&root), &root), Sign::Foreign);
     }
 
     /// Whoever may make a name in the target must not hold up all pushes there.
@@ -388,7 +394,7 @@ mod tests {
     fn what_is_no_directory_is_no_job() {
         let (home, root, _job) = place();
         let at = home.path().join(name_of(JOB).as_os_str());
-        std::fs::remove_dir(&at).unwrap();
+        std::fs::remove_dir_all(&at).unwrap();
         std::fs::write(&at, "x").unwrap();
         assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
         for target in ["nowhere", "."] {

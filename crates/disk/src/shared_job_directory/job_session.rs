@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, Dev, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
-use super::{SharedJobDirectory, make};
+use super::{SharedJobDirectory, make, open};
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
@@ -72,8 +72,8 @@ pub struct JobSession {
 }
 
 impl JobSession {
-    pub(super) fn begin(job: &Arc<OwnedFd>, own_name: Name) -> io::Result<Self> {
-        let parts = make(job, &parts_name())?;
+    pub(super) fn begin(job: &Arc<OwnedFd>, parts: &Name, own_name: Name) -> io::Result<Self> {
+        let parts = open(job, parts)?;
         let own = make(job, &own_name)?;
         Ok(Self {
             job: Arc::clone(job),
@@ -239,7 +239,7 @@ impl JobSession {
         name: &Name,
         inode: u64,
     ) -> io::Result<bool> {
-        let path = Path::new(PARTS).join(name.as_os_str());
+        let path = Path::new(dead.parts.as_os_str()).join(name.as_os_str());
         let is_it = |found: &FileIdentity| found.regular && found.inode == inode;
         let found = match rustix::fs::statat(dead.fd(), &path, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
@@ -407,11 +407,6 @@ impl Drop for JobSession {
     }
 }
 
-/// The name of the directory of parts in that of a job.
-pub(super) fn parts_name() -> Name {
-    Name::from_bytes(PARTS.as_bytes()).expect("it is a name")
-}
-
 /// Whether an error says that a directory has been removed.
 pub(super) fn is_dead(error: &io::Error) -> bool {
     matches!(
@@ -420,7 +415,5 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
     )
 }
 
-/// The name of the directory of parts in that of a job.
-pub(super) const PARTS: &str = "parts";
 /// The beginning of where the mark of a part leads that has been given up; the error's number follows.
 const GIVEN_UP: &str = "given-up-";

@@ -258,7 +258,9 @@ impl Cleaner {
         });
         match looked {
             Ok((Sign::Unclear, _)) => return true,
-            Ok((Sign::Dead, parent)) => self.clean_job(directory, &parent, job.job()),
+            Ok((sign @ (Sign::Dead | Sign::Foreign), parent)) => {
+                self.clean_job(directory, &parent, job.job(), sign);
+            }
             Ok((Sign::Alive | Sign::Gone, _)) => {}
             // The directory above it has gone.
             Err(error) if is_gone(&error) => {}
@@ -272,24 +274,31 @@ impl Cleaner {
     }
 
     /// Removes the directory of a dead job, unless it is foreign.
-    fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId) {
+    fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId, sign: Sign) {
         let name = SharedJobDirectory::name(job);
         let (Ok(path), Ok(stat)) = (directory.join(&name), look_at(parent.as_fd(), &name)) else {
             return;
         };
         let bytes = self.bytes_of(&path, &stat);
-        let is_own = SharedJobDirectory::is_own(parent, job);
-        if is_own && self.mode == CleanMode::Remove {
-            let removed = SharedJobDirectory::end_dead(self.tree.lease(), parent, job, PATIENCE);
-            if let Err(error) = removed {
-                return self.failed(path, Operation::Delete, &cause(error));
+        let lease = self.tree.lease();
+        let goes = match (self.mode, sign) {
+            (CleanMode::Remove, Sign::Dead) => {
+                match SharedJobDirectory::end_dead(lease, parent, job, PATIENCE) {
+                    Err(SharedJobError::Io(error)) => {
+                        return self.failed(path, Operation::Delete, &error);
+                    }
+                    ended => ended.is_ok(),
+                }
             }
-        }
+            (CleanMode::Remove, _) => SharedJobDirectory::remove_empty(lease, parent, job),
+            (CleanMode::DryRun, Sign::Dead) => SharedJobDirectory::open_proven(parent, job).is_ok(),
+            (CleanMode::DryRun, _) => false,
+        };
         self.tell(ToSender::Leftover(Leftover {
             path,
             kind: LeftoverKind::SharedJob,
             bytes,
-            fate: if is_own {
+            fate: if goes {
                 LeftoverFate::Goes
             } else {
                 LeftoverFate::Foreign
@@ -352,14 +361,6 @@ impl Cleaner {
 fn is_gone(error: &io::Error) -> bool {
     let is_other = [Errno::LOOP, Errno::NOTDIR].map(Some);
     error.kind() == io::ErrorKind::NotFound || is_other.contains(&Errno::from_io_error(error))
-}
-
-/// The system's error behind a job that cannot be ended.
-fn cause(error: SharedJobError) -> io::Error {
-    match error {
-        SharedJobError::Io(error) => error,
-        _ => Errno::BUSY.into(),
-    }
 }
 
 fn look_at(directory: BorrowedFd<'_>, name: &Name) -> rustix::io::Result<Statx> {

@@ -155,6 +155,10 @@ fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
             "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers of a push \
              run as one user, and so do those of the next one where it was killed"
         ),
+        SharedJobError::Foreign => format!(
+            "'.zmove-job-{job}' at the target was not made as the directory of this job: another directory has got its \
+             name, or this receiver's host sees other inode numbers than the host that made it"
+        ),
         error => error.to_string(),
     };
     let code = match error {
@@ -242,7 +246,7 @@ impl SharedJobSession {
     /// Takes over what dead jobs have left in this target, as far as that can be done, before it is removed.
     pub(crate) fn take_over(&self, dead: &[Found], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
-            if let Ok(dead) = SharedJobDirectory::open_dead(parent, *job) {
+            if let Ok(dead) = SharedJobDirectory::open_proven(parent, *job) {
                 let _is_sent_again = take_over(&dead, &self.session, journal, quota.room().bytes);
             }
         }

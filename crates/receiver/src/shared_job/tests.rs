@@ -203,6 +203,17 @@ fn job_directory(root: &Path) -> PathBuf {
     root.join(format!(".zmove-job-{JOB}"))
 }
 
+/// The directory of the parts of large files.
+fn parts_directory(root: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(job_directory(root)).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().unwrap();
+        name.as_encoded_bytes().starts_with(b".zmove-job-")
+    };
+    paths.find(is_it).unwrap()
+}
+
 fn journals_of(root: &Path) -> Vec<PathBuf> {
     let paths = std::fs::read_dir(job_directory(root))
         .unwrap()
@@ -325,9 +336,7 @@ async fn groups_count_when_they_are_flushed() {
     let mut mover = Mover::open(home.path()).await;
     mover.first_group(&head, &contents).await;
     let name = shared_name(&head.path, &source_of(&head));
-    let part = job_directory(home.path())
-        .join("parts")
-        .join(name.as_os_str());
+    let part = parts_directory(home.path()).join(name.as_os_str());
     let written = std::fs::File::options().write(true).open(&part).unwrap();
     written
         .write_all_at(&contents[contents.len() - 1..], contents.len() as u64 - 1)
@@ -388,7 +397,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let mut late = Mover::open(home.path()).await;
     late.first_group(&head, &contents).await;
     assert_eq!(late.commit(&head, &contents).await, committed);
-    let parts = std::fs::read_dir(job_directory(home.path()).join("parts")).unwrap();
+    let parts = std::fs::read_dir(parts_directory(home.path())).unwrap();
     let parts = parts.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());
     assert_eq!((parts.count(), late.faults.len()), (0, 0));
     assert!(!home.path().join("large").exists(), "once is enough");
@@ -788,7 +797,7 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
         !shared.holds(FileId(1)),
         "a sender that abandons files without end keeps none open"
     );
-    let parts = std::fs::read_dir(job_directory(home.path()).join("parts")).unwrap();
+    let parts = std::fs::read_dir(parts_directory(home.path())).unwrap();
     assert_eq!(parts.count(), 1, "others may write the part");
     // a writer may have been at it still
     transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();

@@ -33,9 +33,7 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     let head = head("large", &contents);
     let part = write_part(&transfer, &head, &contents);
     let name = part.hidden_name().unwrap();
-    let hidden = job_directory(home.path())
-        .join("parts")
-        .join(name.as_os_str());
+    let hidden = parts_directory(home.path()).join(name.as_os_str());
     let there = home.path().join("large");
     std::fs::hard_link(&hidden, &there).unwrap();
     transfer

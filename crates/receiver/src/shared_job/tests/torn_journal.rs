@@ -20,9 +20,7 @@ async fn of_a_torn_journal_a_beginning_counts() {
     };
     let whole = std::fs::read(journal).unwrap();
     let name = shared_name(&head.path, &source_of(&head));
-    let part = job_directory(home.path())
-        .join("parts")
-        .join(name.as_os_str());
+    let part = parts_directory(home.path()).join(name.as_os_str());
     let part = (name, part.metadata().unwrap().ino());
     let torn = tempfile::tempdir().unwrap();
     let copy = torn.path().join(journal.file_name().unwrap());
