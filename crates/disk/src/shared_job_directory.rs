@@ -12,9 +12,10 @@
 //! removed takes no new entries, and that what has no name cannot be renamed. A session whose sender has gone ends by
 //! its lease.
 //!
-//! A part of a large file is made once in a job. When it gets its final name, a mark takes the place of its name here,
-//! so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could be
-//! another's by then.
+//! A part of a large file is made once in a job. Before it gets its final name, a mark takes the place of its name here
+//! ([`JobSession::retire_part`]), so nobody begins it again, and what receivers record of it is never of two files: the
+//! inode of the first could be another's by then. What has the name of a part has never had a final name, under which
+//! others may change a file. So another job may take it over ([`JobSession::take_part`]).
 //!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
 //! error.
@@ -324,7 +325,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{FileIdentity, set_file_mtime};
+    use crate::entry::{FileIdentity, number_of, set_file_mtime};
     use crate::file_io::data_file::Direct;
     use crate::new_files::NewFiles;
     use crate::publish::Replace;
@@ -436,7 +437,8 @@ mod tests {
         let at = |text: &str| home.path().join(text);
         let own = |hidden: &Name| format!("/proc/self/fd/{}/{hidden}", session.own().as_raw_fd());
         let look = |hidden: &Name, staged, error: Errno| {
-            session.look_after_failure((staged, hidden), (&root, &name("f")), error.into())
+            let from = (&**session.own(), hidden);
+            session.look_after_failure(staged, from, (&root, &name("f")), error.into())
         };
         let hidden = create(&session, &root).unwrap();
         let staged = number_at(session.own(), hidden.as_os_str()).unwrap();
@@ -603,6 +605,60 @@ mod tests {
             )
             .unwrap_err();
         assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
+    }
+
+    /// A receiver is stopped after each step of a commit. A user changes the file under its final name and removes it.
+    #[test]
+    fn a_part_that_has_had_its_final_name_is_neither_taken_over_nor_found() {
+        let (home, root) = place();
+        let dead = begin(&root, "a");
+        let part = name("p");
+        let retired = job_session::retired_name(&part);
+        let opened = dead
+            .open_part(&Lease::constant(), &part, 4, Direct::Off)
+            .unwrap();
+        let inode = number_of(opened.file()).unwrap().inode;
+        dead.retire_part(&part, opened.file()).unwrap();
+        assert!(matches!(dead.find_part(&part), Ok(PartFound::Part(_))));
+        let next = SharedJobId([8; 16]);
+        let next = SharedJobDirectory::open(&root, next, Beginning::Allowed).unwrap();
+        let next = next.begin("b").unwrap();
+        let is_taken = || next.take_part(&job(&root), &part, inode).unwrap();
+        assert!(!is_taken());
+        let target = home.path().join("f");
+        rustix::fs::renameat(&dead.parts, retired.as_os_str(), rustix::fs::CWD, &target).unwrap();
+        let is_committed = || matches!(dead.find_part(&part), Ok(PartFound::Committed { inode: told }) if told == inode);
+        assert!(!is_taken() && is_committed());
+        std::fs::write(&target, "other").unwrap();
+        std::fs::remove_file(&target).unwrap();
+        assert!(!is_taken() && is_committed());
+        let target = (&*root, &name("f"));
+        let staged = (&part, opened.file());
+        let gone = dead.publish_part(&Lease::constant(), staged, target, Replace::Existing);
+        assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(is_committed() && !home.path().join("f").exists());
+    }
+
+    #[test]
+    fn a_part_of_a_dead_job_is_taken_over_by_one_job() {
+        let (_home, root) = place();
+        let dead = begin(&root, "a");
+        let part = name("p");
+        let opened = dead
+            .open_part(&Lease::constant(), &part, 4, Direct::Off)
+            .unwrap();
+        let inode = number_of(opened.file()).unwrap().inode;
+        let [first, second] = [8, 9].map(|id| {
+            let next = SharedJobId([id; 16]);
+            let next = SharedJobDirectory::open(&root, next, Beginning::Allowed).unwrap();
+            next.begin("b").unwrap()
+        });
+        let take =
+            |session: &JobSession, inode| session.take_part(&job(&root), &part, inode).unwrap();
+        assert!(!take(&first, inode + 1), "another file");
+        assert!(take(&first, inode) && !take(&second, inode));
+        assert!(matches!(first.find_part(&part), Ok(PartFound::Part(_))));
+        assert_eq!(opened.file().metadata().unwrap().nlink(), 1);
     }
 
     #[test]

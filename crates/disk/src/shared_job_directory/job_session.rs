@@ -5,11 +5,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, Dev, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dev, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
@@ -36,7 +36,7 @@ pub const PART_GONE: Errno = Errno::ALREADY;
 pub enum PartFound {
     /// No receiver has begun it.
     Nothing,
-    /// The part. It may have its final name as well, where its receiver was stopped before it had put the mark.
+    /// The part, which has no final name. It may be about to get one ([`JobSession::retire_part`]).
     Part(File),
     /// The mark of a part that has got its final name.
     Committed {
@@ -110,15 +110,26 @@ impl JobSession {
         &self,
         lease: &Lease,
         hidden: &Name,
+        place: (&OwnedFd, &Name),
+        replace: Replace,
+    ) -> io::Result<()> {
+        self.publish_from(lease, (&self.own, hidden), place, replace)
+    }
+
+    /// Gives an entry of a directory of the job its final name; see [`publish`](Self::publish).
+    fn publish_from(
+        &self,
+        lease: &Lease,
+        from @ (within, hidden): (&OwnedFd, &Name),
         place @ (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
         let staged =
-            number_at(&self.own, hidden.as_os_str()).map_err(|error| self.ended_if_dead(error))?;
+            number_at(within, hidden.as_os_str()).map_err(|error| self.ended_if_dead(error))?;
         let is_there = number_at(directory, name.as_os_str()).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
-        let moved = move_to(lease, (&self.own, hidden), place, replace);
-        moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))?;
+        let moved = move_to(lease, from, place, replace);
+        moved.or_else(|error| self.look_after_failure(staged, from, place, error))?;
         if let Some(before) = before {
             self.give_back_time(lease, directory, before.mtime);
         }
@@ -141,17 +152,18 @@ impl JobSession {
     /// something has the name.
     pub(super) fn look_after_failure(
         &self,
-        (staged, hidden): (FileNumber, &Name),
+        staged: FileNumber,
+        (within, hidden): (&OwnedFd, &Name),
         (directory, name): (&OwnedFd, &Name),
         error: io::Error,
     ) -> io::Result<()> {
         if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
             // it may be a link that was made twice
-            let _goes_with_the_session =
-                rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
+            let _goes_with_the_job =
+                rustix::fs::unlinkat(within, hidden.as_os_str(), AtFlags::empty());
             return Ok(());
         }
-        let is_gone = number_at(&self.own, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
+        let is_gone = number_at(within, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
         Err(if is_gone {
             self.ended_if_dead(error)
         } else {
@@ -228,12 +240,12 @@ impl JobSession {
         })
     }
 
-    /// Links a part of a dead job into this one, if it has this inode and no other name. Returns whether this session
-    /// has done so.
+    /// Moves a part of a dead job into this one, if it has this inode. It leaves the dead job first, so that no two
+    /// jobs have it. Returns whether this session has taken it.
     ///
     /// # Errors
     /// The system's error.
-    pub fn link_part(
+    pub fn take_part(
         &self,
         dead: &SharedJobDirectory,
         name: &Name,
@@ -245,14 +257,23 @@ impl JobSession {
             Err(Errno::NOENT) => return Ok(false),
             found => found?,
         };
-        if found.st_nlink > 1 || !is_it(&FileIdentity::from_stat(&found)) {
+        if !is_it(&FileIdentity::from_stat(&found)) {
             return Ok(false);
         }
-        let to = name.as_os_str();
-        match rustix::fs::linkat(dead.fd(), &path, &self.parts, to, AtFlags::empty()) {
-            Ok(()) => Ok(is_it(&FileIdentity::at(&self.parts, name)?)),
+        let take =
+            |fresh: &Name| rustix::fs::renameat(dead.fd(), &path, &self.own, fresh.as_os_str());
+        let fresh = match make_hidden(self.own.as_fd(), take) {
             // another session was first
-            Err(Errno::EXIST | Errno::NOENT) => Ok(false),
+            Err(Errno::NOENT) => return Ok(false),
+            taken => taken?.0,
+        };
+        let from = fresh.as_os_str();
+        let to = name.as_os_str();
+        let linked = rustix::fs::linkat(&self.own, from, &self.parts, to, AtFlags::empty());
+        let _goes_with_the_session = rustix::fs::unlinkat(&self.own, from, AtFlags::empty());
+        match linked {
+            Ok(()) => Ok(is_it(&FileIdentity::at(&self.parts, name)?)),
+            Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -262,20 +283,21 @@ impl JobSession {
     /// # Errors
     /// The system's error.
     pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match rustix::fs::openat(&self.parts, name.as_os_str(), flags, Mode::empty()) {
+        match self.open_existing(name) {
             Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
             Err(Errno::LOOP) => self.read_mark(name),
-            Err(error) => Err(error.into()),
-            Ok(part) => {
-                let stat = rustix::fs::fstat(&part)?;
-                let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-                if is_file {
-                    Ok(PartFound::Part(part.into()))
-                } else {
-                    Err(Errno::INVAL.into())
-                }
-            }
+            part => Ok(PartFound::Part(part?)),
+        }
+    }
+
+    fn open_existing(&self, name: &Name) -> rustix::io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let part = rustix::fs::openat(&self.parts, name.as_os_str(), flags, Mode::empty())?;
+        let mode = rustix::fs::fstat(&part)?.st_mode;
+        if FileType::from_raw_mode(mode) == FileType::RegularFile {
+            Ok(part.into())
+        } else {
+            Err(Errno::INVAL)
         }
     }
 
@@ -285,11 +307,16 @@ impl JobSession {
             Err(error) => Err(error.into()),
             Ok(mark) => {
                 let text = mark.to_str().unwrap_or_default();
-                match text.strip_prefix(GIVEN_UP) {
-                    Some(errno) => errno.parse().map(|errno| PartFound::GivenUp { errno }),
-                    None => text.parse().map(|inode| PartFound::Committed { inode }),
+                let invalid = |_no_number| Errno::INVAL;
+                if let Some(errno) = text.strip_prefix(GIVEN_UP) {
+                    let errno = errno.parse().map_err(invalid)?;
+                    return Ok(PartFound::GivenUp { errno });
                 }
-                .map_err(|_no_number| Errno::INVAL.into())
+                let inode = text.parse().map_err(invalid)?;
+                match self.open_existing(&retired_name(name)) {
+                    Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Committed { inode }),
+                    part => Ok(PartFound::Part(part?)),
+                }
             }
         }
     }
@@ -302,8 +329,36 @@ impl JobSession {
         rustix::fs::fsync(&self.parts).map_err(|error| self.ended_if_dead(error.into()))
     }
 
-    /// Gives a part, the very file that is open here, its final name, and puts a mark in its place. To be done again by
-    /// whoever does not know whether it has been done.
+    /// Takes a part, the very file that is open here, out of its place before it is published, and puts a mark there.
+    /// Only its *retired* name leads to it then, which the rename to the final name takes away. So nobody ever finds a
+    /// file in the place of a part that has had a final name, under which others may have changed it. To be done again
+    /// by whoever does not know whether it has been done.
+    ///
+    /// # Errors
+    /// The system's error, and [`JOB_ENDED`]: the part must not be published.
+    pub fn retire_part(&self, part: &Name, file: &File) -> io::Result<()> {
+        if self.has_name(part, file)? {
+            let retired = retired_name(part);
+            // by its name, and a mark leads nowhere: a file that has been published gets no name here again
+            let linked = rustix::fs::linkat(
+                &self.parts,
+                part.as_os_str(),
+                &self.parts,
+                retired.as_os_str(),
+                AtFlags::SYMLINK_FOLLOW,
+            );
+            match linked {
+                // another receiver was first
+                Ok(()) | Err(Errno::EXIST | Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.put_mark((part, file), &number_of(file)?.inode.to_string())?;
+        }
+        self.flush_part_names()
+    }
+
+    /// Gives a part, the very file that is open here, its final name. To be done again by whoever does not know whether
+    /// it has been done.
     ///
     /// # Errors
     /// The system's error, and [`JOB_ENDED`]; `ENOENT` also where another receiver was first, and somebody has removed
@@ -312,25 +367,24 @@ impl JobSession {
         &self,
         lease: &Lease,
         (part, file): (&Name, &File),
-        place: (&OwnedFd, &Name),
+        place @ (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
-        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let link = |fresh: &Name| {
-            rustix::fs::linkat(
-                CWD,
-                &open,
-                &self.own,
-                fresh.as_os_str(),
-                AtFlags::SYMLINK_FOLLOW,
-            )
-        };
-        let linked = make_hidden(self.own.as_fd(), link);
-        let (fresh, ()) = linked.map_err(|error| self.ended_if_dead(error.into()))?;
-        self.publish_made(lease, Ok(()), &fresh, place, replace)?;
-        // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
-        let _best_effort = self.put_mark((part, file), &number_of(file)?.inode.to_string());
-        Ok(())
+        self.retire_part(part, file)?;
+        let retired = retired_name(part);
+        let from = (&*self.parts, &retired);
+        let is_it = |there| number_of(file).is_ok_and(|here| here == there);
+        if number_at(&self.parts, retired.as_os_str()).is_ok_and(is_it) {
+            self.publish_from(lease, from, place, replace)?;
+            // A rename does nothing where both names lead to the same.
+            let _gone_as_a_rule =
+                rustix::fs::unlinkat(&self.parts, retired.as_os_str(), AtFlags::empty());
+            return Ok(());
+        }
+        if number_at(directory, name.as_os_str()).is_ok_and(is_it) {
+            return Ok(());
+        }
+        Err(self.ended_if_dead(Errno::NOENT.into()))
     }
 
     /// Gives up a part, the very file that is open here, which cannot be written for this reason: what it takes is free
@@ -407,6 +461,12 @@ impl Drop for JobSession {
     }
 }
 
+/// The name of a part that is about to be published.
+pub(super) fn retired_name(part: &Name) -> Name {
+    let name = [RETIRED.as_bytes(), part.as_bytes()].concat();
+    Name::from_bytes(&name).expect("the names of parts are short")
+}
+
 /// Whether an error says that a directory has been removed.
 pub(super) fn is_dead(error: &io::Error) -> bool {
     matches!(
@@ -415,5 +475,7 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
     )
 }
 
+/// The beginning of the names of parts that are about to be published; the name of the part follows.
+const RETIRED: &str = "retired-";
 /// The beginning of where the mark of a part leads that has been given up; the error's number follows.
 const GIVEN_UP: &str = "given-up-";

@@ -1,7 +1,7 @@
 //! What proves that a directory is that of a job.
 //!
-//! **Invariant:** nothing is written into a directory, or removed from it, that no receiver has made as the directory of
-//! this very job. Users who may rename in the target can give its name to any directory there. So the name of the
+//! **Invariant:** nothing is written into a directory, or removed from it, that no receiver has made as the directory
+//! of this very job. Users who may rename in the target can give its name to any directory there. So the name of the
 //! directory of parts is the proof: it contains the job and the inode of the directory that it is in, no path that a
 //! receiver takes from a sender leads through such a name, and nobody else can make names in a directory of the
 //! receiver's user that is closed. A directory has its proof before it gets the name of the job, and loses it last. One

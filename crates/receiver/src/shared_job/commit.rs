@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!  part ─┬─ committed ──────────────────────────────────────────────────────────────────────────────┐
-//!        ├─ there ──► a group missing? told ──► metadata, flush ──► rename ──► mark in its place ──► parent flushed
+//!        ├─ there ──► a group missing? told ──► mark in its place ──► metadata, flush ──► rename ──► parent flushed
 //!        ├─ given up, for want of room ──► told
 //!        └─ not begun ──► all groups are told as missing
 //! ```
 //!
 //! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very part
 //! that gets the name, as journals of the job say. A part is made once in a job. Whoever comes second, or repeats
-//! an order whose answer was lost, finds the mark in its place ([`JobSession::find_part`](zmove_disk::JobSession)).
+//! an order whose answer was lost, finds the mark in its place ([`JobSession::find_part`](zmove_disk::JobSession)), and
+//! the part as well until it has its name. Nobody finds a part that has had its name, since others may have changed it.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NewFiles, PartFound, set_file_mtime};
+use zmove_disk::{FileIdentity, NewFiles, PartFound};
 use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
@@ -118,20 +119,20 @@ impl SharedJobSession {
         let Place {
             directory, name, ..
         } = place;
-        // Where its receiver was stopped before it had put the mark, that and the time are all that is to be done.
-        let has_name = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
-        if !has_name {
-            finish(transfer, (part, head), place)?;
-            if transfer
-                .target
-                .may_not_be_replaced(directory, name, head.metadata.mtime)
-            {
-                let (operation, code) = ALREADY_THERE;
-                return Ok(SharedJobResult::Failed(operation, code));
-            }
+        // Another job could not take the part over after this. Whoever writes to it later gives the file its time.
+        let lease = transfer.target.tree.lease();
+        let permit = lease.permit();
+        drop(permit.map_err(|error| (Operation::SetMetadata, error.into()))?);
+        self.session
+            .retire_part(&place.part, part)
+            .map_err(failed_to(Operation::Rename))?;
+        finish(transfer, (part, head), place)?;
+        let mtime = head.metadata.mtime;
+        if transfer.target.may_not_be_replaced(directory, name, mtime) {
+            let (operation, code) = ALREADY_THERE;
+            return Ok(SharedJobResult::Failed(operation, code));
         }
         let replace = transfer.target.rules.replaces();
-        let lease = transfer.target.tree.lease();
         let to: (&OwnedFd, &Name) = (directory, name);
         if let Err(error) = self
             .session
@@ -139,15 +140,9 @@ impl SharedJobSession {
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
-        // who has written while the part had both names believes that it was not committed
-        let cannot = failed_to(Operation::SetMetadata);
-        let permit = lease.permit().map_err(|error| cannot(error.into()))?;
-        set_file_mtime(permit, part, head.metadata.mtime).map_err(cannot)?;
-        if !has_name {
-            // whoever orders it counts
-            let counters = Counters::default();
-            transfer.stored(head.bytes, &counters, || Some(head.path.clone()), root);
-        }
+        // whoever orders it counts
+        let counters = Counters::default();
+        transfer.stored(head.bytes, &counters, || Some(head.path.clone()), root);
         self.committed(transfer, place, inode)
     }
 

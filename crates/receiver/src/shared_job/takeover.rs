@@ -1,9 +1,9 @@
 //! What a dead job has left at the target of the session that begins another: the parts of large files, with the groups
 //! that its journals say are flushed.
 //!
-//! **Invariant:** a group counts in the new job only for the very part that has been linked into it. So each group that
-//! counts is recorded anew. The journals themselves stay behind: they may name parts that have gone, whose inodes other
-//! files may get.
+//! **Invariant:** a group counts in the new job only for the very part that has been moved into it. So each group that
+//! counts is recorded anew. No part is moved that a receiver was about to publish. The journals themselves stay behind:
+//! they may name parts that have gone, whose inodes other files may get.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,17 +25,17 @@ pub(crate) fn take_over(
     bytes_max: u64,
 ) -> io::Result<()> {
     let files = journals::flushed_files(dead.fd(), bytes_max)?;
-    let mut linked = HashSet::new();
+    let mut taken = HashSet::new();
     for file in &files {
         let part = key(file);
-        if !linked.contains(&part) && session.link_part(dead, &part.0, part.1)? {
-            linked.insert(part);
+        if !taken.contains(&part) && session.take_part(dead, &part.0, part.1)? {
+            taken.insert(part);
         }
     }
     session.flush_part_names()?;
     // the files of the session itself have low numbers
     for (number, file) in (0..u64::MAX).rev().zip(files) {
-        if linked.contains(&key(&file)) {
+        if taken.contains(&key(&file)) {
             journal.adopt(number, &file).map_err(io::Error::other)?;
         }
     }

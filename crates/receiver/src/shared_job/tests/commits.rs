@@ -23,10 +23,9 @@ fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Stag
     part
 }
 
-/// A receiver was stopped before it had put the mark in the place of the part, and another has written to it since:
-/// it found the part there, and leaves the file's time to whoever puts the mark.
+/// A receiver was stopped before it had published the part, and another has written to it since.
 #[test]
-fn whoever_puts_the_mark_gives_the_file_its_time() {
+fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_source() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let contents = contents(1, 1);
@@ -35,24 +34,20 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     let name = part.hidden_name().unwrap();
     let hidden = parts_directory(home.path()).join(name.as_os_str());
     let there = home.path().join("large");
-    std::fs::hard_link(&hidden, &there).unwrap();
-    transfer
-        .parts
-        .shared
-        .as_ref()
-        .unwrap()
-        .has_written(FileId(1))
-        .unwrap();
-    assert_ne!(there.metadata().unwrap().mtime(), 77);
+    let shared = transfer.parts.shared.as_ref().unwrap();
+    shared.session.retire_part(name, part.file()).unwrap();
+    assert!(hidden.is_symlink() && !there.exists(), "the mark");
+    shared.has_written(FileId(1)).unwrap();
     let session = transfer.target.shared_job.as_ref().unwrap();
-    let inode = there.metadata().unwrap().ino();
-    assert_eq!(
-        session.commit(&transfer, &head, None).unwrap(),
-        SharedJobResult::Committed { inode }
-    );
-    assert!(hidden.is_symlink(), "the mark");
+    let inode = part.file().metadata().unwrap().ino();
+    let committed = SharedJobResult::Committed { inode };
+    let commit = || session.commit(&transfer, &head, None).unwrap();
+    assert_eq!(commit(), committed);
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
+    std::fs::remove_file(&there).unwrap();
+    assert_eq!(commit(), committed);
+    assert!(!there.exists(), "once is enough");
 }
 
 /// A push of many large files would else keep in memory what nobody asks for again.
