@@ -3,14 +3,14 @@
 //! Such a job is alive, and then the session goes on beside it. Or its head was killed, and then receivers and nodes
 //! may go on for some seconds, and would publish old contents over what this session publishes. So the session compares
 //! and publishes nothing in a directory before it knows that of each job there ([`WatchedJob`]). It removes what dead
-//! jobs have left.
+//! jobs have left. For jobs of other users, who may pretend anything, a session waits no longer than 50 s in all.
 
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
@@ -30,6 +30,7 @@ pub(crate) struct OtherJobs {
     has_told: AtomicBool,
     /// Whether nobody waits any more.
     is_over: Arc<AtomicBool>,
+    began: Instant,
 }
 
 /// The directory of a job, by the directory in which it is.
@@ -53,6 +54,7 @@ impl OtherJobs {
             told,
             has_told: AtomicBool::new(false),
             is_over: Arc::default(),
+            began: Instant::now(),
         }
     }
 
@@ -103,7 +105,10 @@ impl OtherJobs {
         let mut watched: Vec<_> = found
             .into_iter()
             .filter(|(_, job)| Some(*job) != self.own && !self.passed.lock().contains(job))
-            .filter_map(|(parent, job)| Some((WatchedJob::begin(parent.as_fd(), job)?, parent)))
+            .filter_map(|(parent, job)| {
+                let job = WatchedJob::begin(parent.as_fd(), job, self.began)?;
+                Some((job, parent))
+            })
             .collect();
         loop {
             for (job, parent) in std::mem::take(&mut watched) {

@@ -10,6 +10,11 @@
 //! which slow storage may show late. A receiver writes its beats one after another. So a beat was made after the beat
 //! before it could be seen, and the head has echoed a ping that was sent no earlier than the age in it before that. If
 //! that is after the first look, the head was alive then. No clocks of two hosts are compared.
+//!
+//! **What ends the wait.** Beats without a proof, or with one older than a lease, count for nothing. So each heartbeat
+//! changes at most once, later than a lease after the first look, before it proves that the head is alive, and a job of
+//! this user is alive or dead before long. Other users can write what they like into their own directories, so the wait
+//! for these ends after [`FOREIGN_WAIT_MAX`].
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,6 +28,7 @@ use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
 use super::{SharedJobDirectory, SharedJobError, look_at, name_of, own_name};
+use crate::lease::LEASE_MAX;
 use crate::shared_job_names::job_of;
 use crate::tree::DIRECTORY;
 
@@ -45,7 +51,8 @@ pub enum Sign {
     Dead,
     /// There is no directory of this name any more, or it was none.
     Gone,
-    /// A directory of this user has the name of the job, and was not made as its directory.
+    /// Nobody waits for the job or ends it. The directory is this user's and was not made as that of the job, or it is
+    /// another user's, and the time for that is over.
     Foreign,
 }
 
@@ -60,6 +67,8 @@ pub struct WatchedJob {
     looks: Option<Looks>,
     /// How long no look has found a change.
     silent: Duration,
+    /// When the wait for a directory of another user ends.
+    foreign_until: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +94,11 @@ struct Beat {
 
 /// How long no heartbeat of a dead job has changed: five seconds longer than any receiver goes on without its head.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
+/// How long a session waits for directories of other users, who may write any heartbeats there. It is counted from the
+/// beginning of the session: nothing is published any more for a head that had died by then.
+const FOREIGN_WAIT_MAX: Duration = Duration::from_secs(2 * DEAD_AFTER.as_secs());
+/// The greatest age of a proof in a heartbeat that counts, rounded up. Only the first beat of a session has none.
+const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1));
 /// The most of the time between two looks that counts as silence.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
@@ -156,10 +170,10 @@ pub fn jobs_in(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
 }
 
 impl WatchedJob {
-    /// A job that is looked at from now on; `None` where nobody has to wait for it: in a directory that everybody may
-    /// write in, as `/tmp`, whoever likes makes such a name.
+    /// A job that is looked at from now on, by a session that has begun at `since`; `None` where nobody has to wait for
+    /// it: in a directory that everybody may write in, as `/tmp`, whoever likes makes such a name.
     #[must_use]
-    pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId) -> Option<Self> {
+    pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId, since: Instant) -> Option<Self> {
         let is_sticky = rustix::fs::fstat(parent)
             .is_ok_and(|parent| Mode::from_raw_mode(parent.st_mode).contains(Mode::SVTX));
         (!is_sticky || is_own(parent, job)).then(|| Self {
@@ -168,6 +182,7 @@ impl WatchedJob {
             hashes: RandomState::new(),
             looks: None,
             silent: Duration::ZERO,
+            foreign_until: since + FOREIGN_WAIT_MAX,
         })
     }
 
@@ -184,9 +199,10 @@ impl WatchedJob {
     /// The system's error: nothing can be said of the job.
     pub fn look(&mut self, parent: BorrowedFd<'_>) -> io::Result<Sign> {
         let now = Instant::now();
-        if let Err(SharedJobError::Foreign) = SharedJobDirectory::open_proven(parent, self.job) {
-            return Ok(Sign::Foreign);
-        }
+        let is_of_another = match SharedJobDirectory::open_proven(parent, self.job) {
+            Err(SharedJobError::Foreign) => return Ok(Sign::Foreign),
+            opened => matches!(opened, Err(SharedJobError::OfAnotherUser)),
+        };
         let found = match read_all(parent, self.job) {
             Ok(found) => found,
             Err(error) if is_no_job(&error) => return Ok(Sign::Gone),
@@ -194,7 +210,10 @@ impl WatchedJob {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
             Err(error) => return Err(error),
         };
-        Ok(self.judge(now, found))
+        Ok(match self.judge(now, found) {
+            Sign::Unclear if is_of_another && now >= self.foreign_until => Sign::Foreign,
+            sign => sign,
+        })
     }
 
     /// What is known after a look that began at `now`.
@@ -208,7 +227,8 @@ impl WatchedJob {
         let mut has_changed = false;
         let mut is_alive = false;
         let mut seen = HashMap::with_capacity(found.len());
-        for (name, beat) in found {
+        let can_be_real = |(_, beat): &(Name, Beat)| beat.proof_age <= PROOF_AGE_MAX;
+        for (name, beat) in found.into_iter().filter(can_be_real) {
             let name = self.hashes.hash_one(&name);
             let before = self.seen.get(&name).copied();
             let made_after = match before {
@@ -317,7 +337,7 @@ mod tests {
     }
 
     fn watch(root: &Arc<OwnedFd>) -> WatchedJob {
-        WatchedJob::begin(root.as_fd(), JOB).unwrap()
+        WatchedJob::begin(root.as_fd(), JOB, Instant::now()).unwrap()
     }
 
     fn look(watched: &mut WatchedJob, root: &Arc<OwnedFd>) -> Sign {
@@ -362,12 +382,36 @@ mod tests {
         assert_eq!(signs(&found)[..3], [Unclear; 3]);
     }
 
+    /// No receiver goes on writing such beats.
     #[test]
-    fn a_beat_without_a_proof_is_no_sign_of_life() {
-        let found: Vec<_> = (0..20)
-            .map(|n| (n * 1000, u64::from(n), 99_999_999))
-            .collect();
-        assert_eq!(signs(&found), [Sign::Unclear; 20]);
+    fn changing_beats_without_a_proof_are_silence() {
+        for age in [10_002, 99_999_999] {
+            let found: Vec<_> = (0..=25).map(|n| (n * 1000, u64::from(n), age)).collect();
+            assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
+        }
+    }
+
+    /// Another user may write any heartbeats.
+    #[test]
+    fn the_wait_for_a_directory_of_another_user_ends_whatever_is_in_it() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (home, root, job) = place();
+        let path = home.path().join(name_of(JOB).as_os_str());
+        std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
+        let mut watched = watch(&root);
+        let mut hearts = (0..5).map(|number| job.heartbeat(&number.to_string()).unwrap());
+        let mut look_at_new = |watched: &mut WatchedJob| {
+            let mut heart = hearts.next().unwrap();
+            heart.beat(Some(MILLI)).unwrap();
+            look(watched, &root)
+        };
+        assert_eq!(look_at_new(&mut watched), Sign::Unclear);
+        watched.foreign_until = Instant::now();
+        assert_eq!(look_at_new(&mut watched), Sign::Foreign);
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+        assert_eq!(look_at_new(&mut watched), Sign::Unclear, "of this user");
     }
 
     #[test]
@@ -443,12 +487,12 @@ mod tests {
             std::fs::set_permissions(home.path(), mode).unwrap();
         };
         set(0o1777);
-        assert!(WatchedJob::begin(root.as_fd(), JOB).is_some());
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_some());
         let path = home.path().join(name_of(JOB).as_os_str());
         std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
-        assert!(WatchedJob::begin(root.as_fd(), JOB).is_none());
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_none());
         set(0o777);
-        assert!(WatchedJob::begin(root.as_fd(), JOB).is_some());
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_some());
         let ended = SharedJobDirectory::end_dead(
             &crate::Lease::constant(),
             &root,

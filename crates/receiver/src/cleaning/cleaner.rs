@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -222,13 +222,14 @@ impl Cleaner {
 
     /// Waits until each job that was found is known to be alive or dead, and removes what dead ones have left.
     fn clean_jobs(&self) {
+        let began = Instant::now();
         let mut watched = Vec::new();
         for (path, job, booked) in std::mem::take(&mut *self.jobs.lock()) {
             // In a directory that is gone there is no job any more.
             let parent = self.tree.open_directory(&path);
             let job = parent
                 .ok()
-                .and_then(|parent| WatchedJob::begin(parent.as_fd(), job));
+                .and_then(|parent| WatchedJob::begin(parent.as_fd(), job, began));
             watched.extend(job.map(|job| (path, job, booked)));
         }
         let mut has_told = false;
