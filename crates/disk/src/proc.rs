@@ -48,6 +48,12 @@ impl Mount {
             .filter_map(Self::parse)
     }
 
+    /// The mount of this number; if the number is not known, the one that a path without links lies in.
+    pub(crate) fn of(mountinfo: &[u8], id: Option<u64>, path: &Path) -> Option<Self> {
+        let by_id = id.and_then(|id| Self::all(mountinfo).find(|mount| mount.id == id));
+        by_id.or_else(|| Self::around(mountinfo, path))
+    }
+
     /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
     #[must_use]
     pub fn around(mountinfo: &[u8], path: &Path) -> Option<Self> {

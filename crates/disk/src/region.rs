@@ -68,9 +68,7 @@ impl Region {
 fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
     let asked = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok();
     let told = asked.filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
-    let numbered =
-        told.and_then(|stat| Mount::all(mounts).find(|mount| mount.id == stat.stx_mnt_id));
-    numbered.or_else(|| Mount::around(mounts, path))
+    Mount::of(mounts, told.map(|stat| stat.stx_mnt_id), path)
 }
 
 /// The mounts of this process, as the kernel reports them (`/proc/self/mountinfo`); empty if it does not.

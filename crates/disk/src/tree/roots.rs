@@ -221,7 +221,7 @@ impl Around {
         let mounts = std::fs::read("/proc/self/mountinfo")?;
         let mut numbers: HashSet<_> = above(&path).collect();
         numbers.insert(number_of(directory)?);
-        if let Some(mount) = mount_of(&mounts, directory, &path) {
+        if let Some(mount) = Mount::of(&mounts, mount_id(directory), &path) {
             let others = paths_of(&mounts, &mount, &path);
             numbers.extend(others.iter().flat_map(|other| above(other)));
         }
@@ -250,12 +250,6 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
 fn above(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path.as_os_str()).ok();
     path.ancestors().filter_map(number)
-}
-
-/// The mount by which a directory was opened.
-fn mount_of(mounts: &[u8], directory: &OwnedFd, path: &Path) -> Option<Mount> {
-    let by_id = mount_id(directory).and_then(|id| Mount::all(mounts).find(|mount| mount.id == id));
-    by_id.or_else(|| Mount::around(mounts, path))
 }
 
 /// The paths that lead to a directory through the mounts of its file system.
