@@ -1,12 +1,12 @@
-//! What lanes and control say, written and read: a batch of small files, an offer, the header of a frame.
+//! What lanes and control say, written and read: a batch of small files, a request, the header of a frame.
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use zmove_types::{FileId, ItemId, Metadata, Name, RelPath, Root, Timestamp};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind, Offer, OfferedFile,
-    OfferedGroup, ToReceiver, decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, EntryGroup, FileEntry, FrameHeader, FrameKind, Question,
+    Request, SourceEntry, SourceKind, SourceMetadata, ToReceiver, decode_message, encode_message,
 };
 
 /// The files of a batch, as many as a sender packs into one.
@@ -30,17 +30,17 @@ fn batches(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn offers(criterion: &mut Criterion) {
-    let offer = ToReceiver::Offer(offer());
-    let encoded = encode_message(&offer);
+fn requests(criterion: &mut Criterion) {
+    let request = ToReceiver::Request(request());
+    let encoded = encode_message(&request);
     // its length stands in front
     let decode =
         |encoded: &[u8]| decode_message::<ToReceiver>(&encoded[4..]).expect("it was just written");
-    assert_eq!(decode(&encoded), offer);
-    let mut group = criterion.benchmark_group("offer");
+    assert_eq!(decode(&encoded), request);
+    let mut group = criterion.benchmark_group("request");
     group.throughput(Throughput::Elements(u64::from(FILES)));
     group.bench_function("encode", |bencher| {
-        bencher.iter(|| encode_message(black_box(&offer)))
+        bencher.iter(|| encode_message(black_box(&request)))
     });
     group.bench_function("decode", |bencher| {
         bencher.iter(|| decode(black_box(&encoded)))
@@ -88,21 +88,26 @@ fn batch() -> Batch {
     Batch { groups }
 }
 
-fn offer() -> Offer {
-    let file = |number| OfferedFile {
+fn request() -> Request {
+    let file = |number| SourceEntry {
         name: name(number),
-        bytes: u64::from(FILE_BYTES),
-        metadata: metadata(),
-        source: None,
-        xattrs: None,
+        kind: SourceKind::File {
+            bytes: u64::from(FILE_BYTES),
+            mark: None,
+        },
+        metadata: SourceMetadata {
+            metadata: metadata(),
+            xattrs: None,
+        },
     };
-    let group = OfferedGroup {
+    let group = EntryGroup {
         directory: directory(),
-        files: (0..FILES).map(file).collect(),
+        itself: None,
+        entries: (0..FILES).map(file).collect(),
     };
-    Offer {
-        offer: 5,
-        groups: vec![group],
+    Request {
+        number: 5,
+        question: Question::Send(vec![group]),
     }
 }
 
@@ -124,5 +129,5 @@ fn name(number: u32) -> Name {
     Name::from_bytes(format!("event-{number:08}.h5").as_bytes()).expect("a name")
 }
 
-criterion_group!(benches, batches, offers, headers);
+criterion_group!(benches, batches, requests, headers);
 criterion_main!(benches);

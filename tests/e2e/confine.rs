@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use zmove_types::{FileId, GROUP_BYTES, ItemId, Timestamp};
 use zmove_wire::{
-    BatchEntry, FileHead, FrameHeader, FrameKind, Keep, KeptRange, ListedName, Remove, RemoveGroup,
-    ToReceiver, ToSender,
+    Answer, BatchEntry, FileHead, FrameHeader, FrameKind, ListedName, NameRange, Question, Remove,
+    RemoveGroup, Reply, Request, ToReceiver, ToSender,
 };
 
 use crate::command::Zmove;
@@ -507,15 +507,15 @@ fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
 fn nothing_is_listed_or_removed_through_a_link() {
     let yard = Yard::new();
     symlink(yard.outside(), yard.root().join("link")).unwrap();
-    let range = KeptRange {
+    let range = NameRange {
         directory: path("link"),
         after: None,
         names: Vec::new(),
         open: true,
     };
-    let keep = ToReceiver::Keep(Keep {
-        keep: 0,
-        ranges: vec![range],
+    let list = ToReceiver::Request(Request {
+        number: 0,
+        question: Question::Extraneous(vec![range]),
     });
     let within = RemoveGroup {
         directory: path("link"),
@@ -532,10 +532,13 @@ fn nothing_is_listed_or_removed_through_a_link() {
         }))
     });
     let answers = |deeds| Intruder::new(&yard.root()).does(deeds).answers;
-    let listed = answers(vec![message(&keep), Deed::Wait])
+    let listed = answers(vec![message(&list), Deed::Wait])
         .into_iter()
         .find_map(|answer| match answer {
-            ToSender::ExtraneousNames(extra) => Some(extra.names),
+            ToSender::Reply(Reply {
+                answer: Answer::Extraneous(extra),
+                ..
+            }) => Some(extra.names),
             _ => None,
         });
     assert_eq!(listed, Some(Vec::new()));

@@ -21,10 +21,11 @@ use zmove_transport::{
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry,
-    FileHead, FrameHeader, FrameKind, Greeting, Intent, Keep, KeptRange, ListedName, Offer,
-    OfferedFile, OfferedGroup, Open, RefusalCode, Remove, RemoveGroup, Role, RuleText, TargetShape,
-    ToReceiver, ToSender, TopName, decode_message, encode_message,
+    Answer, Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, EntryGroup, Extraneous,
+    FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Intent, ListedName, NameRange, Open,
+    Question, RefusalCode, Remove, RemoveGroup, Reply, Request, Role, RuleText, SourceEntry,
+    SourceKind, SourceMark, SourceMetadata, TargetShape, ToReceiver, ToSender, TopName,
+    decode_message, encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -373,17 +374,32 @@ fn fill(directory: &Path, files: usize) {
 }
 
 /// Asks for the names of a directory that the sender has none of.
-fn keep_nothing(directory: &str, keep: u64) -> ToReceiver {
-    let range = KeptRange {
+fn list_all(directory: &str, number: u64) -> ToReceiver {
+    let range = NameRange {
         directory: path(directory),
         after: None,
         names: Vec::new(),
         open: true,
     };
-    ToReceiver::Keep(Keep {
-        keep,
-        ranges: vec![range],
+    list(number, vec![range])
+}
+
+fn list(number: u64, ranges: Vec<NameRange>) -> ToReceiver {
+    ToReceiver::Request(Request {
+        number,
+        question: Question::Extraneous(ranges),
     })
+}
+
+/// The number of the request whose extraneous names these are.
+fn lists(answer: &ToSender) -> Option<u64> {
+    match answer {
+        ToSender::Reply(Reply {
+            number,
+            answer: Answer::Extraneous(_),
+        }) => Some(*number),
+        _ => None,
+    }
 }
 
 fn site() -> Site {
@@ -538,7 +554,7 @@ fn answers_that_nobody_reads_are_bounded() {
     std::fs::create_dir(greedy.root().join("many")).unwrap();
     fill(&greedy.root().join("many"), 4096);
     let resting = site.the_daemon().memory_kib();
-    let keep = |number| keep_nothing("many", number);
+    let keep = |number| list_all("many", number);
     let open = Open {
         extraneous: Extraneous::Goes,
         ..open()
@@ -559,7 +575,7 @@ fn answers_of_which_only_the_first_are_read_stay_booked() {
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |number| keep_nothing("", number);
+    let keep = |number| list_all("", number);
     let open = Open {
         extraneous: Extraneous::Goes,
         ..open()
@@ -639,32 +655,36 @@ fn sparse(path: &Path) {
 const SPARSE_BYTES: u64 = 8 << 40;
 
 /// Asks whether that file, which is there, is the one that would be sent.
-fn offer_of(file: &str, offer: u64) -> ToReceiver {
-    let mark = zmove_wire::SourceMark {
-        inode: 1,
-        ctime: Timestamp {
-            seconds: 1,
-            nanos: 0,
-        },
+fn offer_of(file: &str, number: u64) -> ToReceiver {
+    let time = Timestamp {
+        seconds: 1,
+        nanos: 0,
     };
-    let file = OfferedFile {
-        name: name(file),
-        bytes: SPARSE_BYTES,
-        metadata: zmove_types::Metadata::new(
-            0o644,
-            Timestamp {
-                seconds: 1,
-                nanos: 0,
-            },
-        ),
-        source: Some(mark),
+    let mark = Some(SourceMark {
+        inode: 1,
+        ctime: time,
+    });
+    let metadata = SourceMetadata {
+        metadata: zmove_types::Metadata::new(0o644, time),
         xattrs: None,
     };
-    let groups = vec![OfferedGroup {
+    let kind = SourceKind::File {
+        bytes: SPARSE_BYTES,
+        mark,
+    };
+    let groups = vec![EntryGroup {
         directory: path(""),
-        files: vec![file],
+        itself: None,
+        entries: vec![SourceEntry {
+            name: name(file),
+            kind,
+            metadata,
+        }],
     }];
-    ToReceiver::Offer(Offer { offer, groups })
+    ToReceiver::Request(Request {
+        number,
+        question: Question::Send(groups),
+    })
 }
 
 /// A key has as many offers in flight, in as many transfers, as it may: more than the daemon has threads for the work
@@ -711,7 +731,7 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
         (0..4000).for_each(|file| {
             std::fs::hard_link(&first, directory.join(format!("{file}"))).unwrap()
         });
-        KeptRange {
+        NameRange {
             directory: path(&format!("{number}")),
             after: None,
             names: Vec::new(),
@@ -728,14 +748,8 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
         };
         let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
         for transfer in &mut transfers {
-            for keep in 0..8 {
-                greedy.say(
-                    transfer,
-                    &ToReceiver::Keep(Keep {
-                        keep,
-                        ranges: ranges.clone(),
-                    }),
-                );
+            for number in 0..8 {
+                greedy.say(transfer, &list(number, ranges.clone()));
             }
         }
         wait_for_threads(&site, 150);
@@ -934,21 +948,18 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
             .map(|number| ListedName(name(&format!("{number:06}"))))
             .collect()
     };
-    let range = KeptRange {
+    let range = NameRange {
         directory: path(""),
         after: None,
         names: names(200_000),
         open: true,
     };
-    let keep = ToReceiver::Keep(Keep {
-        keep: 1,
-        ranges: vec![range],
-    });
+    let keep = list(1, vec![range]);
     let goes = Open {
         extraneous: Extraneous::Goes,
         ..open()
     };
-    let ask = |number| keep_nothing("", number);
+    let ask = |number| list_all("", number);
     let mut deaf: Vec<_> = (0..2)
         .map(|_| greedy.ask_some_without_reading(&goes, 4, ask).0)
         .collect();
@@ -966,7 +977,7 @@ fn openings_are_booked_and_said_once() {
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |number| keep_nothing("", number);
+    let keep = |number| list_all("", number);
     let goes = Open {
         extraneous: Extraneous::Goes,
         ..open()
@@ -978,10 +989,7 @@ fn openings_are_booked_and_said_once() {
     let mut transfer = greedy.open(&goes);
     (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
     for _ in 0..4 {
-        assert!(matches!(
-            transfer.next_answer(),
-            Some(ToSender::ExtraneousNames(_))
-        ));
+        assert!(transfer.next_answer().as_ref().and_then(lists).is_some());
     }
     let tops = (0..262_144)
         .map(|number| TopName(name(&format!("{number:x}"))))
@@ -1011,7 +1019,7 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
         &[1],
     ]
     .concat();
-    let body = [&[6, 1, 15][..], &range.repeat(15)].concat();
+    let body = [&[1, 1, 3, 15][..], &range.repeat(15)].concat();
     let message = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
     let mut transfer = greedy.open(&Open {
         extraneous: Extraneous::Goes,
@@ -1033,20 +1041,21 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |number| keep_nothing("", number);
+    let list = |number| list_all("", number);
     let open = Open {
         intent: Intent::Inspect,
+        extraneous: Extraneous::Goes,
         ..open()
     };
     let _deaf: Vec<_> = (0..8)
-        .map(|_| greedy.ask_some_without_reading(&open, 8, keep))
+        .map(|_| greedy.ask_some_without_reading(&open, 8, list))
         .collect();
     // who asks last is answered when the others have been, but for what is in their way
     if let Ok(mut last) = greedy.try_open(&open) {
-        (0..8).for_each(|number| greedy.say(&mut last, &keep(number)));
+        (0..8).for_each(|number| greedy.say(&mut last, &list(number)));
         // there may be no room for the questions either
-        while let Some(ToSender::ExtraneousNames(extra)) = last.next_answer() {
-            if extra.keep == 7 {
+        while let Some(number) = last.next_answer().as_ref().and_then(lists) {
+            if number == 7 {
                 break;
             }
         }

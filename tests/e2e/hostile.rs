@@ -6,11 +6,12 @@ use std::path::Path;
 use zmove_sender::PushJob;
 use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
-use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
+use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, REQUESTED_ENTRIES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
-    Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode,
-    FileDone, Finished, FrameKind, Held, Intent, ListedName, Open, Operation, PublishedItem,
-    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+    Answer, Batch, BatchEntry, EntryFault, EntryGroup, ExtraneousName, ExtraneousNames, Fault,
+    FaultCode, FileDone, Finished, FrameKind, Held, Intent, ListedName, Open, Operation,
+    PublishedItem, Question, Reply, Request, Stored, StoredItem, TargetState, ToReceiver, ToSender,
+    TopName, Verdict, encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -56,33 +57,44 @@ fn assert_only_sources_were_sent(deceived: &Deceived) {
     assert!(!deceived.contents.windows(6).any(|bytes| bytes == b"secret"));
 }
 
+/// The number and the files of a question which of them are to be sent.
+fn asks_what_to_send(message: &ToReceiver) -> Option<(u64, &[EntryGroup])> {
+    match message {
+        ToReceiver::Request(Request {
+            number,
+            question: Question::Send(groups),
+        }) => Some((*number, groups)),
+        _ => None,
+    }
+}
+
+fn verdicts(number: u64, verdicts: Vec<Verdict>) -> ToSender {
+    ToSender::Reply(Reply {
+        number,
+        answer: Answer::Verdicts(verdicts),
+    })
+}
+
 /// A message that answers what was never asked means nothing, and brings no file.
 #[test]
 fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
     let site = site();
     let said = |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::Offer(offer)) => {
-            let more = vec![Verdict::Need; OFFER_FILES_MAX];
-            let none = Answer {
-                offer: offer.offer + 99,
-                verdicts: more.clone(),
-            };
+        Heard::Message(message) => {
+            let (number, _) = asks_what_to_send(message)?;
+            let more = vec![Verdict::New; REQUESTED_ENTRIES_MAX];
             let held = Held {
-                offer: offer.offer,
+                request: number,
                 file: u32::MAX,
                 first: u32::MAX,
                 cvs: vec![[7; 32]],
                 end: true,
             };
-            let right = Answer {
-                offer: offer.offer,
-                verdicts: more,
-            };
             says(&[
-                ToSender::Answer(none),
+                verdicts(number + 99, more.clone()),
                 ToSender::Held(held),
-                ToSender::Answer(right.clone()),
-                ToSender::Answer(right),
+                verdicts(number, more.clone()),
+                verdicts(number, more),
             ])
         }
         _ => None,
@@ -97,22 +109,20 @@ fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
 fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
     for verdict in [Verdict::Resume, Verdict::Delta] {
         let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::Offer(offer)) => {
-                let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
+            Heard::Message(message) => {
+                let (number, groups) = asks_what_to_send(message)?;
+                let files: usize = groups.iter().map(|group| group.entries.len()).sum();
                 let held = |file: usize, end| {
                     let file = u32::try_from(file).unwrap();
                     ToSender::Held(Held {
-                        offer: offer.offer,
+                        request: number,
                         file,
                         first: 0,
                         cvs: vec![[7; 32]],
                         end,
                     })
                 };
-                let answer = ToSender::Answer(Answer {
-                    offer: offer.offer,
-                    verdicts: vec![verdict; files],
-                });
+                let answer = verdicts(number, vec![verdict; files]);
                 let before = (0..files).map(|file| held(file, false));
                 let after = (0..files).map(|file| held(file, true));
                 says(&before.chain([answer]).chain(after).collect::<Vec<_>>())
@@ -136,19 +146,17 @@ fn a_daemon_that_claims_to_have_all_of_a_file_has_not_confirmed_it() {
     let site = Site::local();
     paint(site.source().join("large"), 3 * GROUP_BYTES);
     let said = |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::Offer(offer)) => {
+        Heard::Message(message) => {
+            let (number, _) = asks_what_to_send(message)?;
             let held = Held {
-                offer: offer.offer,
+                request: number,
                 file: 0,
                 first: 0,
                 cvs: vec![[7; 32]; 3],
                 end: true,
             };
-            let answer = Answer {
-                offer: offer.offer,
-                verdicts: vec![Verdict::Resume],
-            };
-            says(&[ToSender::Held(held), ToSender::Answer(answer)])
+            let answer = verdicts(number, vec![Verdict::Resume]);
+            says(&[ToSender::Held(held), answer])
         }
         _ => None,
     };
@@ -379,17 +387,17 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
         .take(EXTRANEOUS_NAMES_MAX + 1)
         .collect();
     let lists = [
-        ToSender::Answer(Answer {
-            offer: 0,
-            verdicts: vec![Verdict::Need; OFFER_FILES_MAX + 1],
-        }),
+        verdicts(0, vec![Verdict::New; 2 * REQUESTED_ENTRIES_MAX + 1]),
         ToSender::Stored(Stored {
             items: vec![item; STORED_ITEMS_MAX + 1],
             files: Vec::new(),
         }),
-        ToSender::ExtraneousNames(ExtraneousNames {
-            names,
-            ..ExtraneousNames::default()
+        ToSender::Reply(Reply {
+            number: 0,
+            answer: Answer::Extraneous(ExtraneousNames {
+                names,
+                ..ExtraneousNames::default()
+            }),
         }),
     ];
     for list in lists {
@@ -408,7 +416,7 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     };
     let held = |end| {
         ToSender::Held(Held {
-            offer: 0,
+            request: 0,
             file: 0,
             first: 0,
             cvs: Vec::new(),

@@ -13,7 +13,7 @@ use zmove_types::{
     Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId,
 };
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open,
+    Answer, Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open,
     ToReceiver, ToSender, decode_message, encode_message,
 };
 
@@ -177,10 +177,12 @@ async fn hear_until(
 /// The number of answers about names that stay or go.
 fn about_names(answers: &[ToSender]) -> usize {
     let about_names = |answer: &&ToSender| {
-        matches!(
-            answer,
-            ToSender::ExtraneousNames(_) | ToSender::Removed { .. }
-        )
+        let lists = |answer: &Answer| matches!(answer, Answer::Extraneous(_));
+        match answer {
+            ToSender::Reply(reply) => lists(&reply.answer),
+            ToSender::Removed { .. } => true,
+            _ => false,
+        }
     };
     answers.iter().filter(about_names).count()
 }

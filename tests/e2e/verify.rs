@@ -8,7 +8,10 @@ use std::path::Path;
 
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::HASHED_GROUPS_MAX;
-use zmove_wire::{HashOrder, Intent, Open, ToReceiver, ToSender, encode_message};
+use zmove_wire::{
+    Answer, Extraneous, FileGroups, Intent, NameRange, Open, Question, Reply, Request, ToReceiver,
+    ToSender, encode_message,
+};
 
 use crate::command::Outcome;
 use crate::dry_run::snapshot;
@@ -27,15 +30,14 @@ both_ways!(
 const LARGE: u64 = 5 * GROUP_BYTES + 7;
 
 #[test]
-fn orders_to_hash_are_bounded_and_need_a_verification() {
-    let order = |groups| {
+fn hashes_are_bounded_and_need_a_verification() {
+    let hash = |count| {
         let path = RelPath::from_bytes(b"f").unwrap();
-        Deed::Message(encode_message(&ToReceiver::Hash(HashOrder {
-            order: 1,
+        ask(Question::Hash(FileGroups {
             path,
             first: 0,
-            groups,
-        })))
+            count,
+        }))
     };
     let most = u32::try_from(HASHED_GROUPS_MAX).unwrap();
     for (verify, groups, is_refused) in [
@@ -51,13 +53,55 @@ fn orders_to_hash_are_bounded_and_need_a_verification() {
             verify,
             ..Open::new(Vec::new(), [1; 16])
         };
-        let Intruded { ended, answers } = intruder.does(vec![order(groups)]);
+        let Intruded { ended, answers } = intruder.does(vec![hash(groups)]);
         assert_eq!(ended.is_err(), is_refused, "{verify} {groups}: {ended:?}");
         let hashed = answers.iter().find_map(|answer| match answer {
-            ToSender::Hashed(hashed) => Some(hashed.values.len()),
+            ToSender::Reply(Reply {
+                answer: Answer::Hashes(hashes),
+                ..
+            }) => Some(hashes.values.len()),
             _ => None,
         });
         assert_eq!(hashed, (!is_refused).then_some(6), "{verify} {groups}");
+    }
+}
+
+fn ask(question: Question) -> Deed {
+    let request = Request {
+        number: 1,
+        question,
+    };
+    Deed::Message(encode_message(&ToReceiver::Request(request)))
+}
+
+/// A host that is asked to send could learn by a dry run what else its client has.
+#[test]
+fn an_inspection_lists_names_only_where_it_may_remove() {
+    let range = NameRange {
+        directory: RelPath::root(),
+        after: None,
+        names: Vec::new(),
+        open: true,
+    };
+    for (extraneous, listed) in [(Extraneous::Stays, None), (Extraneous::Goes, Some(1))] {
+        let site = Site::local();
+        std::fs::write(site.target().join("private"), "").unwrap();
+        let mut intruder = Intruder::new(&site.target());
+        intruder.open = Open {
+            intent: Intent::Inspect,
+            extraneous,
+            ..Open::new(Vec::new(), [1; 16])
+        };
+        let question = Question::Extraneous(vec![range.clone()]);
+        let Intruded { answers, .. } = intruder.does(vec![ask(question)]);
+        let names = answers.iter().find_map(|answer| match answer {
+            ToSender::Reply(Reply {
+                answer: Answer::Extraneous(extra),
+                ..
+            }) => Some(extra.names.len()),
+            _ => None,
+        });
+        assert_eq!(names, listed, "{extraneous:?}");
     }
 }
 

@@ -190,7 +190,8 @@ pub fn is_refused_to_others(has: Ids, misses: &[Miss]) -> bool {
 }
 
 /// Whether an entry with these owners belongs to another user, for whom this thread may not act.
-pub(crate) fn is_of_another_user(has: Ids) -> bool {
+#[must_use]
+pub fn is_of_another_user(has: Ids) -> bool {
     let may_act_for_all =
         || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER));
     has.user != rustix::process::geteuid().as_raw() && !may_act_for_all()

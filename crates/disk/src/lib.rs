@@ -52,8 +52,8 @@ pub use entry::open_own::{hold_new, open_own};
 pub use entry::proven::ProvenKinds;
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
-    FileIdentity, is_kept_by_other_names, is_refused_to_others, is_same_file, number_at, number_of,
-    retouch, set_file_mtime,
+    FileIdentity, is_kept_by_other_names, is_of_another_user, is_refused_to_others, is_same_file,
+    number_at, number_of, retouch, set_file_mtime,
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;

@@ -86,7 +86,9 @@ pub(crate) fn file_head(bytes: &[u8]) {
 
 pub(crate) fn to_receiver(bytes: &[u8]) {
     match message::<ToReceiver>(bytes) {
-        Some(ToReceiver::Keep(keep)) => drop(keep.check().map_err(|error| error.to_string())),
+        Some(ToReceiver::Request(request)) => {
+            drop(request.question.check().map_err(|error| error.to_string()));
+        }
         Some(ToReceiver::Remove(remove)) => drop(remove.check().map_err(|error| error.to_string())),
         _ => {}
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, cores};
 use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RelPath, Root};
 
+use crate::compare::listed::ListedFiles;
 use crate::grant::{Allowance, Grants, Rights};
 use crate::meters::TransferMeter;
-use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
 use crate::session::target_sessions::TargetSessions;
 use crate::top_names::TopNames;

@@ -5,6 +5,7 @@
 //! file with all its groups gets its name.
 
 mod cleaning;
+mod compare;
 mod config;
 mod error;
 #[doc(hidden)]
@@ -13,7 +14,6 @@ mod grant;
 mod meters;
 mod mirror;
 mod other_jobs;
-mod preview;
 mod probe;
 mod quota;
 mod resume;
@@ -25,11 +25,11 @@ mod store;
 mod sync;
 mod top_names;
 
+pub use compare::listed::{ListError, ListedFiles, Unlisted};
 pub use config::{NamedFiles, ReceiverConfig};
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, Leading, Owning, Rights, SetIds, Stored, TakenUp};
 pub use meters::{Failures, MeterReading, TransferMeter};
-pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas, ThreadBooking};
 pub use resume::journal;

@@ -1,5 +1,5 @@
-//! Entries that are at the target alone: reported when the sender names what stays (`Keep`), and removed when it names
-//! what goes (`Remove`).
+//! Entries that are at the target alone: reported when the sender lists its names, and removed when it names what goes
+//! (`Remove`).
 //!
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
 //! no entry to which a name that stays leads under another spelling, and no more than whoever ordered the run allows.
@@ -17,11 +17,11 @@ use rustix::io::Errno;
 use zmove_disk::{Task, Tree, is_hidden, remove_entries_within};
 use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{
-    EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
+    EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Keep, KeptRange, ListedName,
-    Operation, Remove, ToSender,
+    Answer, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, ListedName, NameRange,
+    Operation, Remove, Reply,
 };
 
 use crate::error::SessionError;
@@ -33,10 +33,9 @@ use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
-/// The `Keep` and `Remove` messages of one transfer that are being answered.
+/// The lists and removals of one transfer that are under way.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    keeps: usize,
     removes: usize,
     workers: Workers,
     spared: Arc<Spared>,
@@ -45,41 +44,35 @@ pub(crate) struct Mirror {
 impl Mirror {
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
-            keeps: 0,
             removes: 0,
             workers: Workers::new(quota),
             spared: Arc::new(Spared::new(quota)),
         }
     }
 
-    /// Starts to answer a list of names that stay; the answer comes as an outcome.
-    pub(crate) fn keep(
+    /// Starts to look for names that the source does not have; the reply comes as an outcome.
+    pub(crate) fn list(
         &mut self,
         transfer: &Arc<Transfer>,
-        keep: Keep,
+        number: u64,
+        ranges: Vec<NameRange>,
         question: Booking,
     ) -> Result<(), SessionError> {
-        keep.check()?;
-        self.keeps += 1;
-        if transfer.target.rules.extraneous == Extraneous::Stays
-            || self.keeps > KEEPS_OUTSTANDING_MAX
-        {
-            return Err(SessionError::out_of_order("a list of names that stay"));
-        }
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
-            let _until_it_is_answered = question;
             let mut held = transfer.quota.book_nothing();
             let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
-            let answer = ToSender::ExtraneousNames(extra(
-                Some(&transfer.target.tree),
-                &keep,
-                &spared,
-                &mut budget,
-            ));
+            let tree = Some(&transfer.target.tree);
+            let names = extraneous(tree, &ranges, &spared, &mut budget);
             // Give up the core first: reporting may have to wait.
             drop(budget);
-            transfer.reports.tell_booked(Outcome::Mirror(answer), held);
+            let reply = Reply {
+                number,
+                answer: Answer::Extraneous(names),
+            };
+            let outcome = Outcome::Reply(Vec::new(), reply, true);
+            transfer.reports.tell_booked(outcome, held);
+            drop(question);
         })
     }
 
@@ -92,7 +85,7 @@ impl Mirror {
     ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
-        if transfer.target.rules.extraneous == Extraneous::Stays
+        if transfer.target.view.rules.extraneous == Extraneous::Stays
             || self.removes > REMOVES_OUTSTANDING_MAX
         {
             return Err(SessionError::out_of_order("a list of names that go"));
@@ -104,19 +97,16 @@ impl Mirror {
             // elsewhere.
             publish_all(transfer);
             let entries = remove_all(transfer, &remove, &spared);
-            transfer.reports.tell(Outcome::Mirror(ToSender::Removed {
+            transfer.reports.tell(Outcome::Removed {
                 remove: remove.remove,
                 entries,
-            }));
+            });
         })
     }
 
-    /// Counts an answer as sent.
-    pub(crate) fn answered(&mut self, answer: &ToSender) {
-        match answer {
-            ToSender::Removed { .. } => self.removes -= 1,
-            _ => self.keeps -= 1,
-        }
+    /// Counts a removal as answered.
+    pub(crate) fn has_removed(&mut self) {
+        self.removes -= 1;
     }
 
     /// Waits until all work has ended: what a session removes is gone before the next session begins.
@@ -124,9 +114,9 @@ impl Mirror {
         self.workers.end().await;
     }
 
-    /// Whether nothing is being answered.
+    /// Whether nothing is being removed.
     pub(crate) fn is_idle(&self) -> bool {
-        self.keeps == 0 && self.removes == 0
+        self.removes == 0
     }
 }
 
@@ -165,21 +155,18 @@ fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     removed
 }
 
-/// The entries in the directories of `keep` that it does not name; none where the target does not exist. Their memory
-/// is booked; a directory whose names do not fit is reported as one that cannot be listed. When the session has ended,
-/// the answer is incomplete.
-pub(crate) fn extra(
+/// The entries in these ranges that they do not name; none where the target does not exist. Their memory is booked; a
+/// directory whose names do not fit is reported as one that cannot be listed. When the session has ended, the answer is
+/// incomplete.
+pub(crate) fn extraneous(
     tree: Option<&Tree>,
-    keep: &Keep,
+    ranges: &[NameRange],
     spared: &Spared,
     budget: &mut WorkBudget<'_>,
 ) -> ExtraneousNames {
-    let mut answer = ExtraneousNames {
-        keep: keep.keep,
-        ..ExtraneousNames::default()
-    };
+    let mut answer = ExtraneousNames::default();
     let mut name_bytes = 0;
-    for (number, range) in (0..).zip(&keep.ranges) {
+    for (number, range) in (0..).zip(ranges) {
         let Some(tree) = tree.filter(|_| !budget.is_over()) else {
             break;
         };
@@ -225,7 +212,7 @@ struct Room {
     name_bytes: usize,
 }
 
-/// The first names of a range that do not stay, each with whether it is a directory.
+/// The first names of a range that the source does not have, each with whether it is a directory.
 #[derive(Default)]
 struct Found {
     names: BinaryHeap<(ListedName, bool)>,
@@ -277,7 +264,7 @@ fn name_takes(name: &Name) -> usize {
 
 fn first_extra(
     tree: &Tree,
-    range: &KeptRange,
+    range: &NameRange,
     room: Room,
     spared: &Spared,
     budget: &mut WorkBudget<'_>,
@@ -332,7 +319,7 @@ struct Listed {
 
 fn list(
     directory: &OwnedFd,
-    range: &KeptRange,
+    range: &NameRange,
     room: Room,
     budget: &mut WorkBudget<'_>,
     stays: impl Fn(&Name) -> bool,
@@ -383,32 +370,28 @@ mod tests {
         ListedName(Name::from_bytes(text.as_bytes()).unwrap())
     }
 
-    fn keep(names: &[&str], after: Option<&str>) -> Keep {
+    fn names_of(names: &[&str], after: Option<&str>) -> [NameRange; 1] {
         let names = names.iter().map(|text| name(text)).collect();
-        let range = KeptRange {
+        [NameRange {
             directory: RelPath::root(),
             after: after.map(name),
             names,
             open: true,
-        };
-        Keep {
-            keep: 7,
-            ranges: vec![range],
-        }
+        }]
     }
 
-    fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> ExtraneousNames {
-        extra_on(&mut Quota::default().book_nothing(), tree, keep, spared)
+    fn extra(tree: Option<&Tree>, ranges: &[NameRange], spared: &Spared) -> ExtraneousNames {
+        extra_on(&mut Quota::default().book_nothing(), tree, ranges, spared)
     }
 
     /// The answer of a session that has not ended.
     fn extra_on(
         held: &mut Booking,
         tree: Option<&Tree>,
-        keep: &Keep,
+        ranges: &[NameRange],
         spared: &Spared,
     ) -> ExtraneousNames {
-        with_budget(held, |budget| super::extra(tree, keep, spared, budget))
+        with_budget(held, |budget| extraneous(tree, ranges, spared, budget))
     }
 
     fn with_budget<T>(held: &mut Booking, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
@@ -430,7 +413,12 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let quota = Quota::default();
         let mut held = quota.book_nothing();
-        let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
+        let mut told = extra_on(
+            &mut held,
+            Some(&tree),
+            &names_of(&[], None),
+            &Spared::default(),
+        );
         let takes: usize = told
             .names
             .iter()
@@ -441,7 +429,7 @@ mod tests {
         let (_, last) = told.rest.unwrap();
         let rest = extra(
             Some(&tree),
-            &keep(&[], Some(&last.0.to_string())),
+            &names_of(&[], Some(&last.0.to_string())),
             &Spared::default(),
         );
         told.names.extend(rest.names);
@@ -462,7 +450,7 @@ mod tests {
         let mut budget = WorkBudget::new(threads.turn(Task::Look, &stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
-            let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];
+            let NameRange { names, .. } = &names_of(&["a"], None)[0];
             let room = Room {
                 names: 2000,
                 name_bytes: 20_000,
@@ -470,7 +458,7 @@ mod tests {
             let looked = std::cell::Cell::new(0);
             let listed = list(
                 &directory,
-                &keep(&[], None).ranges[0],
+                &names_of(&[], None)[0],
                 room,
                 &mut budget,
                 |_| {
@@ -495,19 +483,13 @@ mod tests {
             (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED)))
         );
         assert!(looked < 256, "{looked}");
-        let told = super::extra(
+        let told = extraneous(
             Some(&tree),
-            &keep(&[], None),
+            &names_of(&[], None),
             &Spared::default(),
             &mut budget,
         );
-        assert_eq!(
-            told,
-            ExtraneousNames {
-                keep: 7,
-                ..ExtraneousNames::default()
-            }
-        );
+        assert_eq!(told, ExtraneousNames::default());
     }
 
     #[test]
@@ -522,7 +504,12 @@ mod tests {
             crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let mut held = quota.book_nothing();
         let tree = Tree::open(home.path()).unwrap();
-        let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
+        let told = extra_on(
+            &mut held,
+            Some(&tree),
+            &names_of(&[], None),
+            &Spared::default(),
+        );
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
         assert_eq!(
             (told.names, held.amount(), quota.memory_held()),
@@ -539,7 +526,11 @@ mod tests {
         });
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let first = extra(Some(&tree), &keep(&["000001"], None), &Spared::default());
+        let first = extra(
+            Some(&tree),
+            &names_of(&["000001"], None),
+            &Spared::default(),
+        );
         assert_eq!(
             (first.names.len(), first.names[0].name.clone()),
             (EXTRANEOUS_NAMES_MAX, name("000000"))
@@ -548,7 +539,7 @@ mod tests {
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
         let second = extra(
             Some(&tree),
-            &keep(&[], Some(&last.0.to_string())),
+            &names_of(&[], Some(&last.0.to_string())),
             &Spared::default(),
         );
         assert_eq!((second.names.len(), second.rest), (9, None));
@@ -572,8 +563,8 @@ mod tests {
         Spared::by(look_caseless, &Quota::default())
     }
 
-    fn told(tree: &Tree, keep: &Keep, spared: &Spared) -> Vec<String> {
-        let ExtraneousNames { names, faults, .. } = extra(Some(tree), keep, spared);
+    fn told(tree: &Tree, ranges: &[NameRange], spared: &Spared) -> Vec<String> {
+        let ExtraneousNames { names, faults, .. } = extra(Some(tree), ranges, spared);
         assert_eq!(faults, []);
         names
             .into_iter()
@@ -589,9 +580,9 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let names = ["foo", "gone", "kept", "отчёт"];
-        assert_eq!(told(&tree, &keep(&names, None), &caseless()), ["Bar"]);
+        assert_eq!(told(&tree, &names_of(&names, None), &caseless()), ["Bar"]);
         assert_eq!(
-            told(&tree, &keep(&names, None), &Spared::default()),
+            told(&tree, &names_of(&names, None), &Spared::default()),
             ["Bar", "Foo", "Отчёт"]
         );
     }
@@ -604,7 +595,7 @@ mod tests {
             std::fs::write(home.path().join(format!("Foo{number}")), "x").unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let asked = keep(&["foo7", "gone"], None);
+        let asked = names_of(&["foo7", "gone"], None);
         let quota = |bytes| {
             let limits = crate::Limits {
                 memory_per_identity: zmove_types::ByteCount(bytes),
@@ -617,7 +608,7 @@ mod tests {
             let spared = Spared::by(look_caseless, &quota);
             let mut held = quota.book_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
-            let names = asked.ranges[0].names.iter().map(|name| &name.0);
+            let names = asked[0].names.iter().map(|name| &name.0);
             let looked = with_budget(&mut held, |budget| {
                 spared.look_for(&directory, names, budget)
             });
@@ -651,10 +642,13 @@ mod tests {
         std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let spared = caseless();
-        let mut first = keep(&["a"], None);
-        first.ranges[0].open = false;
+        let mut first = names_of(&["a"], None);
+        first[0].open = false;
         assert_eq!(told(&tree, &first, &spared), ["Bar", "Foo"]);
-        assert_eq!(told(&tree, &keep(&["foo"], Some("a")), &spared), [""; 0]);
+        assert_eq!(
+            told(&tree, &names_of(&["foo"], Some("a")), &spared),
+            [""; 0]
+        );
         let stays = |path: &str, text: &str| {
             let path = RelPath::from_bytes(path.as_bytes()).unwrap();
             spared.among(&tree, &path, || false)(&name(text).0)
@@ -671,7 +665,10 @@ mod tests {
         let deep = RelPath::from_bytes(&["d"; 1_000].join("/").into_bytes()).unwrap();
         tree.ensure_directory(&deep).unwrap();
         let spared = caseless();
-        assert_eq!(told(&tree, &keep(&["d", "foo"], None), &spared), [""; 0]);
+        assert_eq!(
+            told(&tree, &names_of(&["d", "foo"], None), &spared),
+            [""; 0]
+        );
         let stays = |most: usize| {
             let asked = std::cell::Cell::new(0);
             let has_ended = || asked.replace(asked.get() + 1) >= most;
@@ -696,7 +693,7 @@ mod tests {
             Some(number)
         };
         let spared = Spared::by(made_up, &Quota::default());
-        let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);
+        let answer = extra(Some(&tree), &names_of(&["foo"], None), &spared);
         assert_eq!(
             (answer.names, answer.faults),
             (vec![], vec![(0, FaultCode::Os(76))])
@@ -708,13 +705,7 @@ mod tests {
 
     #[test]
     fn a_target_that_is_not_there_has_nothing_else() {
-        let told = extra(None, &keep(&["a"], None), &Spared::default());
-        assert_eq!(
-            told,
-            ExtraneousNames {
-                keep: 7,
-                ..ExtraneousNames::default()
-            }
-        );
+        let told = extra(None, &names_of(&["a"], None), &Spared::default());
+        assert_eq!(told, ExtraneousNames::default());
     }
 }

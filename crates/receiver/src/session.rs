@@ -6,10 +6,12 @@
 pub(crate) mod connections;
 mod earlier;
 pub(crate) mod finish;
+mod inspecting;
 pub(crate) mod keeping;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
 pub(crate) mod opening;
+mod requests;
 pub(crate) mod run_leases;
 mod running;
 pub(crate) mod target_sessions;
@@ -45,7 +47,7 @@ use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::{Running, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
-use crate::{cleaning, preview, probe};
+use crate::{cleaning, probe};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -249,7 +251,7 @@ async fn serve(
 ) -> Result<SessionReport, SessionError> {
     match session.open.intent {
         Intent::Write => receive(session, config, stop).await,
-        Intent::Inspect => preview::run(session.connections, session.open, &config, stop).await,
+        Intent::Inspect => inspecting::run(session.connections, session.open, &config, stop).await,
         Intent::Measure => probe::run(session.connections, session.open, &config, stop).await,
         Intent::Clean | Intent::CleanPreview => {
             let OpenedSession {

@@ -85,7 +85,7 @@ impl SharedJobSession {
         // Something may have failed for that reason alone, and will be done by others.
         self.check(Operation::Rename)?;
         flushed?;
-        Ok(transfer.target.keeper.take_counts())
+        Ok(transfer.target.view.keeper.take_counts())
     }
 
     /// Fails where the job has ended.

@@ -1,6 +1,5 @@
 //! The storing of what has been received: written, flushed, and given its name.
 
-pub(crate) mod compare;
 pub(crate) mod failure;
 pub(crate) mod in_place;
 pub(crate) mod large_files;

@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use zmove_disk::is_shared_job_name;
 use zmove_types::{HashOnlySet, RelPath};
-use zmove_wire::{Batch, BatchEntry, InquiredKind, TargetShape, ToReceiver, WireError};
+use zmove_wire::{
+    Batch, BatchEntry, EntryGroup, Question, SourceKind, TargetShape, ToReceiver, WireError,
+};
 
 /// The names that a sender may bring at the top of the target. Default: any, and the target itself.
 #[derive(Clone, Default)]
@@ -197,44 +199,45 @@ impl TopNames {
         Ok(())
     }
 
-    /// Checks what a message names.
-    pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
-        match message {
-            ToReceiver::Offer(offer) => offer.groups.iter().try_for_each(|group| {
-                check_reserved(group.directory.components())?;
-                self.check_in(
-                    &group.directory,
-                    group.files.iter().map(|file| file.name.as_bytes()),
-                )
-            }),
-            ToReceiver::Inquire(inquiry) => inquiry.groups.iter().try_for_each(|group| {
-                check_reserved(group.directory.components())?;
-                if group.itself.is_some() {
-                    self.check_directory(&group.directory)?;
-                }
-                group
-                    .entries
-                    .iter()
-                    .try_for_each(|entry| match &entry.kind {
-                        InquiredKind::Link { first, .. } => self.check(first),
-                        _ => Ok(()),
-                    })?;
-                self.check_in(
-                    &group.directory,
-                    group.entries.iter().map(|entry| entry.name.as_bytes()),
-                )
-            }),
+    fn check_question(&self, question: &Question) -> Result<(), WireError> {
+        match question {
+            Question::Send(groups) | Question::Report(groups) => {
+                groups.iter().try_for_each(|group| self.check_group(group))
+            }
+            Question::Hash(groups) => self.check(&groups.path),
             // to list the target itself is to be told all of its names
-            ToReceiver::Keep(keep)
+            Question::Extraneous(ranges)
                 if self.wanted.is_some()
-                    && keep.ranges.iter().any(|range| range.directory.is_root()) =>
+                    && ranges.iter().any(|range| range.directory.is_root()) =>
             {
                 Err(WireError::Unasked)
             }
-            ToReceiver::Keep(keep) => keep
-                .ranges
+            Question::Extraneous(ranges) => ranges
                 .iter()
                 .try_for_each(|range| self.check_directory(&range.directory)),
+        }
+    }
+
+    fn check_group(&self, group: &EntryGroup) -> Result<(), WireError> {
+        check_reserved(group.directory.components())?;
+        if group.itself.is_some() {
+            self.check_directory(&group.directory)?;
+        }
+        for entry in &group.entries {
+            if let SourceKind::Link { first, .. } = &entry.kind {
+                self.check(first)?;
+            }
+        }
+        self.check_in(
+            &group.directory,
+            group.entries.iter().map(|entry| entry.name.as_bytes()),
+        )
+    }
+
+    /// Checks what a message names.
+    pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
+        match message {
+            ToReceiver::Request(request) => self.check_question(&request.question),
             ToReceiver::Remove(_) if self.single => Err(WireError::Unasked),
             ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
                 check_reserved(group.directory.components())?;
@@ -243,7 +246,6 @@ impl TopNames {
                     group.names.iter().map(|name| name.0.as_bytes()),
                 )
             }),
-            ToReceiver::Hash(order) => self.check(&order.path),
             _ => Ok(()),
         }
     }
@@ -273,9 +275,8 @@ mod tests {
     use super::*;
     use zmove_types::{Metadata, Name, Root, Special};
     use zmove_wire::{
-        DirectoryGroup, FileEntry, HashOrder, InquiredEntry, InquiredGroup, InquiredMetadata,
-        Inquiry, Keep, KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove,
-        RemoveGroup,
+        DirectoryGroup, FileEntry, FileGroups, LinkEntry, ListedName, NameRange, Remove,
+        RemoveGroup, Request, SourceEntry, SourceMetadata,
     };
 
     fn path(text: &str) -> RelPath {
@@ -330,19 +331,9 @@ mod tests {
             assert_eq!(names.check_batch(&batch).is_ok(), comes, "{batch:?}");
             let whole = path(directory).join(&entry).unwrap();
             assert_eq!(names.check(&whole).is_ok(), comes, "{whole}");
-            let metadata = InquiredMetadata(Metadata::default(), None);
-            let entries = vec![InquiredEntry {
-                name: entry,
-                kind: InquiredKind::Directory,
-                metadata,
-            }];
-            let groups = vec![InquiredGroup {
-                directory: path(directory),
-                itself: None,
-                entries,
-            }];
-            let inquiry = ToReceiver::Inquire(Inquiry { inquiry: 0, groups });
-            assert_eq!(names.check_message(&inquiry).is_ok(), comes, "{inquiry:?}");
+            let groups = vec![group(directory, entry, SourceKind::Directory)];
+            let request = request(Question::Report(groups));
+            assert_eq!(names.check_message(&request).is_ok(), comes, "{request:?}");
         }
         let itself = |directory| batch(directory, BatchEntry::Itself(Metadata::default()));
         let comes = ["d", "a/b", "a/b/f/g", "a/c", ""]
@@ -356,21 +347,12 @@ mod tests {
         let shape = TargetShape::Single {
             name: name("asked"),
         };
-        let range = KeptRange {
-            directory: path("asked"),
-            after: None,
-            names: Vec::new(),
-            open: true,
-        };
         let groups = vec![RemoveGroup {
             directory: path(""),
             names: vec![ListedName(name("asked"))],
         }];
         let messages = [
-            ToReceiver::Keep(Keep {
-                keep: 0,
-                ranges: vec![range],
-            }),
+            list("asked"),
             ToReceiver::Remove(Remove { remove: 0, groups }),
         ];
         let retouched = |text: &str| BatchEntry::Retouch(name(text), Metadata::default());
@@ -453,32 +435,44 @@ mod tests {
         }
     }
 
-    fn offer(directory: &str, file: &str) -> ToReceiver {
-        let file = OfferedFile {
-            name: name(file),
-            bytes: 0,
-            metadata: Metadata::default(),
-            source: None,
-            xattrs: None,
-        };
-        let groups = vec![OfferedGroup {
-            directory: path(directory),
-            files: vec![file],
-        }];
-        ToReceiver::Offer(Offer { offer: 0, groups })
+    fn request(question: Question) -> ToReceiver {
+        ToReceiver::Request(Request {
+            number: 0,
+            question,
+        })
     }
 
-    fn keep(directory: &str) -> ToReceiver {
-        let range = KeptRange {
+    fn group(directory: &str, name: Name, kind: SourceKind) -> EntryGroup {
+        let metadata = SourceMetadata {
+            metadata: Metadata::default(),
+            xattrs: None,
+        };
+        EntryGroup {
+            directory: path(directory),
+            itself: None,
+            entries: vec![SourceEntry {
+                name,
+                kind,
+                metadata,
+            }],
+        }
+    }
+
+    fn send(directory: &str, file: &str) -> ToReceiver {
+        let kind = SourceKind::File {
+            bytes: 0,
+            mark: None,
+        };
+        request(Question::Send(vec![group(directory, name(file), kind)]))
+    }
+
+    fn list(directory: &str) -> ToReceiver {
+        request(Question::Extraneous(vec![NameRange {
             directory: path(directory),
             after: None,
             names: Vec::new(),
             open: true,
-        };
-        ToReceiver::Keep(Keep {
-            keep: 0,
-            ranges: vec![range],
-        })
+        }]))
     }
 
     fn remove(directory: &str, gone: &str) -> ToReceiver {
@@ -489,35 +483,23 @@ mod tests {
         ToReceiver::Remove(Remove { remove: 0, groups })
     }
 
-    fn inquire(kind: InquiredKind, text: &str) -> ToReceiver {
-        let metadata = InquiredMetadata(Metadata::default(), None);
-        let entries = vec![InquiredEntry {
-            name: name(text),
-            kind,
-            metadata,
-        }];
-        let groups = vec![InquiredGroup {
-            directory: path(""),
-            itself: None,
-            entries,
-        }];
-        ToReceiver::Inquire(Inquiry { inquiry: 0, groups })
+    fn report(kind: SourceKind, text: &str) -> ToReceiver {
+        request(Question::Report(vec![group("", name(text), kind)]))
     }
 
-    fn another(first: &str) -> InquiredKind {
-        InquiredKind::Link {
+    fn another(first: &str) -> SourceKind {
+        SourceKind::Link {
             bytes: 0,
             first: path(first),
         }
     }
 
     fn hash(text: &str) -> ToReceiver {
-        ToReceiver::Hash(HashOrder {
-            order: 0,
+        request(Question::Hash(FileGroups {
             path: path(text),
             first: 0,
-            groups: 1,
-        })
+            count: 1,
+        }))
     }
 
     #[test]
@@ -525,20 +507,20 @@ mod tests {
         let asked = TopNames::only(|name| name == b"asked");
         let any = TopNames::default();
         let messages = [
-            (inquire(InquiredKind::Directory, "asked"), true),
-            (inquire(another("asked/x"), "asked"), true),
+            (report(SourceKind::Directory, "asked"), true),
+            (report(another("asked/x"), "asked"), true),
             (hash("asked/x"), true),
-            (inquire(InquiredKind::Directory, "other"), false),
-            (inquire(another("other"), "asked"), false),
+            (report(SourceKind::Directory, "other"), false),
+            (report(another("other"), "asked"), false),
             (hash("other"), false),
-            (offer("", "asked"), true),
-            (offer("asked", "x"), true),
-            (keep("asked"), true),
+            (send("", "asked"), true),
+            (send("asked", "x"), true),
+            (list("asked"), true),
             (remove("asked", "x"), true),
-            (offer("", "x"), false),
-            (offer("x", "asked"), false),
-            (keep(""), false),
-            (keep("x"), false),
+            (send("", "x"), false),
+            (send("x", "asked"), false),
+            (list(""), false),
+            (list("x"), false),
             (remove("", "x"), false),
             (remove("x", "asked"), false),
         ];
@@ -570,19 +552,7 @@ mod tests {
             assert!(any.check_batch(&batch("", link(named))).is_err());
         }
         assert!(any.check_batch(&batch("d", directory(job))).is_err());
-        let range = KeptRange {
-            directory: path(job),
-            after: None,
-            names: Vec::new(),
-            open: true,
-        };
-        assert!(
-            any.check_message(&ToReceiver::Keep(Keep {
-                keep: 0,
-                ranges: vec![range]
-            }))
-            .is_err()
-        );
+        assert!(any.check_message(&list(job)).is_err());
         for other in [".zmove-job-", ".zmove-job-7", &job[..42], &job[1..]] {
             assert_eq!(
                 any.check_batch(&batch(other, directory(other))),

@@ -40,17 +40,18 @@ use zmove_scan::{
 };
 use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber, RelPath};
 use zmove_wire::limits::{
-    KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
+    LISTED_NAME_BYTES_MAX, LISTED_NAMES_MAX, LISTINGS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
     REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    ExtraneousNames, Fault, Intent, Keep, KeptRange, ListedName, Operation, Remove, RemoveGroup,
-    ToReceiver, ToSender,
+    ExtraneousNames, Fault, Intent, ListedName, NameRange, Operation, Question, Remove,
+    RemoveGroup, Request, ToReceiver,
 };
 
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
+use crate::control::replies::MirrorReply;
 use crate::plan::gathered::MessageLoad;
 use crate::push::session::Session;
 
@@ -111,7 +112,7 @@ pub enum EmptySources {
 }
 
 /// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
-pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
+pub(crate) fn run(session: &Session, answers: &Receiver<MirrorReply>, mirror: &Mirror) {
     run_rounds(session, answers, mirror);
     let kept = session.account.totals.counters.source_changed_kept.get();
     if kept > 0 {
@@ -126,7 +127,7 @@ pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirr
     }
 }
 
-fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
+fn run_rounds(session: &Session, answers: &Receiver<MirrorReply>, mirror: &Mirror) {
     loop {
         if stays(&session.account, mirror) {
             return;
@@ -206,14 +207,14 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
 struct Round<'a> {
     session: &'a Session,
     /// The receiver's answers about names at the target.
-    answers: &'a Receiver<ToSender>,
+    answers: &'a Receiver<MirrorReply>,
     mirror: &'a Mirror,
     next: u64,
-    gathered: Vec<KeptRange>,
+    gathered: Vec<NameRange>,
     /// The kind of directories that `gathered` is about.
     whereabouts: Whereabouts,
     load: MessageLoad,
-    outstanding: HashMap<u64, Question>,
+    outstanding: HashMap<u64, Listing>,
     removing: usize,
     extraneous: ExtraneousList,
     /// Whether more is to be removed than can be held: another round does the rest.
@@ -224,8 +225,8 @@ struct Round<'a> {
     emptied: Option<PathBuf>,
 }
 
-struct Question {
-    ranges: Vec<KeptRange>,
+struct Listing {
+    ranges: Vec<NameRange>,
     whereabouts: Whereabouts,
 }
 
@@ -237,7 +238,7 @@ const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl<'a> Round<'a> {
-    fn new(session: &'a Session, answers: &'a Receiver<ToSender>, mirror: &'a Mirror) -> Self {
+    fn new(session: &'a Session, answers: &'a Receiver<MirrorReply>, mirror: &'a Mirror) -> Self {
         Self {
             session,
             answers,
@@ -306,7 +307,7 @@ impl<'a> Round<'a> {
         while !self.session.in_flight.is_stopping()
             && (self.extraneous.has_unseen() || !self.outstanding.is_empty())
         {
-            self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
+            self.wait_until(|round| round.outstanding.len() < LISTINGS_OUTSTANDING_MAX);
             match self.extraneous.look_inside() {
                 Some(ranges) => self.send(ranges, Whereabouts::Extraneous),
                 None => self.wait_until(|round| {
@@ -344,7 +345,7 @@ impl<'a> Round<'a> {
         loop {
             let mut piece = Vec::new();
             let mut bytes = directory.as_bytes().len();
-            while piece.len() < KEEP_NAMES_MAX && bytes < KEEP_NAME_BYTES_MAX {
+            while piece.len() < LISTED_NAMES_MAX && bytes < LISTED_NAME_BYTES_MAX {
                 let Some(name) = rest.next() else { break };
                 bytes += name.0.as_bytes().len();
                 piece.push(name);
@@ -352,7 +353,7 @@ impl<'a> Round<'a> {
             let open = rest.peek().is_none();
             let last = piece.last().cloned();
             self.gather(
-                KeptRange {
+                NameRange {
                     directory: directory.clone(),
                     after,
                     names: piece,
@@ -367,12 +368,12 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn gather(&mut self, range: KeptRange, name_bytes: usize) {
+    fn gather(&mut self, range: NameRange, name_bytes: usize) {
         if self.full {
             return;
         }
         let names = self.load.names + range.names.len();
-        if names > KEEP_NAMES_MAX || self.load.name_bytes + name_bytes > KEEP_NAME_BYTES_MAX {
+        if names > LISTED_NAMES_MAX || self.load.name_bytes + name_bytes > LISTED_NAME_BYTES_MAX {
             self.ask();
         }
         self.load.names += range.names.len();
@@ -380,7 +381,7 @@ impl<'a> Round<'a> {
         self.gathered.push(range);
         let full =
             self.gathered.len() >= GATHERED_RANGES_MAX || self.load.names >= GATHERED_NAMES_MAX;
-        if full || self.load.name_bytes >= KEEP_NAME_BYTES_MAX / 4 {
+        if full || self.load.name_bytes >= LISTED_NAME_BYTES_MAX / 4 {
             self.ask();
         }
     }
@@ -390,25 +391,26 @@ impl<'a> Round<'a> {
         if self.gathered.is_empty() {
             return;
         }
-        self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
+        self.wait_until(|round| round.outstanding.len() < LISTINGS_OUTSTANDING_MAX);
         let ranges = std::mem::take(&mut self.gathered);
         self.load = MessageLoad::default();
         self.send(ranges, self.whereabouts);
     }
 
-    fn send(&mut self, ranges: Vec<KeptRange>, whereabouts: Whereabouts) {
-        let keep = self.next;
+    fn send(&mut self, ranges: Vec<NameRange>, whereabouts: Whereabouts) {
+        let number = self.next;
         self.next += 1;
         self.outstanding.insert(
-            keep,
-            Question {
+            number,
+            Listing {
                 ranges: ranges.clone(),
                 whereabouts,
             },
         );
-        self.session
-            .in_flight
-            .tell(ToReceiver::Keep(Keep { keep, ranges }));
+        self.session.in_flight.tell(ToReceiver::Request(Request {
+            number,
+            question: Question::Extraneous(ranges),
+        }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
@@ -421,30 +423,29 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn take(&mut self, answer: ToSender) {
-        match answer {
-            ToSender::ExtraneousNames(extra) => self.take_extra(extra),
-            ToSender::Removed { entries, .. } => {
+    fn take(&mut self, reply: MirrorReply) {
+        match reply {
+            MirrorReply::Extraneous(request, names) => self.take_extra(request, names),
+            MirrorReply::Removed(entries) => {
                 self.removing = self.removing.saturating_sub(1);
                 self.session.account.totals.counters.removed.add(entries);
             }
-            _ => {}
         }
     }
 
     fn take_extra(
         &mut self,
+        request: u64,
         ExtraneousNames {
-            keep,
             names,
             rest,
             faults,
         }: ExtraneousNames,
     ) {
-        let Some(Question {
+        let Some(Listing {
             ranges,
             whereabouts,
-        }) = self.outstanding.remove(&keep)
+        }) = self.outstanding.remove(&request)
         else {
             return;
         };

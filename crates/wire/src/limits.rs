@@ -7,9 +7,9 @@ use crate::error::WireError;
 /// The longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// The most strings in one control message, over all its lists: the names and two more for each range of a
-/// [`Keep`](crate::Keep), which has the most. A receiver may need some 128 bytes for each besides the string's own: 33
-/// MiB for a message.
-pub const MESSAGE_STRINGS_MAX: usize = KEEP_NAMES_MAX + 2 * KEEP_RANGES_MAX;
+/// [request](crate::Question::Extraneous), which has the most. A receiver may need some 128 bytes for each besides the
+/// string's own: 33 MiB for a message.
+pub const MESSAGE_STRINGS_MAX: usize = LISTED_NAMES_MAX + 2 * LISTED_RANGES_MAX;
 /// The most entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
 /// The most data in one batch or chunk frame, in bytes: one group.
@@ -21,10 +21,6 @@ pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
 pub const BATCH_HEAD_BYTES_TARGET: usize = 1 << 20;
 /// The longest target of a symbolic link, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
-/// The most files in one offer.
-pub const OFFER_FILES_MAX: usize = 4096;
-/// The most bytes of paths and names in one offer; one more entry still fits the longest message.
-pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most items that one message acknowledges; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
 /// The most items in flight, which the receiver has not acknowledged; a sender reads no further.
@@ -50,29 +46,27 @@ pub const FILES_UNFINISHED_MAX: usize = 4096;
 pub const FILES_BEGUN_MAX: u64 = 2048;
 /// The most names that a transfer may announce for the top of its target.
 pub const TOPS_MAX: usize = 262_144;
-/// The most offers that wait for an answer.
-pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 /// The most chaining values in one message; together they take 2 MiB.
 pub const HELD_GROUPS_MAX: usize = 65_536;
-/// The most entries in one inquiry.
-pub const INQUIRED_ENTRIES_MAX: usize = 4096;
-/// The most bytes of paths, names and links in one inquiry. One more entry still fits the longest message, even if all
-/// names of users and groups are as long as they may be.
-pub const INQUIRED_NAME_BYTES_MAX: usize = 2 << 20;
-/// The most inquiries that wait for an answer.
-pub const INQUIRIES_OUTSTANDING_MAX: usize = 32;
-/// The most groups of one order to hash them: 64 MiB, so that several threads share a file.
+/// The most entries in one [`Request`](crate::Request).
+pub const REQUESTED_ENTRIES_MAX: usize = 4096;
+/// The most bytes of paths, names and links of the entries in one [`Request`](crate::Request). One more entry still
+/// fits the longest message, even if all names of users and groups are as long as they may be.
+pub const REQUESTED_NAME_BYTES_MAX: usize = 2 << 20;
+/// The most requests about entries that wait for a reply.
+pub const REQUESTS_OUTSTANDING_MAX: usize = 32;
+/// The most groups that one [request](crate::Question::Hash) has hashed: 64 MiB, so that several threads share a file.
 pub const HASHED_GROUPS_MAX: usize = 16;
-/// The most orders to hash groups that wait for an answer.
-pub const HASH_ORDERS_OUTSTANDING_MAX: usize = 32;
-/// The most names that one message keeps, over all its directories.
-pub const KEEP_NAMES_MAX: usize = 262_144;
-/// The most directories whose names one message keeps.
-pub const KEEP_RANGES_MAX: usize = 4096;
-/// The most bytes of paths and names in one [`Keep`](crate::Keep); one more of each still fits the longest message.
-pub const KEEP_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most [`Keep`](crate::Keep)s that wait for an answer.
-pub const KEEPS_OUTSTANDING_MAX: usize = 8;
+/// The most [requests for hashes](crate::Question::Hash) that wait for a reply.
+pub const HASHES_OUTSTANDING_MAX: usize = 32;
+/// The most names of the source in one [request](crate::Question::Extraneous), over all its directories.
+pub const LISTED_NAMES_MAX: usize = 262_144;
+/// The most ranges in one [request](crate::Question::Extraneous).
+pub const LISTED_RANGES_MAX: usize = 4096;
+/// The most bytes of paths and names in these ranges; one more of each still fits the longest message.
+pub const LISTED_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most [requests for extraneous names](crate::Question::Extraneous) that wait for a reply.
+pub const LISTINGS_OUTSTANDING_MAX: usize = 8;
 /// The most names in one [`ExtraneousNames`](crate::ExtraneousNames).
 pub const EXTRANEOUS_NAMES_MAX: usize = 65_536;
 /// The most bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames); one more name still fits.

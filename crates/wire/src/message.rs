@@ -9,11 +9,9 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
 use crate::extensions::take_refusal;
-use crate::extra::XattrDigest;
 use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
 mod bytes;
@@ -30,11 +28,11 @@ mod list;
 mod metadata;
 mod mirror;
 mod open;
-mod preview;
 mod probe;
 mod relay;
+mod request;
 mod shared_job;
-mod verify;
+mod verdict;
 
 pub use copy::{
     Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place,
@@ -51,32 +49,30 @@ pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};
 pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
 pub use metadata::Time;
-pub use mirror::{
-    Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
-};
+pub use mirror::{Extraneous, ListedName, Remove, RemoveGroup};
 pub use open::{
     Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,
-    TargetShape, TargetState, TopName,
-};
-pub use preview::{
-    Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
-    Inquiry,
+    Proof, TargetShape, TargetState, TopName,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, PathAccount, Relay, Told, TransferAccount, TransferProgress};
+pub use request::{
+    Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
+    Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata,
+};
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
     SharedJobResult, WorkCounts,
 };
-pub use verify::{HashOrder, Hashed, Proof};
+pub use verdict::{Differences, Verdict};
 
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToReceiver {
     /// The first message: the target and how to write it.
     Open(Open),
-    /// Files that may be there already.
-    Offer(Offer),
+    /// A question about entries of the target.
+    Request(Request),
     /// This large file changed or vanished while it was read: its groups that have come are to be thrown away.
     Abandon {
         /// The large file's id.
@@ -99,10 +95,6 @@ pub enum ToReceiver {
         )]
         items: Vec<u64>,
     },
-    /// A question what a transfer would do with some entries: previews only.
-    Inquire(Inquiry),
-    /// Names that stay, and the question what else is in their directories.
-    Keep(Keep),
     /// Names that are to be removed.
     Remove(Remove),
     /// A question how far the probe is: probes only.
@@ -114,8 +106,6 @@ pub enum ToReceiver {
     },
     /// An order to measure the target's storage: probes only.
     Sweep(SweepOrder),
-    /// An order to hash groups of a file: verifications only.
-    Hash(HashOrder),
     /// A word beside the transfer, to a receiver that has dialled.
     Relay(Relay),
     /// What the scan has found so far. The last message counts, and none comes after [`Announce`](Self::Announce).
@@ -131,8 +121,8 @@ pub enum ToSender {
     Opened(Opened),
     /// The transfer may not begin.
     Refused(Refusal),
-    /// The verdicts on offered files.
-    Answer(Answer),
+    /// The reply to a request.
+    Reply(Reply),
     /// Receipts for items: the data is verified and written to the kernel, or it failed. Files do not have their names
     /// yet.
     Stored(Stored),
@@ -140,12 +130,8 @@ pub enum ToSender {
     Fault(Fault),
     /// Everything is committed and flushed as asked; the transfer has ended.
     Finished(Finished),
-    /// Groups of one offered file that the target holds.
+    /// Groups that the target holds of one file of a request.
     Held(Held),
-    /// Findings on the entries of an inquiry: what a transfer would do with them.
-    Findings(Findings),
-    /// Entries that are in the directories of names that stay, beside those names.
-    ExtraneousNames(ExtraneousNames),
     /// The names of a [`Remove`] are gone, but for those that faults have named.
     Removed {
         /// The number of the message that this answers.
@@ -190,8 +176,6 @@ pub enum ToSender {
         /// The limit of all data connections of the key together.
         bytes_per_second: u64,
     },
-    /// The values of groups that were to be hashed.
-    Hashed(Hashed),
     /// The host does as a receiver that has dialled has asked: after this it says what a sender says
     /// ([`ToReceiver`]), and what it hears is what a receiver says.
     Fetching(Fetching),
@@ -240,99 +224,6 @@ impl fmt::Display for Waiting {
             ahead => write!(f, "{ahead} of the same key before this one; {}", self.text),
         }
     }
-}
-
-/// Files that may be there already.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Offer {
-    /// The number of the offer, for its answer.
-    pub offer: u64,
-    /// The files by directory, at most [`OFFER_FILES_MAX`](crate::limits::OFFER_FILES_MAX) in all.
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
-    pub groups: Vec<OfferedGroup>,
-}
-
-/// Offered files of one directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OfferedGroup {
-    /// The directory's path from the target root.
-    #[serde(with = "bytes")]
-    pub directory: RelPath,
-    /// The files in that directory.
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
-    pub files: Vec<OfferedFile>,
-}
-
-/// One offered file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OfferedFile {
-    /// The file's name.
-    #[serde(with = "bytes")]
-    pub name: Name,
-    /// The file's size in bytes.
-    pub bytes: u64,
-    /// The file's permission bits, modification time, owner and group.
-    #[serde(with = "metadata")]
-    pub metadata: Metadata,
-    /// The identity and state of the source file; only for a file of more than one group.
-    pub source: Option<SourceMark>,
-    /// A digest of its extended attributes, if it has any.
-    pub xattrs: Option<Box<XattrDigest>>,
-}
-
-/// With size and modification time, this identifies a source file and its state: nobody can set a change time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceMark {
-    /// The source file's inode.
-    pub inode: u64,
-    /// The source file's change time.
-    #[serde(with = "metadata::SentTimestamp")]
-    pub ctime: Timestamp,
-}
-
-/// The answer to an offer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// The number of the offer that this answers.
-    pub offer: u64,
-    /// One verdict per offered file, in the offer's order.
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
-    pub verdicts: Vec<Verdict>,
-}
-
-/// The decision about one offered file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
-    /// The target has the file already: do not send it.
-    Skip,
-    /// The target needs the file: send it.
-    Need,
-    /// A file of that size with this root exists: send only what differs.
-    Compare([u8; 32]),
-    /// Groups of this very file came in an earlier transfer, as [`Held`] has reported before: send the others.
-    Resume,
-    /// Another version of the file exists: [`Held`] will report its groups, and those that are the same need not be
-    /// sent. Nor need the groups that [`Held`] has reported before, as with [`Verdict::Resume`].
-    Delta,
-    /// The file's contents are right and its metadata are not: only those are to be sent.
-    Retouch,
-}
-
-/// Chaining values of consecutive groups of one offered file, as they are at the target: before the answer to its offer
-/// those of a part from an earlier transfer, after it those of the old version, for [`Verdict::Delta`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    /// The number of the offer.
-    pub offer: u64,
-    /// The file's number in the offer, over all its groups of files, from 0.
-    pub file: u32,
-    /// The index of the first group.
-    pub first: u32,
-    /// The values, at most [`HELD_GROUPS_MAX`](crate::limits::HELD_GROUPS_MAX).
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::HELD_GROUPS_MAX }, _, _>")]
-    pub cvs: Vec<[u8; 32]>,
-    /// Whether this is the last message about the file.
-    pub end: bool,
 }
 
 /// Receipts for some items, and the results of large files.
@@ -464,10 +355,11 @@ mod tests {
     use super::*;
     use crate::extensions::Extensions;
     use crate::limits::{
-        ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX,
+        ITEMS_OUTSTANDING_MAX, LISTED_NAMES_MAX, LISTED_RANGES_MAX, MESSAGE_STRINGS_MAX,
         REMOVE_NAMES_MAX, STORED_ITEMS_MAX,
     };
     use proptest::prelude::{any, proptest};
+    use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
     #[test]
     fn of_a_reason_without_end_no_more_is_kept_than_a_user_reads() {
@@ -497,9 +389,9 @@ mod tests {
     fn tags_are_pinned() {
         let tag = |message: &ToReceiver| encode_message(message)[4];
         assert_eq!(
-            tag(&ToReceiver::Offer(Offer {
-                offer: 0,
-                groups: vec![]
+            tag(&ToReceiver::Request(Request {
+                number: 0,
+                question: Question::Send(vec![])
             })),
             1
         );
@@ -513,39 +405,25 @@ mod tests {
         );
         assert_eq!(tag(&ToReceiver::LaneLost { items: vec![] }), 4);
         assert_eq!(
-            tag(&ToReceiver::Inquire(Inquiry {
-                inquiry: 0,
-                groups: vec![]
-            })),
-            5
-        );
-        assert_eq!(
-            tag(&ToReceiver::Keep(Keep {
-                keep: 0,
-                ranges: vec![]
-            })),
-            6
-        );
-        assert_eq!(
             tag(&ToReceiver::Remove(Remove {
                 remove: 0,
                 groups: vec![]
             })),
-            7
+            5
         );
         assert_eq!(
             tag(&ToReceiver::Sample {
                 sample: 0,
                 when: Moment::Now
             }),
-            8
+            6
         );
         assert_eq!(
             tag(&ToReceiver::Sweep(SweepOrder {
                 bytes: 0,
                 millis: 0
             })),
-            9
+            7
         );
         let found = FoundSoFar {
             files: 1,
@@ -555,7 +433,7 @@ mod tests {
         };
         assert_eq!(
             encode_message(&ToReceiver::Found(found))[4..],
-            [12, 1, 0xAC, 2, 2, 1]
+            [9, 1, 0xAC, 2, 2, 1]
         );
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
@@ -586,11 +464,11 @@ mod tests {
                 [1, number, 0]
             );
         }
-        assert_eq!(tag(&ToSender::LaneFailed), 25);
+        assert_eq!(tag(&ToSender::LaneFailed), 22);
         assert_eq!(
-            tag(&ToSender::Answer(Answer {
-                offer: 0,
-                verdicts: vec![]
+            tag(&ToSender::Reply(Reply {
+                number: 0,
+                answer: Answer::Verdicts(vec![])
             })),
             2
         );
@@ -599,7 +477,7 @@ mod tests {
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
         assert_eq!(
             tag(&ToSender::Held(Held {
-                offer: 0,
+                request: 0,
                 file: 0,
                 first: 0,
                 cvs: vec![],
@@ -608,46 +486,35 @@ mod tests {
             6
         );
         assert_eq!(
-            tag(&ToSender::Findings(Findings {
-                inquiry: 0,
-                findings: vec![]
-            })),
-            7
-        );
-        assert_eq!(
-            tag(&ToSender::ExtraneousNames(ExtraneousNames::default())),
-            8
-        );
-        assert_eq!(
             tag(&ToSender::Removed {
                 remove: 0,
                 entries: 0
             }),
-            9
+            7
         );
-        assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
+        assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 8);
         assert_eq!(
             tag(&ToSender::Swept(Swept {
                 sizes: vec![],
                 complete: true,
                 fault: None
             })),
-            11
+            9
         );
-        assert_eq!(tag(&ToSender::Counters(CounterList::default())), 12);
-        assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
+        assert_eq!(tag(&ToSender::Counters(CounterList::default())), 10);
+        assert_eq!(tag(&ToSender::Published { items: vec![] }), 11);
         assert_eq!(
             tag(&ToSender::Waiting(Waiting {
                 ahead: 0,
                 text: String::new()
             })),
-            14
+            12
         );
         assert_eq!(
             tag(&ToSender::RateMax {
                 bytes_per_second: 0
             }),
-            18
+            16
         );
     }
 
@@ -656,8 +523,8 @@ mod tests {
         let rate = ToSender::RateMax {
             bytes_per_second: 300,
         };
-        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 18, 0xAC, 2]);
-        assert_eq!(decode_message(&[18, 0xAC, 2]), Ok(rate));
+        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 16, 0xAC, 2]);
+        assert_eq!(decode_message(&[16, 0xAC, 2]), Ok(rate));
     }
 
     #[test]
@@ -666,7 +533,7 @@ mod tests {
             ahead: 300,
             text: "x".to_owned(),
         });
-        let expected = [5, 0, 0, 0, 14, 0xAC, 2, 1, b'x'];
+        let expected = [5, 0, 0, 0, 12, 0xAC, 2, 1, b'x'];
         assert_eq!(encode_message(&waiting), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(waiting));
     }
@@ -676,8 +543,8 @@ mod tests {
         let held_up = ToSender::HeldUp {
             text: "x".to_owned(),
         };
-        assert_eq!(encode_message(&held_up), [3, 0, 0, 0, 26, 1, b'x']);
-        assert_eq!(decode_message(&[26, 1, b'x']), Ok(held_up));
+        assert_eq!(encode_message(&held_up), [3, 0, 0, 0, 23, 1, b'x']);
+        assert_eq!(decode_message(&[23, 1, b'x']), Ok(held_up));
     }
 
     #[test]
@@ -711,7 +578,7 @@ mod tests {
                 &[3, 0xAC, 2, 2],
             ),
         ] {
-            let expected = [&[27, 1, b'a'], expected].concat();
+            let expected = [&[24, 1, b'a'], expected].concat();
             assert_eq!(encode_message(&leftover(kind, fate))[4..], expected);
             assert_eq!(decode_message(&expected), Ok(leftover(kind, fate)));
         }
@@ -735,7 +602,7 @@ mod tests {
             },
         ];
         let published = ToSender::Published { items };
-        let expected = [12, 0, 0, 0, 13, 2, 0xAC, 2, 1, 3, 4, 0, 10, 2, 0];
+        let expected = [12, 0, 0, 0, 11, 2, 0xAC, 2, 1, 3, 4, 0, 10, 2, 0];
         assert_eq!(encode_message(&published)[4..], expected[4..]);
         assert_eq!(decode_message(&expected[4..]), Ok(published));
         let many = |count| {
@@ -759,12 +626,12 @@ mod tests {
             sample: 300,
             when: Moment::Ended(7),
         };
-        assert_eq!(encode_message(&sample), [5, 0, 0, 0, 8, 0xAC, 2, 1, 7]);
+        assert_eq!(encode_message(&sample), [5, 0, 0, 0, 6, 0xAC, 2, 1, 7]);
         let sweep = ToReceiver::Sweep(SweepOrder {
             bytes: 5,
             millis: 6,
         });
-        assert_eq!(encode_message(&sweep)[4..], [9, 5, 6]);
+        assert_eq!(encode_message(&sweep)[4..], [7, 5, 6]);
         let sampled = ToSender::Sampled(Sampled {
             sample: 1,
             clock_us: 300,
@@ -772,7 +639,7 @@ mod tests {
             bytes: 5,
             cpu_us: 6,
         });
-        assert_eq!(encode_message(&sampled)[4..], [10, 1, 0xAC, 2, 1, 4, 5, 6]);
+        assert_eq!(encode_message(&sampled)[4..], [8, 1, 0xAC, 2, 1, 4, 5, 6]);
         let size = SweptSize {
             file_bytes: 1024,
             write: Some(3),
@@ -786,7 +653,7 @@ mod tests {
         });
         assert_eq!(
             encode_message(&swept)[4..],
-            [11, 1, 0x80, 8, 1, 3, 0, 1, 1, 2, 0, 56]
+            [9, 1, 0x80, 8, 1, 3, 0, 1, 1, 2, 0, 56]
         );
         assert_eq!(decode_message(&encode_message(&swept)[4..]), Ok(swept));
     }
@@ -819,7 +686,7 @@ mod tests {
     #[test]
     fn held_groups_and_what_marks_a_source_are_pinned() {
         let held = ToSender::Held(Held {
-            offer: 1,
+            request: 1,
             file: 2,
             first: 300,
             cvs: vec![[7; 32]],
@@ -830,33 +697,41 @@ mod tests {
         expected.push(1);
         assert_eq!(encode_message(&held), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(held));
-        let source = SourceMark {
+        let mark = SourceMark {
             inode: 5,
             ctime: Timestamp {
                 seconds: -1,
                 nanos: 6,
             },
         };
-        let name = Name::from_bytes(b"f").unwrap();
-        let file = OfferedFile {
-            name,
-            bytes: 1,
-            metadata: Metadata::new(
-                2,
-                Timestamp {
-                    seconds: 3,
-                    nanos: 4,
-                },
-            ),
-            source: Some(source),
-            xattrs: None,
+        let mtime = Timestamp {
+            seconds: 3,
+            nanos: 4,
+        };
+        let file = SourceEntry {
+            name: Name::from_bytes(b"f").unwrap(),
+            kind: SourceKind::File {
+                bytes: 1,
+                mark: Some(mark),
+            },
+            metadata: SourceMetadata {
+                metadata: Metadata::new(2, mtime),
+                xattrs: None,
+            },
         };
         assert_eq!(
             encode_message(&file)[4..],
-            [1, b'f', 1, 2, 6, 4, 0, 0, 1, 5, 1, 6, 0]
+            [1, b'f', 0, 1, 1, 5, 1, 6, 2, 6, 4, 0, 0, 0]
         );
-        assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
-        assert_eq!(encode_message(&Verdict::Delta)[4..], [4]);
+        let differences = Differences::TIME.and(Differences::MODE);
+        for (verdict, bytes) in [
+            (Verdict::Replace(differences), &[3, 6][..]),
+            (Verdict::Set(differences), &[4, 6]),
+            (Verdict::Resume, &[7]),
+            (Verdict::Delta, &[8]),
+        ] {
+            assert_eq!(encode_message(&verdict)[4..], *bytes);
+        }
     }
 
     #[test]
@@ -883,26 +758,26 @@ mod tests {
         vec![ListedName(Name::from_bytes(b"a").unwrap()); count]
     }
 
-    fn keep(ranges: usize, names_each: usize) -> Vec<u8> {
+    fn listing(ranges: usize, names_each: usize) -> Vec<u8> {
         let after = Some(names(1).remove(0));
-        let range = KeptRange {
+        let range = NameRange {
             directory: RelPath::root(),
             after,
             names: names(names_each),
             open: true,
         };
-        encode_message(&ToReceiver::Keep(Keep {
-            keep: 1,
-            ranges: vec![range; ranges],
+        encode_message(&ToReceiver::Request(Request {
+            number: 1,
+            question: Question::Extraneous(vec![range; ranges]),
         }))
     }
 
     #[test]
     fn lists_in_lists_are_bounded_together() {
         let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]).map(drop);
-        let per_range = KEEP_NAMES_MAX / KEEP_RANGES_MAX;
+        let per_range = LISTED_NAMES_MAX / LISTED_RANGES_MAX;
         assert_eq!(
-            decode(keep(KEEP_RANGES_MAX, per_range)),
+            decode(listing(LISTED_RANGES_MAX, per_range)),
             Ok(()),
             "as many as a sender may say"
         );
@@ -912,8 +787,11 @@ mod tests {
             value,
             limit,
         };
-        assert_eq!(decode(keep(KEEP_RANGES_MAX, per_range + 1)), Err(error));
-        assert_eq!(decode(keep(2, KEEP_NAMES_MAX)), Err(error));
+        assert_eq!(
+            decode(listing(LISTED_RANGES_MAX, per_range + 1)),
+            Err(error)
+        );
+        assert_eq!(decode(listing(2, LISTED_NAMES_MAX)), Err(error));
         let group = RemoveGroup {
             directory: RelPath::root(),
             names: names(REMOVE_NAMES_MAX),
@@ -930,7 +808,7 @@ mod tests {
 
     #[test]
     fn a_message_is_decoded_as_far_as_there_is_room() {
-        let bytes = keep(3, 100);
+        let bytes = listing(3, 100);
         let decode = |most: usize| {
             let (mut left, none) = (most, WireError::OutOfOrder { what: "room" });
             let room = |strings| {

@@ -114,7 +114,7 @@ fn what_the_host_with_the_target_says_is_booked_on_the_client() {
     paint(world.site.source().join("f"), 10);
     let cvs = vec![[7; 32]; 65_536];
     let held = Held {
-        offer: 0,
+        request: 0,
         file: 0,
         first: 0,
         cvs,

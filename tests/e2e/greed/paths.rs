@@ -71,37 +71,39 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
     {
     }
     let resting = site.the_daemon().memory_kib();
-    let mark = zmove_wire::SourceMark {
+    let time = Timestamp {
+        seconds: 1,
+        nanos: 0,
+    };
+    let mark = Some(SourceMark {
         inode: 1,
-        ctime: Timestamp {
-            seconds: 1,
-            nanos: 0,
+        ctime: time,
+    });
+    let file = SourceEntry {
+        name: name("large"),
+        kind: SourceKind::File {
+            bytes: GROUP_BYTES + 2,
+            mark,
+        },
+        metadata: SourceMetadata {
+            metadata: metadata(0o644),
+            xattrs: None,
         },
     };
-    let file = OfferedFile {
-        name: name("large"),
-        bytes: GROUP_BYTES + 2,
-        metadata: metadata(0o644),
-        source: Some(mark),
-        xattrs: None,
-    };
-    let groups = vec![OfferedGroup {
+    let groups = vec![EntryGroup {
         directory: path(&deep()),
-        files: vec![file; 4096],
+        itself: None,
+        entries: vec![file; 4096],
     }];
-    for offer in 0..2 {
-        greedy.say(
-            &mut transfer,
-            &ToReceiver::Offer(Offer {
-                offer,
-                groups: groups.clone(),
-            }),
-        );
+    for number in 0..2 {
+        let question = Question::Send(groups.clone());
+        let request = Request { number, question };
+        greedy.say(&mut transfer, &ToReceiver::Request(request));
     }
     let mut told = 0;
     while told < 2 {
         match transfer.next_answer() {
-            Some(ToSender::Answer(_)) => told += 1,
+            Some(ToSender::Reply(_)) => told += 1,
             Some(_) => {}
             None => panic!("broken off"),
         }

@@ -8,19 +8,18 @@ use zmove_types::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
-    Differences, Durability, EarlierSession, EndedCopy, EntryFault, Extensions, Extraneous,
-    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash,
-    FileTotal, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder,
-    Hashed, Held, InTheWay, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
-    Intent, JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, Leftover,
-    LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
-    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
-    Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
-    RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
-    SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath, StageReport, Stored,
-    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
-    ToSource, Told, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict,
-    encode_message,
+    Differences, Durability, EarlierSession, EndedCopy, EntryFault, EntryGroup, Extensions,
+    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone,
+    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, Granted, GroupHashes,
+    GroupRange, Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder,
+    Leftover, LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NameRange,
+    NodeName, NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
+    PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
+    Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
+    SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
+    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName,
+    TransferAccount, TransferProgress, TransportChoice, Verdict, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -274,7 +273,7 @@ fn requests() -> Vec<ToReceiver> {
     let [single, directory] = shapes.map(open);
     let mut requests = vec![ToReceiver::Open(single), ToReceiver::Open(directory)];
     requests.extend([
-        ToReceiver::Offer(offer()),
+        request(Question::Send(vec![files()])),
         ToReceiver::Abandon { file: 1 },
         ToReceiver::Found(FoundSoFar {
             files: 1,
@@ -289,11 +288,8 @@ fn requests() -> Vec<ToReceiver> {
         ToReceiver::LaneLost {
             items: vec![1, 300],
         },
-        ToReceiver::Inquire(inquiry()),
-        ToReceiver::Keep(Keep {
-            keep: 1,
-            ranges: vec![kept()],
-        }),
+        request(Question::Report(vec![entries()])),
+        request(Question::Extraneous(vec![listed()])),
         ToReceiver::Remove(Remove {
             remove: 1,
             groups: vec![RemoveGroup {
@@ -309,14 +305,13 @@ fn requests() -> Vec<ToReceiver> {
             sample: 300,
             when: Moment::Ended(21),
         },
-        ToReceiver::Offer(offer_with()),
-        ToReceiver::Inquire(inquiry_with()),
-        ToReceiver::Hash(HashOrder {
-            order: 1,
+        request(Question::Send(vec![files_with_owners()])),
+        request(Question::Report(vec![entries_with_attributes()])),
+        request(Question::Hash(FileGroups {
             path: path("d/f"),
             first: 2,
-            groups: 3,
-        }),
+            count: 3,
+        })),
         ToReceiver::Sweep(SweepOrder {
             bytes: 1 << 28,
             millis: 5_000,
@@ -420,109 +415,105 @@ fn open(shape: TargetShape) -> Open {
     }
 }
 
-fn offer() -> Offer {
-    let source = Some(SourceMark {
+fn request(question: Question) -> ToReceiver {
+    ToReceiver::Request(Request {
+        number: 1,
+        question,
+    })
+}
+
+fn reply(answer: Answer) -> ToSender {
+    ToSender::Reply(Reply { number: 1, answer })
+}
+
+fn entry(kind: SourceKind, metadata: Metadata) -> SourceEntry {
+    SourceEntry {
+        name: name("e"),
+        kind,
+        metadata: SourceMetadata {
+            metadata,
+            xattrs: None,
+        },
+    }
+}
+
+fn files() -> EntryGroup {
+    let mark = Some(SourceMark {
         inode: 1,
         ctime: Timestamp {
             seconds: -1,
             nanos: 2,
         },
     });
-    let file = OfferedFile {
-        name: name("f"),
-        bytes: 9 << 20,
-        metadata: Metadata::new(
-            0o644,
-            Timestamp {
-                seconds: 1_700_000_000,
-                nanos: 5,
-            },
-        ),
-        source,
-        xattrs: None,
+    let mtime = Timestamp {
+        seconds: 1_700_000_000,
+        nanos: 5,
     };
-    let small = OfferedFile {
-        bytes: 1,
-        source: None,
-        ..file.clone()
+    let file = |bytes, mark| {
+        let kind = SourceKind::File { bytes, mark };
+        entry(kind, Metadata::new(0o644, mtime))
     };
-    Offer {
-        offer: 1,
-        groups: vec![OfferedGroup {
-            directory: path("d"),
-            files: vec![file, small],
-        }],
+    EntryGroup {
+        directory: path("d"),
+        itself: None,
+        entries: vec![file(9 << 20, mark), file(1, None)],
     }
 }
 
-fn inquiry() -> Inquiry {
-    let metadata = InquiredMetadata(
-        Metadata::new(
-            0o755,
-            Timestamp {
-                seconds: -1,
-                nanos: 3,
-            },
-        ),
-        None,
-    );
+fn entries() -> EntryGroup {
+    let mtime = Timestamp {
+        seconds: -1,
+        nanos: 3,
+    };
+    let metadata = Metadata::new(0o755, mtime);
     let kinds = [
-        InquiredKind::File { bytes: 5 },
-        InquiredKind::Directory,
-        InquiredKind::Symlink {
+        SourceKind::File {
+            bytes: 5,
+            mark: None,
+        },
+        SourceKind::Directory,
+        SourceKind::Symlink {
             target: b"t".to_vec(),
         },
-        InquiredKind::Link {
+        SourceKind::Link {
             bytes: 5,
             first: path("d/f"),
         },
     ];
-    let entries = kinds
-        .map(|kind| InquiredEntry {
-            name: name("e"),
-            kind,
+    EntryGroup {
+        directory: path("d"),
+        itself: Some(SourceMetadata {
             metadata: metadata.clone(),
-        })
-        .into();
-    Inquiry {
-        inquiry: 1,
-        groups: vec![InquiredGroup {
-            directory: path("d"),
-            itself: Some(metadata),
-            entries,
-        }],
+            xattrs: None,
+        }),
+        entries: kinds.map(|kind| entry(kind, metadata.clone())).into(),
     }
 }
 
-/// The same, with owners and digests of attributes.
-fn offer_with() -> Offer {
-    let mut offer = offer();
-    for file in &mut offer.groups[0].files {
-        file.metadata = whole_metadata();
-        file.metadata
-            .extra
-            .as_mut()
-            .map(Arc::make_mut)
-            .expect("it has one")
-            .xattrs
-            .clear();
+fn files_with_owners() -> EntryGroup {
+    let mut files = files();
+    for file in &mut files.entries {
+        let mut metadata = whole_metadata();
+        let extra = metadata.extra.as_mut().map(Arc::make_mut);
+        extra.expect("it has one").xattrs.clear();
+        file.metadata.metadata = metadata;
     }
-    offer.groups[0].files[0].xattrs = Some(Box::new([5; 32]));
-    offer
+    files.entries[0].metadata.xattrs = Some(Box::new([5; 32]));
+    files
 }
 
-fn inquiry_with() -> Inquiry {
-    let mut inquiry = inquiry();
-    inquiry.groups[0].itself = Some(InquiredMetadata(
-        Metadata::default(),
-        Some(Box::new([6; 32])),
-    ));
-    inquiry
+fn entries_with_attributes() -> EntryGroup {
+    let mut entries = entries();
+    entries.itself = Some(SourceMetadata {
+        metadata: Metadata::default(),
+        xattrs: Some(Box::new([6; 32])),
+    });
+    entries
 }
 
-fn kept() -> KeptRange {
+fn listed() -> NameRange {
     let names = ["b", "c"].map(|text| ListedName(name(text))).into();
-    KeptRange {
+    NameRange {
         directory: path("d"),
         after: Some(ListedName(name("a"))),
         names,
@@ -630,15 +621,14 @@ fn replies_in_transfers() -> Vec<ToSender> {
         paced_us: 7,
     };
     vec![
-        ToSender::Answer(Answer {
-            offer: 1,
-            verdicts: vec![
-                Verdict::Skip,
-                Verdict::Compare([7; 32]),
-                Verdict::Delta,
-                Verdict::Retouch,
-            ],
-        }),
+        reply(Answer::Verdicts(vec![
+            Verdict::Same,
+            Verdict::Contents(Differences::MODE, [7; 32]),
+            Verdict::Delta,
+            Verdict::Set(Differences::SIZE.and(Differences::TIME)),
+            Verdict::Replace(Differences::TYPE),
+            Verdict::Fails(Operation::List, FaultCode::Os(13)),
+        ])),
         ToSender::Stored(stored()),
         ToSender::Published {
             items: vec![PublishedItem {
@@ -654,7 +644,7 @@ fn replies_in_transfers() -> Vec<ToSender> {
             cpu_us: 6,
         }),
         ToSender::Held(Held {
-            offer: 1,
+            request: 1,
             file: 2,
             first: 3,
             cvs: vec![[8; 32]; 2],
@@ -666,9 +656,7 @@ fn replies_in_transfers() -> Vec<ToSender> {
 /// Replies of previews, mirrors, probes and sweeps, among others.
 fn replies_beside_transfers() -> Vec<ToSender> {
     vec![
-        ToSender::Findings(findings()),
-        ToSender::ExtraneousNames(ExtraneousNames {
-            keep: 1,
+        reply(Answer::Extraneous(ExtraneousNames {
             names: vec![ExtraneousName {
                 range: 0,
                 name: ListedName(name("x")),
@@ -676,7 +664,7 @@ fn replies_beside_transfers() -> Vec<ToSender> {
             }],
             rest: Some((0, ListedName(name("x")))),
             faults: vec![(1, FaultCode::Os(13))],
-        }),
+        })),
         ToSender::Removed {
             remove: 1,
             entries: 300,
@@ -691,11 +679,10 @@ fn replies_beside_transfers() -> Vec<ToSender> {
         ToSender::RateMax {
             bytes_per_second: 1 << 30,
         },
-        ToSender::Hashed(Hashed {
-            order: 1,
+        reply(Answer::Hashes(GroupHashes {
             values: vec![None, Some([7; 32])],
             fault: Some(FaultCode::Os(5)),
-        }),
+        })),
         ToSender::Sampled(Sampled {
             sample: 1,
             clock_us: 300,
@@ -731,18 +718,5 @@ fn stored() -> Stored {
             file: 6,
             fault: Some((Operation::Flush, FaultCode::Os(5))),
         }],
-    }
-}
-
-fn findings() -> Findings {
-    let findings = vec![
-        Finding::Same,
-        Finding::Differs(Differences::SIZE.and(Differences::TIME)),
-        Finding::Contents(Differences::MODE, [3; 32]),
-        Finding::Fails(Operation::List, FaultCode::Os(13)),
-    ];
-    Findings {
-        inquiry: 1,
-        findings,
     }
 }

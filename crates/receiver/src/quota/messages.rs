@@ -8,8 +8,8 @@ use tokio::task::block_in_place;
 use zmove_transport::{ControlReader, Inbox};
 use zmove_types::{ALLOCATION_BYTES, Lock};
 use zmove_wire::{
-    BatchEntry, DirectoryGroup, InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup,
-    RemoveGroup, ToReceiver, WireError, decode_message_within,
+    BatchEntry, DirectoryGroup, EntryGroup, NameRange, RemoveGroup, SourceEntry, ToReceiver,
+    WireError, decode_message_within,
 };
 
 use crate::quota::{Booking, Quota};
@@ -75,11 +75,9 @@ pub(crate) const ELEMENT_BYTES: usize = 136;
 
 const _: () = {
     let elements = [
-        size_of::<OfferedFile>(),
-        size_of::<OfferedGroup>(),
-        size_of::<InquiredGroup>(),
-        size_of::<InquiredEntry>(),
-        size_of::<KeptRange>(),
+        size_of::<EntryGroup>(),
+        size_of::<SourceEntry>(),
+        size_of::<NameRange>(),
         size_of::<RemoveGroup>(),
         size_of::<DirectoryGroup>(),
         size_of::<BatchEntry>(),
@@ -96,7 +94,7 @@ mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt as _;
     use zmove_types::{ByteCount, Name, RelPath};
-    use zmove_wire::{Keep, ListedName, Open, TargetShape, TopName, encode_message};
+    use zmove_wire::{ListedName, Open, Question, Request, TargetShape, TopName, encode_message};
 
     fn open(names: usize) -> Open {
         let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
@@ -206,20 +204,20 @@ mod tests {
         };
         let quota =
             crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let keep = |names| {
+        let listing = |names| {
             let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
-            let range = KeptRange {
+            let range = NameRange {
                 directory: RelPath::root(),
                 after: None,
                 names,
                 open: true,
             };
-            ToReceiver::Keep(Keep {
-                keep: 1,
-                ranges: vec![range],
+            ToReceiver::Request(Request {
+                number: 1,
+                question: Question::Extraneous(vec![range]),
             })
         };
-        let read = read(&[keep(600), keep(600)], &quota).await;
+        let read = read(&[listing(600), listing(600)], &quota).await;
         let [Ok(_), Err(error)] = &read[..] else {
             panic!("{read:?}")
         };

@@ -13,16 +13,16 @@ use tokio::sync::mpsc;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{Counters, FileId, StageTimes};
 use zmove_wire::limits::{
-    ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX,
-    OFFERS_OUTSTANDING_MAX, within,
+    ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, within,
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, FileDone, Finished, Offer, Open, Operation, SharedJobAnswer,
-    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, StageReport, StoredItem,
-    ToReceiver, ToSender,
+    Answer, EntryFault, EntryGroup, Extraneous, FaultCode, FileDone, Finished, Open, Operation,
+    Question, Reply, Request, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult,
+    SignedReceipt, StageReport, StoredItem, ToReceiver, ToSender,
 };
 
+use crate::compare::send::{Comparison, check_files, compare_all};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
@@ -35,8 +35,8 @@ use crate::session::finish;
 use crate::session::keeping::KeptLease;
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
+use crate::session::requests::OpenRequests;
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
-use crate::store::compare::{Comparison, compare_all};
 use crate::store::publishing::{self, discard_all};
 use crate::store::reports::{Outcome, Told};
 use crate::store::transfer::Transfer;
@@ -133,7 +133,7 @@ impl SessionThreads {
         let transfer = Arc::clone(transfer);
         let queue = self.queue.clone();
         self.lanes.add(source, move |number, source| {
-            let _guard = PanicGuard(&transfer);
+            let _guard = PanicGuard(&transfer.reports);
             run_lane(&transfer, number, source, &queue);
         })
     }
@@ -173,10 +173,10 @@ pub(super) struct Running {
     /// The memory booked for the ledger's messages that have not been sent.
     unsent: Booking,
     report: SessionReport,
-    offers: usize,
+    requests: OpenRequests,
     /// The orders about a job that are not answered.
     orders: usize,
-    /// The threads that compare offered files with those at the target.
+    /// The threads that compare files with those at the target.
     comparing: Workers,
     /// The task of the last flush and of the times of directories, while it runs.
     finishing: Option<Finishing>,
@@ -209,7 +209,7 @@ impl Running {
             ledger: ReceiverTransfer::default(),
             unsent: config.quota.book_nothing(),
             report: SessionReport::default(),
-            offers: 0,
+            requests: OpenRequests::default(),
             orders: 0,
             comparing: Workers::new(&config.quota),
             finishing: None,
@@ -270,12 +270,8 @@ impl Running {
         self.transfer.top_names.check_message(&message)?;
         match message {
             ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
-            ToReceiver::Offer(offer) => self.take_offer(offer, held),
-            ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, keep, held),
+            ToReceiver::Request(request) => self.take_request(request, held),
             ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, remove, held),
-            ToReceiver::Inquire(_) | ToReceiver::Hash(_) => {
-                Err(SessionError::out_of_order("an inquiry"))
-            }
             ToReceiver::Relay(_) => Err(SessionError::out_of_order("a word beside a push")),
             ToReceiver::Found(found) => {
                 self.transfer.meter.told(found);
@@ -319,33 +315,46 @@ impl Running {
         Ok(())
     }
 
-    fn take_offer(&mut self, offer: Offer, held: Booking) -> Result<(), SessionError> {
-        let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
-        within(
-            "offered files",
-            files.max(offer.groups.len()),
-            OFFER_FILES_MAX,
-        )?;
-        self.offers += 1;
-        if self.offers > OFFERS_OUTSTANDING_MAX {
-            return Err(SessionError::out_of_order(
-                "an offer before the earlier ones are answered",
-            ));
+    fn take_request(
+        &mut self,
+        Request { number, question }: Request,
+        held: Booking,
+    ) -> Result<(), SessionError> {
+        self.requests.begin(&question)?;
+        let may_list = self.transfer.target.view.rules.extraneous == Extraneous::Goes;
+        match question {
+            Question::Send(groups) => self.compare(number, groups, held),
+            Question::Extraneous(ranges) if may_list => {
+                self.mirror.list(&self.transfer, number, ranges, held)
+            }
+            Question::Report(_) | Question::Hash(_) | Question::Extraneous(_) => Err(
+                SessionError::out_of_order("a question that the opening does not allow"),
+            ),
         }
+    }
+
+    /// Starts to find out which of these files are to be sent.
+    fn compare(
+        &mut self,
+        number: u64,
+        groups: Vec<EntryGroup>,
+        held: Booking,
+    ) -> Result<(), SessionError> {
+        check_files(&groups)?;
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
             let Comparison {
                 verdicts,
                 held,
                 changed,
-            } = compare_all(transfer, &offer);
-            let answer = Answer {
-                offer: offer.offer,
-                verdicts,
+            } = compare_all(transfer, number, &groups);
+            let reply = Reply {
+                number,
+                answer: Answer::Verdicts(verdicts),
             };
             transfer
                 .reports
-                .tell(Outcome::Answer(held, answer, changed.is_empty()));
+                .tell(Outcome::Reply(held, reply, changed.is_empty()));
             let mut changed = changed.into_iter().peekable();
             while let Some(candidate) = changed.next() {
                 candidate.tell(transfer, changed.peek().is_none());
@@ -444,17 +453,21 @@ impl Running {
             Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed {
                 entries: vec![missed],
             }),
-            Outcome::Answer(held, answer, ends_offer) => {
-                self.offers -= usize::from(ends_offer);
-                self.ledger.answer(held, answer);
+            Outcome::Reply(held, reply, ends_request) => {
+                if ends_request {
+                    self.requests.end(&reply.answer);
+                }
+                self.ledger.reply(held, reply);
             }
-            Outcome::Held(held, ends_offer) => {
-                self.offers -= usize::from(ends_offer);
+            Outcome::Held(held, ends_request) => {
+                if ends_request {
+                    self.requests.end_held();
+                }
                 self.ledger.tell(ToSender::Held(held));
             }
-            Outcome::Mirror(answer) => {
-                self.mirror.answered(&answer);
-                self.ledger.tell(answer);
+            Outcome::Removed { remove, entries } => {
+                self.mirror.has_removed();
+                self.ledger.tell(ToSender::Removed { remove, entries });
             }
             Outcome::SharedJob(answer) => {
                 self.orders -= 1;
@@ -521,7 +534,7 @@ impl Running {
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
-        if !self.mirror.is_idle() {
+        if !self.mirror.is_idle() || !self.requests.lists_nothing() {
             return Err(SessionError::out_of_order("the end before all is removed"));
         }
         self.finish_comparing().await?;
@@ -597,7 +610,7 @@ impl Running {
                 .send(&ToSender::Counters(counters.into()))
                 .await?;
         }
-        let counts = self.transfer.target.keeper.counts();
+        let counts = self.transfer.target.view.keeper.counts();
         if !counts.is_empty() {
             self.connections.send(&ToSender::NotKept { counts }).await?;
         }

@@ -19,29 +19,34 @@ use crate::error::SessionError;
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::quota::windows::open_window;
-use crate::store::reports::Outcome;
-use crate::store::transfer::Transfer;
+use crate::store::reports::{Outcome, Reports};
+
+/// The state of a session that its threads share, by which they report.
+pub(crate) trait Reporter: Send + Sync + 'static {
+    /// Where outcomes are reported.
+    fn reports(&self) -> &Reports;
+}
 
 /// Reports a panic of its thread to the session.
-pub(crate) struct PanicGuard<'a>(pub(crate) &'a Transfer);
+pub(crate) struct PanicGuard<'a>(pub(crate) &'a Reports);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.reports.tell(Outcome::Panicked);
+            self.0.tell(Outcome::Panicked);
         }
     }
 }
 
-/// Wraps work on a transfer so that a panic is reported.
-pub(crate) fn guarded(
-    transfer: &Arc<Transfer>,
-    work: impl FnOnce(&Transfer) + Send + 'static,
+/// Wraps work of a session so that a panic is reported.
+pub(crate) fn guarded<T: Reporter>(
+    session: &Arc<T>,
+    work: impl FnOnce(&T) + Send + 'static,
 ) -> impl FnOnce() + Send + 'static {
-    let transfer = Arc::clone(transfer);
+    let session = Arc::clone(session);
     move || {
-        let _guard = PanicGuard(&transfer);
-        work(&transfer);
+        let _guard = PanicGuard(session.reports());
+        work(&session);
     }
 }
 
@@ -97,16 +102,16 @@ impl Workers {
         Ok(())
     }
 
-    /// Queues work on a transfer.
+    /// Queues work of a session.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub(crate) fn start_for(
+    pub(crate) fn start_for<T: Reporter>(
         &mut self,
-        transfer: &Arc<Transfer>,
-        work: impl FnOnce(&Transfer) + Send + 'static,
+        session: &Arc<T>,
+        work: impl FnOnce(&T) + Send + 'static,
     ) -> Result<(), SessionError> {
-        self.start(guarded(transfer, work))
+        self.start(guarded(session, work))
     }
 
     /// Waits until work under way has ended; work that has not begun is left undone.

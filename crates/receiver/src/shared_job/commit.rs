@@ -132,7 +132,7 @@ impl SharedJobSession {
             let (operation, code) = ALREADY_THERE;
             return Ok(SharedJobResult::Failed(operation, code));
         }
-        let replace = transfer.target.rules.replaces();
+        let replace = transfer.target.view.rules.replaces();
         let to: (&OwnedFd, &Name) = (directory, name);
         if let Err(error) = self
             .session

@@ -30,6 +30,7 @@ use zmove_wire::{
     BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite,
 };
 
+use crate::compare::{SourceFile, Xattrs};
 use crate::store::failure::{
     ALREADY_THERE, Failure, again, failed_to, failed_to_enter, failure, is_no_room,
 };
@@ -42,7 +43,7 @@ use crate::store::publishing::publisher::{
 use crate::store::target::file_systems::Flush;
 use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
-use crate::store::target::tree::{Xattrs, check_close, flush_now};
+use crate::store::target::tree::{check_close, flush_now};
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
 
@@ -207,17 +208,18 @@ impl<'a> Placer<'a> {
         let Ok(Opened { directory, .. }) = opened else {
             return false;
         };
-        let name = self.transfer.target.name(path, &file.name);
+        let name = self.transfer.target.view.name(path, &file.name);
         let metadata = self
             .transfer
             .target
             .of_file((directory, name), &file.metadata);
-        self.transfer.target.is_kept(
-            (directory, name),
-            u64::from(file.bytes),
-            (&metadata, Xattrs::Known),
-            At(path, Some(name)),
-        )
+        let source = SourceFile {
+            bytes: file.bytes.into(),
+            metadata: &metadata,
+            xattrs: Xattrs::Known,
+        };
+        let at = At(path, Some(name));
+        self.transfer.target.is_kept((directory, name), source, at)
     }
 
     /// Opens a directory of the target, made if need be.
@@ -230,7 +232,7 @@ impl<'a> Placer<'a> {
             // With `--ignore-existing` the entry in the way stays.
             Err(error)
                 if is_in_the_way(&error)
-                    && self.transfer.target.rules.overwrite == Overwrite::Nothing =>
+                    && self.transfer.target.view.rules.overwrite == Overwrite::Nothing =>
             {
                 return Err(Errno::NOTDIR.into());
             }
@@ -380,7 +382,7 @@ impl<'a> Placer<'a> {
                 continue;
             };
             turns.own.writes(bytes.len());
-            let metadata = self.transfer.target.rules.of_file(&file.metadata);
+            let metadata = self.transfer.target.view.rules.of_file(&file.metadata);
             match self.make_in(&staging.staging, flush, path, (&file, &metadata), bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry {
@@ -417,7 +419,7 @@ impl<'a> Placer<'a> {
     ) -> Option<Arc<SideDirectory>> {
         let transfer = self.transfer;
         let opened = opened.as_ref().ok()?;
-        let rules = &transfer.target.rules;
+        let rules = &transfer.target.view.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
         // What is read back is so by the publisher, before it gives the name.
         if run.files.count < SIDE_FILES_MIN
@@ -456,7 +458,7 @@ impl<'a> Placer<'a> {
         if all.is_refused() {
             return Err(Unmade::NotTaken);
         }
-        let name = self.transfer.target.name(path, &file.name);
+        let name = self.transfer.target.view.name(path, &file.name);
         let place = (&*opened.directory, name);
         let metadata = self.transfer.target.of_file(place, &file.metadata);
         self.make_in(&side.staging, opened.flush, path, (file, &metadata), bytes)?;
@@ -555,7 +557,7 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Link(link) => return self.place_link(opened, path, batch, *number, link),
             BatchEntry::Retouch(name, metadata) => {
-                let name = transfer.target.name(path, name);
+                let name = transfer.target.view.name(path, name);
                 let metadata = transfer.target.of_file((directory, name), metadata);
                 transfer
                     .target
@@ -577,7 +579,7 @@ impl<'a> Placer<'a> {
         metadata: &Metadata,
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
-        let name = target.name(path, name);
+        let name = target.view.name(path, name);
         let first = metadata
             .first_name()
             .and_then(|first| Some((first.parent()?, first.file_name()?)));
@@ -606,7 +608,7 @@ impl<'a> Placer<'a> {
         let Some((parent, first)) = link.first.parent().zip(link.first.file_name()) else {
             return Ok(());
         };
-        let name = target.name(path, &link.name);
+        let name = target.view.name(path, &link.name);
         if target.may_not_be_replaced(&opened.directory, name, link.metadata.mtime) {
             batch.fault(number, ALREADY_THERE);
             return Ok(());
@@ -732,7 +734,7 @@ impl<'a> Placer<'a> {
     ) -> Result<Option<Name>, Failure> {
         let transfer = self.transfer;
         let target = &transfer.target;
-        let name = target.name(path, &file.name);
+        let name = target.view.name(path, &file.name);
         let directory = &opened.directory;
         let metadata = target.of_file((directory, name), &file.metadata);
         let existing =
@@ -767,7 +769,7 @@ impl<'a> Placer<'a> {
     }
 
     fn flushes_each(&self, flush: Flush) -> bool {
-        match self.transfer.target.rules.durability {
+        match self.transfer.target.view.rules.durability {
             Durability::None => false,
             Durability::End => flush == Flush::Each,
             Durability::File => true,

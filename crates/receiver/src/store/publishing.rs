@@ -177,7 +177,7 @@ fn flush_ahead(transfer: &Transfer) {
 
 /// Flushes the file systems, unless nothing is to be flushed.
 fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
-    if !transfer.target.rules.flushes() {
+    if !transfer.target.view.rules.flushes() {
         return Ok(());
     }
     let mark = transfer.parts.mark();
@@ -207,7 +207,7 @@ impl Generation {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
-        let flushes_directories = transfer.target.rules.durability == Durability::File
+        let flushes_directories = transfer.target.view.rules.durability == Durability::File
             || transfer.target.file_systems.any_each();
         let mut changed = self.named_in;
         let mut named = Named::default();
@@ -477,7 +477,7 @@ fn settle<'a>(
 ) {
     let mut lost = lost.in_directory(directory);
     for small in files {
-        let name = transfer.target.name(directory, &small.file.name);
+        let name = transfer.target.view.name(directory, &small.file.name);
         match lost.take(name) {
             Some(fault) => {
                 transfer
@@ -555,7 +555,7 @@ fn publish_hidden(
     }: &HiddenFile,
 ) -> Result<(), (Operation, FaultCode)> {
     let directory = naming(target, directories.as_it_is(path))?;
-    let name = target.name(path, &small.file.name);
+    let name = target.view.name(path, &small.file.name);
     if stays_there(
         target,
         (target.staging_place.of(&directory), hidden),
@@ -572,7 +572,7 @@ fn publish_hidden(
                 target.tree.lease(),
                 hidden,
                 place,
-                target.rules.replaces(),
+                target.view.rules.replaces(),
             );
             published.map_err(failed_to(Operation::Rename))
         }),
@@ -598,7 +598,7 @@ fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, (Operation, 
 /// The fault of a failure to give a name. A file system that refuses to replace by a rename fails with the same error
 /// as a rename that is to replace nothing.
 fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, (Operation, FaultCode)> {
-    let keeps_old = target.rules.replaces() == Replace::Nothing;
+    let keeps_old = target.view.rules.replaces() == Replace::Nothing;
     done.map_err(
         |(operation, error)| match (operation, Errno::from_io_error(&error)) {
             (Operation::Rename, Some(Errno::EXIST)) if keeps_old => ALREADY_THERE,
@@ -667,7 +667,7 @@ fn name_large(
     settled(
         target,
         target.place_over_directory(At(&parent, Some(&name)), || {
-            let named = staged.give_name(target.tree.lease(), &name, target.rules.replaces());
+            let named = staged.give_name(target.tree.lease(), &name, target.view.rules.replaces());
             named.map_err(failed_to(Operation::Rename))
         }),
     )
@@ -723,7 +723,7 @@ fn publish_staging(
     } else {
         staging.publish(
             transfer.target.tree.lease(),
-            transfer.target.rules.replaces(),
+            transfer.target.view.rules.replaces(),
         )
     };
     // A thread that opens the path from now on finds the directory that is there.

@@ -4,7 +4,7 @@ use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{
-    Answer, EntryFault, Fault, FileDone, Held, Missed, SharedJobAnswer, StoredItem, ToSender,
+    Answer, EntryFault, Fault, FileDone, Held, Missed, Reply, SharedJobAnswer, StoredItem,
     WireError,
 };
 
@@ -32,12 +32,15 @@ pub(crate) enum Outcome {
     Fault(Fault),
     /// An entry lacks something.
     Missed(Missed),
-    /// What is held of an offer's files, its answer, and whether that ends it.
-    Answer(Vec<Held>, Answer, bool),
-    /// More groups that are held, and whether that ends their offer.
+    /// What is held of a request's files, its reply, and whether that ends it.
+    Reply(Vec<Held>, Reply, bool),
+    /// More groups that are held, and whether that ends their request.
     Held(Held, bool),
-    /// An answer of a mirror: extra names, or the number of entries removed.
-    Mirror(ToSender),
+    /// So many entries have been removed, for the order with that number.
+    Removed {
+        remove: u64,
+        entries: u64,
+    },
     /// The answer to an order about a job.
     SharedJob(SharedJobAnswer),
     /// The end of the lane with that number, and whether it has brought anything.
@@ -85,19 +88,23 @@ impl Reports {
 
 impl Outcome {
     /// The memory of a report beside itself, except for what its reporter has booked.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. })
             | Self::Stored(_, faults)
             | Self::Published(_, faults) => size_of_val(&faults[..]),
             Self::Fault(fault) => fault.path.as_bytes().len(),
             Self::Missed(missed) => missed.path.as_bytes().len() + size_of_val(&missed.lacks[..]),
-            Self::Answer(held, answer, _) => {
+            Self::Reply(held, reply, _) => {
                 let cvs: usize = held
                     .iter()
                     .map(|held| size_of_val(held) + size_of_val(&held.cvs[..]))
                     .sum();
-                cvs + size_of_val(&answer.verdicts[..])
+                cvs + match &reply.answer {
+                    Answer::Verdicts(verdicts) => size_of_val(&verdicts[..]),
+                    Answer::Hashes(hashes) => size_of_val(&hashes.values[..]),
+                    Answer::Extraneous(_) => 0,
+                }
             }
             Self::Held(held, _) => size_of_val(&held.cvs[..]),
             _ => 0,

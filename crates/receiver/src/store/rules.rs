@@ -8,7 +8,7 @@ use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
 use crate::grant::{Owning, Rights, SetIds};
 
-/// The rules of one transfer, or of a preview.
+/// The rules of one transfer, or of an inspection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) durability: Durability,
@@ -77,6 +77,21 @@ impl Rules {
             ..metadata.clone()
         };
         Cow::Owned(self.of_file(&kept).into_owned())
+    }
+
+    /// The metadata of a file that stays: without modes, its own mode.
+    pub(crate) fn of_compared_file<'a>(
+        &self,
+        metadata: &'a Metadata,
+        there: &FileIdentity,
+    ) -> Cow<'a, Metadata> {
+        if self.kinds.has_any(Kinds::MODE) {
+            return self.of_file(metadata);
+        }
+        Cow::Owned(Metadata {
+            mode: there.mode,
+            ..metadata.clone()
+        })
     }
 
     /// The metadata of a directory that is there: without modes, its own mode, and without times of directories, its

@@ -371,6 +371,10 @@ impl Seen {
         };
         let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // Only a transfer that sets modes would open it.
+            Ok(Some(None)) if !open.keeping.kinds.has_any(Kinds::MODE) => {
+                return Err(place.cannot_enter("open directory", &Errno::ACCESS.into()));
+            }
             found => found.map_err(|error| place.cannot_enter("open directory", &error))?,
         };
         Ok(Self {

@@ -23,6 +23,7 @@ use crate::meters::TransferMeter;
 use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
+use crate::session::threads::Reporter;
 use crate::shared_job::session::{Heart, SharedJobSession};
 use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
@@ -68,6 +69,12 @@ pub(crate) struct Transfer {
     directories_allowed: Lock<Booking>,
     other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
+}
+
+impl Reporter for Transfer {
+    fn reports(&self) -> &Reports {
+        &self.reports
+    }
 }
 
 impl Transfer {

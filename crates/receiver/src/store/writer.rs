@@ -351,10 +351,10 @@ fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> C
     let target = &transfer.target;
     let parent = path.parent().unwrap_or_else(RelPath::root);
     match target.tree.open_directory(&parent) {
-        Ok(directory) if !target.rules.kinds.has_any(Kinds::MODE) => {
+        Ok(directory) if !target.view.rules.kinds.has_any(Kinds::MODE) => {
             target.of_file((&directory, &name_of(path)), &head.metadata)
         }
-        _modes_are_kept_or_nothing_is_there => target.rules.of_file(&head.metadata),
+        _modes_are_kept_or_nothing_is_there => target.view.rules.of_file(&head.metadata),
     }
 }
 
@@ -409,7 +409,8 @@ pub(crate) fn finish_file(
             .target
             .set_metadata(permit, staged.file(), &metadata, at)
     });
-    let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
+    let sealed =
+        sealed.and_then(|()| flush_now(staged.file(), transfer.target.view.rules.flushes()));
     let sealed = sealed.and_then(|()| check_close(&staged));
     let sealed = sealed.and_then(|()| {
         turn.pause();

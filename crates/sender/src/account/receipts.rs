@@ -22,7 +22,7 @@ use crate::account::manifest::Known;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
 use crate::control::relay::{Heard, PeerQuota};
-use crate::control::replies::{self, Replies, Reply, ReplySender};
+use crate::control::replies::{self, EntryReply, MirrorReply, Replies, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
@@ -87,16 +87,15 @@ impl Receipts {
         let session = Arc::clone(&self.session);
         let _entering = session.entering.lock();
         match message {
-            ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
+            ToSender::Reply(reply) => self.reply_sender.reply(reply)?,
             ToSender::Held(held) => {
                 self.reported
                     .held(&self.session.in_flight.sent_counts, &held)?;
-                self.reply_sender.reply(Reply::Held(held))?;
+                self.reply_sender.entry_reply(EntryReply::Held(held))?;
             }
-            answer @ (ToSender::Findings(_)
-            | ToSender::Hashed(_)
-            | ToSender::ExtraneousNames(_)
-            | ToSender::Removed { .. }) => self.reply_sender.answer(answer)?,
+            ToSender::Removed { entries, .. } => self
+                .reply_sender
+                .mirror_reply(MirrorReply::Removed(entries))?,
             ToSender::Stored(stored) => self.take_stored(stored)?,
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
@@ -231,10 +230,10 @@ impl Receipts {
         if let Some(bytes) = settled.unpublished_bytes {
             self.session.account.show(0, bytes);
         }
-        settled
-            .words
-            .into_iter()
-            .try_for_each(|word| self.reply_sender.reply(Reply::Link(Box::new(word))))?;
+        settled.words.into_iter().try_for_each(|word| {
+            self.reply_sender
+                .entry_reply(EntryReply::Link(Box::new(word)))
+        })?;
         self.session
             .account
             .totals
@@ -361,10 +360,11 @@ impl Receipts {
                 .get(&path)
                 .is_none_or(|code| *code == FaultCode::AlreadyThere);
             if matches!(what, PackEntry::Within(_)) && is_there {
-                self.reply_sender.reply(Reply::Link(Box::new(Word::Named(
-                    number,
-                    FirstName { path, root: None },
-                ))))?;
+                self.reply_sender
+                    .entry_reply(EntryReply::Link(Box::new(Word::Named(
+                        number,
+                        FirstName { path, root: None },
+                    ))))?;
             }
         }
         for file in &batch.files {
@@ -403,7 +403,7 @@ impl Receipts {
                 root: file.root,
             };
             self.reply_sender
-                .reply(Reply::Link(Box::new(Word::Named(number, first))))?;
+                .entry_reply(EntryReply::Link(Box::new(Word::Named(number, first))))?;
         }
         match (fault, &file.part) {
             (Some(FaultCode::AlreadyThere), _) => {
@@ -479,7 +479,10 @@ impl Receipts {
                 root: file.root(),
             };
             self.reply_sender
-                .reply(Reply::Link(Box::new(Word::Named(shared.number, first))))?;
+                .entry_reply(EntryReply::Link(Box::new(Word::Named(
+                    shared.number,
+                    first,
+                ))))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zmove_types::{AtomicCounter, GroupSpan, Name, RelPath};
 use zmove_wire::limits::within;
-use zmove_wire::{Fault, Held, Offer, WireError};
+use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError};
 
 /// What was sent to the receiver, and so what it may report about.
 #[derive(Debug, Default)]
@@ -52,19 +52,20 @@ impl SentCounts {
             .fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
     }
 
-    /// Notes an offer: the receiver may report a value for each group of its files.
-    pub(crate) fn offer(&self, offer: &Offer) {
-        for group in &offer.groups {
-            self.offered.add(group.files.len() as u64);
+    /// Notes a question which of these files are to be sent: the receiver may report a value for each group of them.
+    pub(crate) fn offer(&self, groups: &[EntryGroup]) {
+        for group in groups {
+            self.offered.add(group.entries.len() as u64);
             self.directory_bytes
                 .fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
         }
-        let files = offer.groups.iter().flat_map(|group| &group.files);
-        // Once for an earlier transfer, once for another version, and the end of both.
-        files.for_each(|file| {
-            self.held
-                .add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2)
-        });
+        for entry in groups.iter().flat_map(|group| &group.entries) {
+            if let SourceKind::File { bytes, .. } = entry.kind {
+                // Once for an earlier transfer, once for another version, and the end of both.
+                let values = u64::from(GroupSpan::count(bytes).unwrap_or(0));
+                self.held.add(2 * values + 2);
+            }
+        }
     }
 }
 

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 use zmove_wire::limits::{
-    HASH_ORDERS_OUTSTANDING_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX,
-    REMOVES_OUTSTANDING_MAX,
+    HASHES_OUTSTANDING_MAX, LISTINGS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
 };
-use zmove_wire::{Answer, Findings, Hashed, Held, TargetState, ToSender, WireError};
+use zmove_wire::{
+    Answer, ExtraneousNames, GroupHashes, Held, Reply, TargetState, Verdict, WireError,
+};
 
 use crate::control::relay::{Held as Booked, PeerQuota};
 use crate::plan::links::Word;
@@ -20,27 +21,35 @@ use crate::plan::links::Word;
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) state: Receiver<TargetState>,
-    pub(crate) offers: Receiver<QueuedReply>,
-    pub(crate) findings: Receiver<Findings>,
-    pub(crate) hashed: Receiver<Hashed>,
-    pub(crate) mirror: Receiver<ToSender>,
+    pub(crate) entries: Receiver<QueuedReply>,
+    pub(crate) hashes: Receiver<(u64, GroupHashes)>,
+    pub(crate) mirror: Receiver<MirrorReply>,
 }
 
-/// A reply about offers and links; they come in the receiver's order.
+/// A reply about entries and links; they come in the receiver's order.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub(crate) enum EntryReply {
     /// Groups that the receiver holds of one file.
     Held(Held),
-    /// The verdicts on all files of an offer.
-    Answer(Answer),
+    /// The verdicts on all entries of the request with that number.
+    Verdicts(u64, Vec<Verdict>),
     /// The outcome of a name of a file that has several.
     Link(Box<Word>),
+}
+
+/// A reply about names that the target alone has.
+#[derive(Debug)]
+pub(crate) enum MirrorReply {
+    /// Names, for the request with that number.
+    Extraneous(u64, ExtraneousNames),
+    /// So many entries have been removed.
+    Removed(u64),
 }
 
 /// A reply that has not been taken yet.
 #[derive(Debug)]
 pub(crate) struct QueuedReply {
-    reply: Reply,
+    reply: EntryReply,
     weight: usize,
     all: Arc<AtomicUsize>,
     held: Booked,
@@ -51,14 +60,13 @@ pub(crate) struct QueuedReply {
 pub(crate) struct ReplySender {
     /// The state of the target: sent once, before any answer.
     pub(crate) state: Sender<TargetState>,
-    offers: Sender<QueuedReply>,
+    entries: Sender<QueuedReply>,
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
     /// The quota on which the memory for what the receiver says is booked.
     quota: Arc<dyn PeerQuota>,
-    findings: Sender<Findings>,
-    hashed: Sender<Hashed>,
-    mirror: Sender<ToSender>,
+    hashes: Sender<(u64, GroupHashes)>,
+    mirror: Sender<MirrorReply>,
 }
 
 /// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
@@ -74,47 +82,44 @@ const VALUES_BYTES: usize = 1280;
 /// The two ends of the channel from the control conversation to the planner.
 pub(crate) fn channel(quota: Arc<dyn PeerQuota>) -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
-    let (offers_in, offers) = unbounded();
-    let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
-    let (hashed_in, hashed) = bounded(HASH_ORDERS_OUTSTANDING_MAX);
-    let (mirror_in, mirror) = bounded(KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
+    let (entries_in, entries) = unbounded();
+    let (hashes_in, hashes) = bounded(HASHES_OUTSTANDING_MAX);
+    let (mirror_in, mirror) = bounded(LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     let waiting = Arc::default();
     let replies = Replies {
         state,
-        offers,
-        findings,
-        hashed,
+        entries,
+        hashes,
         mirror,
     };
     let sender = ReplySender {
         state: state_in,
-        offers: offers_in,
+        entries: entries_in,
         waiting,
         quota,
-        findings: findings_in,
-        hashed: hashed_in,
+        hashes: hashes_in,
         mirror: mirror_in,
     };
     (sender, replies)
 }
 
 impl ReplySender {
-    /// Passes on a reply about offers.
+    /// Passes on a reply about entries.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when far more is sent than there can be.
-    pub(crate) fn reply(&self, reply: Reply) -> Result<(), WireError> {
+    pub(crate) fn entry_reply(&self, reply: EntryReply) -> Result<(), WireError> {
         let weight = 1 + match &reply {
-            Reply::Held(held) => held.cvs.len(),
-            Reply::Answer(answer) => answer.verdicts.len(),
-            Reply::Link(_) => 0,
+            EntryReply::Held(held) => held.cvs.len(),
+            EntryReply::Verdicts(_, verdicts) => verdicts.len(),
+            EntryReply::Link(_) => 0,
         };
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder {
-                what: "more answers than there are offers",
+                what: "more answers than there are requests",
             });
         }
-        let beside = if matches!(reply, Reply::Held(_)) {
+        let beside = if matches!(reply, EntryReply::Held(_)) {
             VALUES_BYTES
         } else {
             0
@@ -123,7 +128,7 @@ impl ReplySender {
         let held = self.quota.book_memory(bytes)?;
         // The planner has gone only when the session is being stopped.
         let all = Arc::clone(&self.waiting);
-        let _stopping = self.offers.send(QueuedReply {
+        let _stopping = self.entries.send(QueuedReply {
             reply,
             weight,
             all,
@@ -132,22 +137,29 @@ impl ReplySender {
         Ok(())
     }
 
-    /// Passes on an answer to a question of a preview or a mirror.
+    /// Passes on the reply to a request.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
-    pub(crate) fn answer(&self, answer: ToSender) -> Result<(), WireError> {
+    /// [`WireError::OutOfOrder`] when there are more answers than requests may be open.
+    pub(crate) fn reply(&self, Reply { number, answer }: Reply) -> Result<(), WireError> {
         match answer {
-            ToSender::Findings(findings) => {
-                queue(&self.findings, findings, "findings that nobody asked for")
-            }
-            ToSender::Hashed(hashed) => queue(&self.hashed, hashed, "hashes that nobody asked for"),
-            answer => queue(
-                &self.mirror,
-                answer,
-                "an answer about names that nobody asked for",
+            Answer::Verdicts(verdicts) => self.entry_reply(EntryReply::Verdicts(number, verdicts)),
+            Answer::Hashes(hashes) => queue(
+                &self.hashes,
+                (number, hashes),
+                "hashes that nobody asked for",
             ),
+            Answer::Extraneous(names) => self.mirror_reply(MirrorReply::Extraneous(number, names)),
         }
+    }
+
+    /// Passes on a reply about names.
+    ///
+    /// # Errors
+    /// As for [`reply`](Self::reply).
+    pub(crate) fn mirror_reply(&self, reply: MirrorReply) -> Result<(), WireError> {
+        let what = "an answer about names that nobody asked for";
+        queue(&self.mirror, reply, what)
     }
 }
 
@@ -161,7 +173,7 @@ fn queue<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), Wire
 
 impl QueuedReply {
     /// Takes the reply out of the queue, with what is booked for it.
-    pub(crate) fn take(self) -> (Reply, Booked) {
+    pub(crate) fn take(self) -> (EntryReply, Booked) {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
         (self.reply, self.held)
     }
@@ -172,9 +184,9 @@ mod tests {
     use super::*;
     use crate::control::relay::NoQuota;
 
-    fn held(count: usize) -> Reply {
-        Reply::Held(Held {
-            offer: 0,
+    fn held(count: usize) -> EntryReply {
+        EntryReply::Held(Held {
+            request: 0,
             file: 0,
             first: 0,
             cvs: vec![[0; 32]; count],
@@ -186,43 +198,31 @@ mod tests {
     fn replies_that_are_taken_make_room_for_others_and_too_many_are_an_error() {
         let (sender, replies) = channel(Arc::new(NoQuota));
         for _ in 0..2 * WAITING_MAX / 65_536 {
-            sender.reply(held(65_535)).unwrap();
-            drop(replies.offers.recv().unwrap().take());
+            sender.entry_reply(held(65_535)).unwrap();
+            drop(replies.entries.recv().unwrap().take());
         }
-        let told = (0..).take_while(|_| sender.reply(held(0)).is_ok()).count();
+        let told = (0..)
+            .take_while(|_| sender.entry_reply(held(0)).is_ok())
+            .count();
         assert_eq!(told, WAITING_MAX);
     }
 
     #[test]
     fn answers_without_questions_are_an_error() {
         let (sender, _replies) = channel(Arc::new(NoQuota));
-        let told = |answer: &dyn Fn() -> ToSender| {
-            (0..)
-                .take_while(|_| sender.answer(answer()).is_ok())
-                .count()
-        };
-        let findings = || {
-            ToSender::Findings(Findings {
-                inquiry: 0,
-                findings: Vec::new(),
+        let told =
+            |tell: &dyn Fn() -> Result<(), WireError>| (0..).take_while(|_| tell().is_ok()).count();
+        let hashes = || {
+            sender.reply(Reply {
+                number: 0,
+                answer: Answer::Hashes(GroupHashes::default()),
             })
         };
-        assert_eq!(told(&findings), INQUIRIES_OUTSTANDING_MAX);
-        let hashed = || {
-            ToSender::Hashed(Hashed {
-                order: 0,
-                values: Vec::new(),
-                fault: None,
-            })
-        };
-        assert_eq!(told(&hashed), HASH_ORDERS_OUTSTANDING_MAX);
-        let removed = || ToSender::Removed {
-            remove: 0,
-            entries: 0,
-        };
+        assert_eq!(told(&hashes), HASHES_OUTSTANDING_MAX);
+        let removed = || sender.mirror_reply(MirrorReply::Removed(0));
         assert_eq!(
             told(&removed),
-            KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX
+            LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX
         );
     }
 }

@@ -1,7 +1,7 @@
 //! The entries that are to be removed, and those that rules spare though they are at the target alone.
 //!
 //! The selection is applied to each name before it counts as extraneous. Where there are rules, extraneous directories
-//! are looked into as others are, by a `Keep` without names, and a directory in which something is spared loses only
+//! are looked into as others are, by a request without names, and a directory in which something is spared loses only
 //! the rest. Directories that rules leave out of the push are not listed on the second walk either: all below them is
 //! spared.
 //!
@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use zmove_scan::{PathKind, Selection};
 use zmove_types::{EntryForm, RelPath};
-use zmove_wire::limits::KEEP_NAME_BYTES_MAX;
-use zmove_wire::{KeptRange, ListedName};
+use zmove_wire::limits::LISTED_NAME_BYTES_MAX;
+use zmove_wire::{ListedName, NameRange};
 
 /// The kind of directory in which an entry was found that is at the target alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,15 +176,15 @@ impl ExtraneousList {
     }
 
     /// Questions about extraneous directories that have not been looked into; `None` where all have been.
-    pub(super) fn look_inside(&mut self) -> Option<Vec<KeptRange>> {
+    pub(super) fn look_inside(&mut self) -> Option<Vec<NameRange>> {
         let mut ranges = Vec::new();
         let mut bytes = 0;
-        while ranges.len() < UNSEEN_ASKED_MAX && bytes < KEEP_NAME_BYTES_MAX / 4 {
+        while ranges.len() < UNSEEN_ASKED_MAX && bytes < LISTED_NAME_BYTES_MAX / 4 {
             let Some(directory) = self.unseen.pop() else {
                 break;
             };
             bytes += directory.as_bytes().len();
-            ranges.push(KeptRange {
+            ranges.push(NameRange {
                 directory,
                 after: None,
                 names: Vec::new(),

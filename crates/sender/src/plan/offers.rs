@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use zmove_scan::Entry;
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
-use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX};
-use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
+use zmove_wire::limits::{
+    REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
+};
+use zmove_wire::{EntryGroup, Held, SourceEntry, SourceKind, SourceMark, SourceMetadata, Verdict};
 
 use crate::control::relay::Held as Booked;
 use crate::plan::gathered::{Gathered, MessageLoad};
@@ -59,8 +61,8 @@ pub(crate) enum Answered {
 impl Default for Offering {
     fn default() -> Self {
         let most = MessageLoad {
-            names: OFFER_FILES_MAX,
-            name_bytes: OFFER_NAME_BYTES_MAX,
+            names: REQUESTED_ENTRIES_MAX,
+            name_bytes: REQUESTED_NAME_BYTES_MAX,
         };
         Self {
             open: Gathered::new(most),
@@ -78,37 +80,36 @@ impl Offering {
     }
 
     /// An offer of what has been gathered, if something has and another may be outstanding.
-    pub(crate) fn next_offer(&mut self, extras: &Extras) -> Option<Offer> {
+    pub(crate) fn next_request(&mut self, extras: &Extras) -> Option<(u64, Vec<EntryGroup>)> {
         if self.open.is_empty() || !self.may_offer() {
             return None;
         }
-        let (offer, files) = self.open.take();
+        let (number, files) = self.open.take();
         let groups = files
             .chunk_by(|(before, _), (directory, _)| before.is(directory))
             .map(|files| {
                 let directory = files[0].0.target_path().clone();
-                OfferedGroup {
+                let entries = files.iter().map(|(_, entry)| of_file(entry, extras));
+                EntryGroup {
                     directory,
-                    files: files
-                        .iter()
-                        .map(|(_, entry)| offered(entry, extras))
-                        .collect(),
+                    itself: None,
+                    entries: entries.collect(),
                 }
             });
-        let groups = groups.collect();
+        let groups = groups.collect::<Vec<_>>();
         self.outstanding.insert(
-            offer,
+            number,
             Outstanding {
                 files,
                 held: HashMap::new(),
             },
         );
-        Some(Offer { offer, groups })
+        Some((number, groups))
     }
 
     /// Whether another offer may be outstanding.
     pub(crate) fn may_offer(&self) -> bool {
-        self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
+        self.outstanding.len() + self.awaited.len() < REQUESTS_OUTSTANDING_MAX
     }
 
     /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
@@ -119,7 +120,7 @@ impl Offering {
         held: &Held,
         booked: Booked,
     ) -> Option<(SourceDirectory, Entry, Answered)> {
-        let key = (held.offer, held.file);
+        let key = (held.request, held.file);
         if let Some(Awaited {
             file: (_, entry),
             there,
@@ -135,7 +136,7 @@ impl Offering {
         let Outstanding {
             files,
             held: by_file,
-        } = self.outstanding.get_mut(&held.offer)?;
+        } = self.outstanding.get_mut(&held.request)?;
         let (_, entry) = files.get(held.file as usize)?;
         fill(by_file.entry(held.file).or_default(), entry, held, booked);
         None
@@ -145,25 +146,23 @@ impl Offering {
     /// about those that are missing.
     pub(crate) fn take_answer(
         &mut self,
-        answer: Answer,
+        request: u64,
+        verdicts: Vec<Verdict>,
     ) -> Vec<(SourceDirectory, Entry, Answered)> {
-        let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
+        let Some(Outstanding { files, mut held }) = self.outstanding.remove(&request) else {
             return Vec::new();
         };
         // A verdict that is missing must not lose a file.
-        let verdicts = answer
-            .verdicts
-            .into_iter()
-            .chain(std::iter::repeat(Verdict::Need));
+        let verdicts = verdicts.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut answered = Vec::with_capacity(files.len());
         for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
             let known = match verdict {
                 // A file of one group is sent whole.
                 Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
-                Verdict::Skip => Answered::Skip,
-                Verdict::Need => Answered::Need,
-                Verdict::Retouch => Answered::Retouch,
-                Verdict::Compare(root) => Answered::Compare(root),
+                Verdict::Same | Verdict::Stays => Answered::Skip,
+                Verdict::New | Verdict::Replace(_) | Verdict::Fails(..) => Answered::Need,
+                Verdict::Set(_) => Answered::Retouch,
+                Verdict::Contents(_, root) => Answered::Compare(root),
                 Verdict::Resume => Answered::GoOn {
                     held: held.remove(&number).unwrap_or_default(),
                     there: GroupValues::default(),
@@ -176,7 +175,7 @@ impl Offering {
                         held,
                         there,
                     };
-                    self.awaited.insert((answer.offer, number), awaited);
+                    self.awaited.insert((request, number), awaited);
                     continue;
                 }
             };
@@ -209,17 +208,19 @@ fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Booked) {
     }
 }
 
-fn offered(entry: &Entry, extras: &Extras) -> OfferedFile {
+fn of_file(entry: &Entry, extras: &Extras) -> SourceEntry {
     let (metadata, xattrs) = extras.seen(Form::Other, &entry.metadata, &entry.beside);
-    OfferedFile {
+    let mark = (entry.size > GROUP_BYTES).then_some(SourceMark {
+        inode: entry.inode,
+        ctime: entry.ctime,
+    });
+    SourceEntry {
         name: entry.name.clone(),
-        bytes: entry.size,
-        metadata,
-        xattrs,
-        source: (entry.size > GROUP_BYTES).then_some(SourceMark {
-            inode: entry.inode,
-            ctime: entry.ctime,
-        }),
+        kind: SourceKind::File {
+            bytes: entry.size,
+            mark,
+        },
+        metadata: SourceMetadata { metadata, xattrs },
     }
 }
 
@@ -245,11 +246,11 @@ mod tests {
         };
         let mut offering = Offering::default();
         (0..2).for_each(|_| offering.add(&file.directory, entry.clone()));
-        let offer = offering.next_offer(&Extras::default()).unwrap().offer;
+        let request = offering.next_request(&Extras::default()).unwrap().0;
         let booked = Arc::new(());
         let mut tell = |file, first, end| {
             let held = Held {
-                offer,
+                request,
                 file,
                 first,
                 cvs: vec![[7; 32]; 2],
@@ -261,7 +262,7 @@ mod tests {
         assert!(tell(0, u32::MAX, true).is_none(), "there is no such group");
         assert_eq!(Arc::strong_count(&booked), 2, "of what is kept");
         let verdicts = vec![Verdict::Resume, Verdict::Delta];
-        let mut answered = offering.take_answer(Answer { offer, verdicts });
+        let mut answered = offering.take_answer(request, verdicts);
         let (directory, entry, answer) = answered.remove(0);
         let Answered::GoOn { held, there } = answer else {
             panic!("{answer:?}")
@@ -273,7 +274,7 @@ mod tests {
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");
         let held = Held {
-            offer,
+            request,
             file: 1,
             first: u32::MAX - 1,
             cvs: vec![[7; 32]; 2],

@@ -13,10 +13,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
-use zmove_wire::{Compare, Lack, Open, Overwrite, TargetState, ToReceiver};
+use zmove_wire::{Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver};
 
 pub(crate) use self::rereading::Reread;
-use crate::control::replies::{QueuedReply, Replies, Reply};
+use crate::control::replies::{EntryReply, QueuedReply, Replies};
 use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
 use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
@@ -83,7 +83,7 @@ pub(crate) fn plan_all(
     planner.take_unread(&unread);
     let is_answered =
         |planner: &Planner<'_>| planner.offering.as_ref().is_none_or(Offering::is_done);
-    planner.take_replies(&replies.offers, is_answered);
+    planner.take_replies(&replies.entries, is_answered);
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
@@ -91,7 +91,7 @@ pub(crate) fn plan_all(
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         // Links are sent when the first names of their files are at the target.
-        planner.take_replies(&replies.offers, |planner| {
+        planner.take_replies(&replies.entries, |planner| {
             planner.links.is_done() && is_answered(planner)
         });
         planner.flush_unlisted();
@@ -194,14 +194,14 @@ impl Planner<'_> {
                     Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                     Err(_) => unread = &none_unread,
                 },
-                recv(replies.offers) -> reply => match reply {
+                recv(replies.entries) -> reply => match reply {
                     Ok(reply) => self.take_reply(reply),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
                     self.flush_pack();
                     self.flush_offers();
-                    self.replace_failed_names(&replies.offers);
+                    self.replace_failed_names(&replies.entries);
                 }
             }
         }
@@ -279,17 +279,17 @@ impl Planner<'_> {
     }
 
     /// Takes replies until `is_done`, and plans all that they lead to.
-    fn take_replies(&mut self, offers: &Receiver<QueuedReply>, is_done: impl Fn(&Self) -> bool) {
+    fn take_replies(&mut self, entries: &Receiver<QueuedReply>, is_done: impl Fn(&Self) -> bool) {
         self.flush_offers();
         while !self.session.in_flight.is_stopping() && !is_done(self) {
-            match offers.recv_timeout(PACK_PATIENCE) {
+            match entries.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply);
                     self.flush_offers();
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.flush_pack();
-                    self.replace_failed_names(offers);
+                    self.replace_failed_names(entries);
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -298,12 +298,12 @@ impl Planner<'_> {
     }
 
     /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
-    fn replace_failed_names(&mut self, offers: &Receiver<QueuedReply>) {
+    fn replace_failed_names(&mut self, entries: &Receiver<QueuedReply>) {
         let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
             && self.offering.as_ref().is_none_or(Offering::is_done)
             && self.session.in_flight.is_idle()
-            && offers.is_empty();
+            && entries.is_empty();
         drop(entering);
         if is_idle {
             self.links
@@ -583,20 +583,25 @@ impl Planner<'_> {
         let Session {
             in_flight, extras, ..
         } = self.session;
-        while let Some(offer) = offering.next_offer(extras) {
-            in_flight.sent_counts.offer(&offer);
-            in_flight.tell(ToReceiver::Offer(offer));
+        while let Some((number, groups)) = offering.next_request(extras) {
+            in_flight.sent_counts.offer(&groups);
+            in_flight.tell(ToReceiver::Request(Request {
+                number,
+                question: Question::Send(groups),
+            }));
         }
     }
 
     fn take_reply(&mut self, queued: QueuedReply) {
         let (reply, booked) = queued.take();
         let answered = match (reply, &mut self.offering) {
-            (Reply::Link(word), _) => return self.take_word(*word),
-            (Reply::Held(held), Some(offering)) => {
+            (EntryReply::Link(word), _) => return self.take_word(*word),
+            (EntryReply::Held(held), Some(offering)) => {
                 offering.take_held(&held, booked).into_iter().collect()
             }
-            (Reply::Answer(answer), Some(offering)) => offering.take_answer(answer),
+            (EntryReply::Verdicts(request, verdicts), Some(offering)) => {
+                offering.take_answer(request, verdicts)
+            }
             (_, None) => return,
         };
         for (directory, entry, answered) in answered {

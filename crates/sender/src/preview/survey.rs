@@ -10,15 +10,15 @@ use zmove_types::{
     Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath, Root,
 };
 use zmove_wire::limits::{
-    INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX,
+    REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Compare, Differences, Fault, Finding, Findings, Hashed, InquiredEntry, InquiredGroup,
-    InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
+    Differences, EntryGroup, Fault, GroupHashes, Question, Request, SourceEntry, SourceKind,
+    SourceMetadata, ToReceiver, Verdict,
 };
 
 use crate::account::failure::FileError;
-use crate::control::replies::Replies;
+use crate::control::replies::{EntryReply, QueuedReply, Replies};
 use crate::mirror;
 use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::plan::links::{FirstName, Links, Part};
@@ -47,7 +47,7 @@ struct Survey<'a> {
 struct Outstanding {
     asked: Vec<Inquired>,
     /// The answer, where small files are still to be hashed here.
-    answer: Option<Findings>,
+    answer: Option<Vec<Verdict>>,
 }
 
 /// An entry that is asked about.
@@ -66,8 +66,8 @@ pub(super) fn run(
     hashing: Option<Hashing>,
 ) {
     let most = MessageLoad {
-        names: INQUIRED_ENTRIES_MAX,
-        name_bytes: INQUIRED_NAME_BYTES_MAX,
+        names: REQUESTED_ENTRIES_MAX,
+        name_bytes: REQUESTED_NAME_BYTES_MAX,
     };
     let mut survey = Survey {
         session,
@@ -108,12 +108,12 @@ impl Survey<'_> {
                         self.session.account.end_scan(&scan.parts());
                     }
                 },
-                recv(replies.findings) -> answer => match answer {
-                    Ok(answer) => self.take_answer(answer),
+                recv(replies.entries) -> reply => match reply {
+                    Ok(reply) => self.take_reply(reply),
                     Err(_) => return,
                 },
-                recv(replies.hashed) -> hashed => match hashed {
-                    Ok(hashed) => self.take_hashed(hashed),
+                recv(replies.hashes) -> hashes => match hashes {
+                    Ok((order, hashes)) => self.take_hashes(order, hashes),
                     Err(_) => return,
                 },
                 recv(done) -> done => self.take_done(done.expect("the threads that hash outlive this")),
@@ -146,7 +146,7 @@ impl Survey<'_> {
             .verification
             .as_ref()
             .is_some_and(Verification::is_full);
-        self.outstanding.len() < INQUIRIES_OUTSTANDING_MAX && !is_full
+        self.outstanding.len() < REQUESTS_OUTSTANDING_MAX && !is_full
     }
 
     fn take_item(&mut self, item: ScanItem) {
@@ -246,18 +246,18 @@ impl Survey<'_> {
             if let Some(verification) = &self.verification {
                 verification.hash_small(inquiry, small_files(&asked));
             }
-            let inquiry = Inquiry {
-                inquiry,
-                groups: groups(&asked, extras),
+            let request = Request {
+                number: inquiry,
+                question: Question::Report(groups(&asked, extras)),
             };
             self.outstanding.insert(
-                inquiry.inquiry,
+                inquiry,
                 Outstanding {
                     asked,
                     answer: None,
                 },
             );
-            in_flight.tell(ToReceiver::Inquire(inquiry));
+            in_flight.tell(ToReceiver::Request(request));
         }
         self.order();
     }
@@ -269,17 +269,19 @@ impl Survey<'_> {
         }
     }
 
-    fn take_answer(&mut self, answer: Findings) {
-        let inquiry = answer.inquiry;
-        if let Some(open) = self.outstanding.get_mut(&inquiry) {
-            open.answer = Some(answer);
-            self.judge_inquiry(inquiry);
+    fn take_reply(&mut self, queued: QueuedReply) {
+        let (EntryReply::Verdicts(request, verdicts), _booked) = queued.take() else {
+            return;
+        };
+        if let Some(open) = self.outstanding.get_mut(&request) {
+            open.answer = Some(verdicts);
+            self.judge_inquiry(request);
         }
     }
 
-    fn take_hashed(&mut self, hashed: Hashed) {
+    fn take_hashes(&mut self, order: u64, hashes: GroupHashes) {
         if let Some(verification) = &mut self.verification {
-            let taken = verification.take_theirs(hashed);
+            let taken = verification.take_theirs(order, hashes);
             self.go_on(taken);
         }
     }
@@ -321,14 +323,11 @@ impl Survey<'_> {
         else {
             return;
         };
-        // An entry without a finding would be made.
-        let findings = answer
-            .findings
-            .into_iter()
-            .chain(std::iter::repeat(Finding::New));
+        // An entry without a verdict would be made.
+        let verdicts = answer.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut changes = Vec::new();
-        for (place, (asked, finding)) in asked.into_iter().zip(findings).enumerate() {
-            changes.extend(self.compare(&asked, finding, (inquiry, place)));
+        for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
+            changes.extend(self.compare(&asked, verdict, (inquiry, place)));
         }
         if let Some(verification) = &mut self.verification {
             verification.forget(inquiry);
@@ -341,47 +340,45 @@ impl Survey<'_> {
     fn compare(
         &mut self,
         asked: &Inquired,
-        finding: Finding,
+        verdict: Verdict,
         (inquiry, place): (u64, usize),
     ) -> Option<Change> {
         let Some(verification) = &mut self.verification else {
-            let finding = match finding {
-                Finding::Contents(differences, root) => {
+            let verdict = match verdict {
+                Verdict::Contents(differences, root) => {
                     self.compare_contents(asked, differences, root)?
                 }
-                finding => finding,
+                verdict => verdict,
             };
-            return self.judge(asked, finding, String::new());
+            return self.judge(asked, verdict, String::new());
         };
         let own = verification.take_root(inquiry, place);
-        let finding = match (finding, asked.large_file()) {
+        let verdict = match (verdict, asked.large_file(), verdict.beside_contents()) {
             // another name of a file that is compared under its first one
-            (Finding::Contents(differences, _), _) if matches!(asked.what, PackEntry::Link(..)) => {
-                with_contents(differences, true)
+            (Verdict::Contents(differences, _), ..)
+                if matches!(asked.what, PackEntry::Link(..)) =>
+            {
+                Verdict::compared(differences, true)
             }
             // the receiver has a hash alone
-            (Finding::Contents(differences, root), Some(source)) => {
+            (Verdict::Contents(differences, root), Some(source), _) => {
                 verification.add_large(source, asked.target_path(), differences, Some(Root(root)));
                 return None;
             }
-            (Finding::Contents(differences, root), None) => {
+            (Verdict::Contents(differences, root), None, _) => {
                 let own = own.unwrap_or_else(|| Err(asked.changed()));
                 let own = own
                     .inspect_err(|error| self.session.account.fail(error))
                     .ok()?;
-                with_contents(differences, own.0 == root)
+                Verdict::compared(differences, own.0 == root)
             }
-            (finding, Some(source)) if finding.leaves_contents_open() => {
-                let differences = match finding {
-                    Finding::Differs(differences) => differences,
-                    _ => Differences::default(),
-                };
+            (_, Some(source), Some(differences)) => {
                 verification.add_large(source, asked.target_path(), differences, None);
                 return None;
             }
-            (finding, _) => finding,
+            (verdict, ..) => verdict,
         };
-        self.judge(asked, finding, String::new())
+        self.judge(asked, verdict, String::new())
     }
 
     /// Judges a file whose groups have been compared.
@@ -396,30 +393,30 @@ impl Survey<'_> {
         } else {
             format!(" {}", file.differing.shown())
         };
-        let finding = with_contents(file.differences, is_same);
+        let verdict = Verdict::compared(file.differences, is_same);
         let Source { directory, entry } = file.source;
         self.judge(
             &Inquired {
                 directory,
                 what: PackEntry::Within(entry),
             },
-            finding,
+            verdict,
             where_not,
         )
     }
 
     /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
     /// contents differ.
-    fn judge(&self, asked: &Inquired, finding: Finding, where_not: String) -> Option<Change> {
+    fn judge(&self, asked: &Inquired, verdict: Verdict, where_not: String) -> Option<Change> {
         let totals = &self.session.account.totals;
-        let (kind, moves) = match finding {
-            Finding::New => (Some(ChangeKind::Added), true),
-            Finding::Differs(differences) => {
-                let kind =
-                    ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not));
-                (Some(kind), differences.has_any(moving(self.task.compare)))
-            }
-            Finding::Fails(operation, code) => {
+        let changed = |differences: Differences| {
+            ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not))
+        };
+        let (kind, moves) = match verdict {
+            Verdict::New => (Some(ChangeKind::Added), true),
+            Verdict::Replace(differences) => (Some(changed(differences)), true),
+            Verdict::Set(differences) => (Some(changed(differences)), false),
+            Verdict::Fails(operation, code) => {
                 let renamed = self.session.account.files().renamed();
                 let path =
                     renamed.unwrap_or_else(|| asked.what.failed_path(&asked.directory, operation));
@@ -430,7 +427,11 @@ impl Survey<'_> {
                 }));
                 return None;
             }
-            Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
+            Verdict::Same
+            | Verdict::Stays
+            | Verdict::Contents(..)
+            | Verdict::Resume
+            | Verdict::Delta => (None, false),
         };
         if let Some(entry) = asked
             .what
@@ -502,9 +503,9 @@ impl Survey<'_> {
         asked: &Inquired,
         differences: Differences,
         root: [u8; 32],
-    ) -> Option<Finding> {
+    ) -> Option<Verdict> {
         let Some(entry) = asked.what.entry() else {
-            return Some(Finding::Same);
+            return Some(Verdict::Same);
         };
         let own = asked
             .directory
@@ -520,21 +521,7 @@ impl Survey<'_> {
             .inspect_err(|error| self.session.account.fail(error))
             .ok()
             .flatten()?;
-        Some(with_contents(differences, own.0 == root))
-    }
-}
-
-/// The finding on a file whose contents have been compared.
-fn with_contents(differences: Differences, is_same: bool) -> Finding {
-    let differences = if is_same {
-        differences
-    } else {
-        differences.and(Differences::CONTENTS)
-    };
-    if differences.is_empty() {
-        Finding::Same
-    } else {
-        Finding::Differs(differences)
+        Some(Verdict::compared(differences, own.0 == root))
     }
 }
 
@@ -550,18 +537,6 @@ fn small_files(asked: &[Inquired]) -> Vec<(usize, Source)> {
     files
         .filter_map(|(place, asked)| Some((place, asked.source()?)))
         .collect()
-}
-
-/// The differences by which a file's data is sent.
-fn moving(compare: Compare) -> Differences {
-    let moving = Differences::TYPE
-        .and(Differences::SIZE)
-        .and(Differences::CONTENTS)
-        .and(Differences::LINKS);
-    match compare {
-        Compare::Quick => moving.and(Differences::TIME),
-        Compare::Checksum => moving,
-    }
 }
 
 impl Inquired {
@@ -609,13 +584,13 @@ impl Inquired {
 }
 
 /// A group for each directory; one that is asked about itself begins it.
-fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
+fn groups(asked: &[Inquired], extras: &Extras) -> Vec<EntryGroup> {
     let one = |before: &Inquired, asked: &Inquired| {
         before.directory.is(&asked.directory) && asked.what.entry().is_some()
     };
     let group = |asked: &[Inquired]| {
         let directory = asked[0].directory.target_path().clone();
-        let mut group = InquiredGroup {
+        let mut group = EntryGroup {
             directory,
             itself: None,
             entries: Vec::new(),
@@ -630,11 +605,11 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
                 | PackEntry::Compare(entry, _)
                 | PackEntry::Retouch(entry) => group.entries.push(inquired_entry(entry, extras)),
                 PackEntry::Link(entry, first) => {
-                    let kind = InquiredKind::Link {
+                    let kind = SourceKind::Link {
                         bytes: entry.size,
                         first: first.path.clone(),
                     };
-                    group.entries.push(InquiredEntry {
+                    group.entries.push(SourceEntry {
                         kind,
                         ..inquired_entry(entry, extras)
                     });
@@ -646,14 +621,17 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
     asked.chunk_by(one).map(group).collect()
 }
 
-fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
+fn inquired_entry(entry: &Entry, extras: &Extras) -> SourceEntry {
     let kind = match &entry.kind {
-        EntryKind::Directory => InquiredKind::Directory,
-        EntryKind::Symlink(target) => InquiredKind::Symlink {
+        EntryKind::Directory => SourceKind::Directory,
+        EntryKind::Symlink(target) => SourceKind::Symlink {
             target: target.to_vec(),
         },
-        EntryKind::File => InquiredKind::File { bytes: entry.size },
-        EntryKind::Special(special) => InquiredKind::Special(*special),
+        EntryKind::File => SourceKind::File {
+            bytes: entry.size,
+            mark: None,
+        },
+        EntryKind::Special(special) => SourceKind::Special(*special),
     };
     let metadata = inquired_metadata(
         extras,
@@ -661,7 +639,7 @@ fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
         &entry.metadata,
         &entry.beside,
     );
-    InquiredEntry {
+    SourceEntry {
         name: entry.name.clone(),
         kind,
         metadata,
@@ -673,7 +651,7 @@ fn inquired_metadata(
     form: Form,
     metadata: &Metadata,
     beside: &Beside,
-) -> InquiredMetadata {
+) -> SourceMetadata {
     let (metadata, xattrs) = extras.seen(form, metadata, beside);
-    InquiredMetadata(metadata, xattrs)
+    SourceMetadata { metadata, xattrs }
 }

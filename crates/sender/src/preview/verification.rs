@@ -12,8 +12,11 @@ use std::ops::Range;
 
 use zmove_chunk::RootMerger;
 use zmove_types::{Cv, GroupSpan, RelPath, Root};
-use zmove_wire::limits::{HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX};
-use zmove_wire::{Differences, Fault, FaultCode, HashOrder, Hashed, Operation, ToReceiver};
+use zmove_wire::limits::{HASHED_GROUPS_MAX, HASHES_OUTSTANDING_MAX};
+use zmove_wire::{
+    Differences, Fault, FaultCode, FileGroups, GroupHashes, Operation, Question, Request,
+    ToReceiver,
+};
 
 use crate::account::failure::FileError;
 use crate::preview::hashing::{Done, Hashing, Holes, Job, Source, value_of};
@@ -65,7 +68,7 @@ struct Order {
     file: u64,
     groups: Range<u32>,
     ours: Option<Result<Vec<Option<Cv>>, FileError>>,
-    theirs: Option<Hashed>,
+    theirs: Option<GroupHashes>,
 }
 
 impl Verification {
@@ -143,7 +146,7 @@ impl Verification {
 
     /// Asks for groups, as far as orders may be unanswered.
     pub(super) fn order(&mut self, mut tell: impl FnMut(ToReceiver)) {
-        while self.orders.len() < HASH_ORDERS_OUTSTANDING_MAX
+        while self.orders.len() < HASHES_OUTSTANDING_MAX
             && let Some(file) = self.waiting.front_mut()
         {
             let count = GroupSpan::count(file.source.entry.size).unwrap_or(u32::MAX);
@@ -153,21 +156,17 @@ impl Verification {
             self.next += 1;
             let order = self.next;
             let (holes, theirs) = if file.whole.is_some() {
-                (
-                    Holes::Hashed,
-                    Some(Hashed {
-                        order,
-                        values: Vec::new(),
-                        fault: None,
-                    }),
-                )
+                (Holes::Hashed, Some(GroupHashes::default()))
             } else {
                 let path = file.path.clone();
-                tell(ToReceiver::Hash(HashOrder {
-                    order,
+                let groups = FileGroups {
                     path,
                     first,
-                    groups: end - first,
+                    count: end - first,
+                };
+                tell(ToReceiver::Request(Request {
+                    number: order,
+                    question: Question::Hash(groups),
                 }));
                 (Holes::Told, None)
             };
@@ -212,10 +211,9 @@ impl Verification {
     }
 
     /// Takes what the receiver has hashed.
-    pub(super) fn take_theirs(&mut self, hashed: Hashed) -> Taken {
-        let order = hashed.order;
+    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Taken {
         if let Some(open) = self.orders.get_mut(&order) {
-            open.theirs = Some(hashed);
+            open.theirs = Some(hashes);
         }
         self.compare(order)
     }

@@ -263,16 +263,16 @@ pub(crate) mod tests {
         });
         assert_eq!(
             encode_message(&granted)[4..],
-            [&[21][..], &[1; 32], &[0xD8, 4]].concat()
+            [&[18][..], &[1; 32], &[0xD8, 4]].concat()
         );
         assert_eq!(
             encode_message(&ToSender::Copy(CopyState::Ready))[4..],
-            [22, 0]
+            [19, 0]
         );
         let follows = ToSender::Copy(CopyState::Follows { id: [7; 16] });
         assert_eq!(
             encode_message(&follows)[4..],
-            [&[22, 1][..], &[7; 16]].concat()
+            [&[19, 1][..], &[7; 16]].concat()
         );
         let signed = SignedReceipt {
             receipt: vec![1],
@@ -280,9 +280,9 @@ pub(crate) mod tests {
             signature: vec![3],
         };
         let receipt = ToSender::Receipt(signed.clone());
-        assert_eq!(encode_message(&receipt)[4..], [23, 1, 1, 1, 2, 1, 3]);
+        assert_eq!(encode_message(&receipt)[4..], [20, 1, 1, 1, 2, 1, 3]);
         let result = ToSender::Result(CopyResult::Received(signed));
-        assert_eq!(encode_message(&result)[4..], [24, 2, 1, 1, 1, 2, 1, 3]);
+        assert_eq!(encode_message(&result)[4..], [21, 2, 1, 1, 1, 2, 1, 3]);
         assert_eq!(decode_message(&encode_message(&result)[4..]), Ok(result));
     }
 

@@ -51,7 +51,7 @@ mod tests {
     use crate::message::{ToSender, decode_message, encode_message};
 
     fn decoded(pairs: &[(u16, u64)]) -> Result<Counters, WireError> {
-        const TAG: u8 = 12;
+        const TAG: u8 = 10;
         let mut bytes = vec![TAG];
         bytes.extend(postcard::to_allocvec(pairs).unwrap());
         match decode_message(&bytes)? {
@@ -83,7 +83,7 @@ mod tests {
         };
         assert_eq!(
             encode_message(&ToSender::Counters(counters.into())),
-            [7, 0, 0, 0, 12, 2, 1, 0xAC, 2, 20, 1][..]
+            [7, 0, 0, 0, 10, 2, 1, 0xAC, 2, 20, 1][..]
         );
     }
 

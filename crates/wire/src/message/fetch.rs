@@ -283,7 +283,7 @@ pub(crate) mod tests {
         };
         assert_eq!(encode_message(&listed)[4..], [1, 2, b'a', b'\n']);
         let fetching = ToSender::Fetching(Fetching { lanes_max: 300 });
-        assert_eq!(encode_message(&fetching)[4..], [20, 0xAC, 2]);
+        assert_eq!(encode_message(&fetching)[4..], [17, 0xAC, 2]);
     }
 
     #[test]

@@ -49,8 +49,8 @@ impl Flavor for Compared<'_> {
 mod tests {
     use super::*;
     use crate::message::{
-        Answer, Open, Refusal, RefusalCode, Relay, ToReceiver, ToSender, Told, Verdict,
-        decode_message, encode_message,
+        Answer, Differences, Open, Refusal, RefusalCode, Relay, Reply, ToReceiver, ToSender, Told,
+        Verdict, decode_message, encode_message,
     };
 
     /// Some messages with numbers, lists, texts and tags in them.
@@ -122,9 +122,9 @@ mod tests {
     #[test]
     fn what_a_decoder_would_drop_is_refused() {
         // a bit of a mode that means nothing, and a kind that is not known
-        let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0, 0, 0];
+        let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0, 0];
         assert_eq!(
-            decode_message::<crate::message::OfferedFile>(&mode),
+            decode_message::<crate::message::SourceEntry>(&mode),
             Err(WireError::OtherForm)
         );
         assert_eq!(
@@ -135,9 +135,10 @@ mod tests {
 
     #[test]
     fn messages_without_lists_and_with_long_ones_have_the_form() {
-        let answer = ToSender::Answer(Answer {
-            offer: u64::MAX,
-            verdicts: vec![Verdict::Compare([200; 32]); 1000],
+        let verdict = Verdict::Contents(Differences::XATTRS, [200; 32]);
+        let answer = ToSender::Reply(Reply {
+            number: u64::MAX,
+            answer: Answer::Verdicts(vec![verdict; 1000]),
         });
         let refused = ToSender::Refused(Refusal::new(RefusalCode::Denied, ""));
         for message in [answer, refused, ToSender::LaneFailed] {

@@ -152,14 +152,14 @@ mod tests {
         let counts = ToSender::NotKept {
             counts: vec![lack, NotKept::new(Kinds::OWNER, Lack::Os(-1), 1)],
         };
-        assert_eq!(encode_message(&counts)[4..], [16, 2, 32, 2, 3, 4, 7, 1, 1]);
+        assert_eq!(encode_message(&counts)[4..], [14, 2, 32, 2, 3, 4, 7, 1, 1]);
         let entries = vec![Missed {
             path: RelPath::from_bytes(b"a/b").unwrap(),
             lacks: vec![lack],
         }];
         let missed = ToSender::Missed { entries };
         let bytes = encode_message(&missed);
-        assert_eq!(bytes[4..], [17, 1, 3, b'a', b'/', b'b', 1, 32, 2, 3]);
+        assert_eq!(bytes[4..], [15, 1, 3, b'a', b'/', b'b', 1, 32, 2, 3]);
         assert_eq!(decode_message(&bytes[4..]), Ok(missed));
         assert_eq!(lack.kind, Kinds::ACLS);
     }

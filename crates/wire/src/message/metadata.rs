@@ -85,8 +85,8 @@ mod tests {
     use super::*;
     use crate::error::WireError;
     use crate::message::{
-        InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, OfferedFile,
-        decode_message, encode_message,
+        EntryGroup, Question, Request, SourceEntry, SourceKind, SourceMetadata, decode_message,
+        encode_message,
     };
 
     fn owned(name: &str) -> Metadata {
@@ -107,30 +107,34 @@ mod tests {
         }
     }
 
-    fn offered(metadata: Metadata) -> OfferedFile {
-        OfferedFile {
+    fn file(metadata: Metadata) -> SourceEntry {
+        SourceEntry {
             name: Name::from_bytes(b"a").unwrap(),
-            bytes: 1,
-            metadata,
-            source: None,
-            xattrs: Some(Box::new([9; 32])),
+            kind: SourceKind::File {
+                bytes: 1,
+                mark: None,
+            },
+            metadata: SourceMetadata {
+                metadata,
+                xattrs: Some(Box::new([9; 32])),
+            },
         }
     }
 
     #[test]
-    fn the_owner_and_the_attributes_of_an_offered_file_are_pinned() {
-        let bytes = encode_message(&offered(owned("ann")));
+    fn the_owner_and_the_attributes_of_a_file_are_pinned() {
+        let bytes = encode_message(&file(owned("ann")));
         let fields = [
-            1, b'a', 1, 0x80, 3, 0, 0, 1, 0xAC, 2, 3, b'a', b'n', b'n', 1, 5, 0, 0, 1,
+            1, b'a', 0, 1, 0, 0x80, 3, 0, 0, 1, 0xAC, 2, 3, b'a', b'n', b'n', 1, 5, 0, 1,
         ];
         assert_eq!(bytes[4..], [&fields[..], &[9; 32]].concat());
-        assert_eq!(decode_message(&bytes[4..]), Ok(offered(owned("ann"))));
+        assert_eq!(decode_message(&bytes[4..]), Ok(file(owned("ann"))));
     }
 
     #[test]
     fn names_of_users_are_short_and_hold_no_nul() {
         let decoded = |name: &str| {
-            decode_message::<OfferedFile>(&encode_message(&offered(owned(name)))[4..]).map(drop)
+            decode_message::<SourceEntry>(&encode_message(&file(owned(name)))[4..]).map(drop)
         };
         assert_eq!(decoded(&"n".repeat(255)), Ok(()));
         assert_eq!(decoded(&"n".repeat(256)), Err(WireError::Message));
@@ -138,26 +142,23 @@ mod tests {
     }
 
     #[test]
-    fn owners_and_attributes_in_an_inquiry_survive_the_wire() {
-        let entry = |text: &[u8], metadata| InquiredEntry {
+    fn owners_and_attributes_in_a_request_survive_the_wire() {
+        let of = |metadata, xattrs| SourceMetadata { metadata, xattrs };
+        let entry = |text: &[u8], metadata| SourceEntry {
             name: Name::from_bytes(text).unwrap(),
-            kind: InquiredKind::Directory,
-            metadata,
+            kind: SourceKind::Directory,
+            metadata: of(metadata, None),
         };
-        let entries = vec![
-            entry(b"a", InquiredMetadata(Metadata::default(), None)),
-            entry(b"b", InquiredMetadata(owned(""), None)),
-        ];
-        let itself = Some(InquiredMetadata(owned("u"), Some(Box::new([3; 32]))));
-        let inquiry = Inquiry {
-            inquiry: 1,
-            groups: vec![InquiredGroup {
-                directory: RelPath::root(),
-                itself,
-                entries,
-            }],
+        let group = EntryGroup {
+            directory: RelPath::root(),
+            itself: Some(of(owned("u"), Some(Box::new([3; 32])))),
+            entries: vec![entry(b"a", Metadata::default()), entry(b"b", owned(""))],
         };
-        let bytes = encode_message(&inquiry);
-        assert_eq!(decode_message(&bytes[4..]), Ok(inquiry));
+        let request = Request {
+            number: 1,
+            question: Question::Report(vec![group]),
+        };
+        let bytes = encode_message(&request);
+        assert_eq!(decode_message(&bytes[4..]), Ok(request));
     }
 }

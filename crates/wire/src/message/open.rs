@@ -5,7 +5,7 @@ use zmove_types::Name;
 
 use crate::extensions::{Extensible, Extensions};
 
-use super::{Extraneous, GrantToken, Keeping, Proof, RuleText, SharedJobOpening, bytes, list};
+use super::{Extraneous, GrantToken, Keeping, RuleText, SharedJobOpening, bytes, list};
 use crate::limits::PROCESS_CHARS_MAX;
 
 /// The order for a transfer: the target and how to write it.
@@ -254,6 +254,16 @@ pub enum TargetState {
     Empty,
     /// Something is there: files must be offered first.
     Populated,
+}
+
+/// What a received file is proven by before it gets its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Proof {
+    /// The data had the sender's hashes when it arrived.
+    #[default]
+    Wire,
+    /// That, and once more when it was read back from the storage, after a flush and past the page cache.
+    Media,
 }
 
 #[cfg(test)]

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     /// The first byte of an encoded [`ToReceiver::Relay`].
-    const RELAY_TAG: u8 = 11;
+    const RELAY_TAG: u8 = 8;
 
     use crate::error::WireError;
     use crate::message::{ToReceiver, decode_message, encode_message};
@@ -419,7 +419,7 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Account(Box::new(account))),
-            [&[11, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
+            [&[RELAY_TAG, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
         );
     }
 

@@ -264,14 +264,14 @@ mod tests {
         let order = |number, order| {
             encode_message(&ToReceiver::SharedJob(SharedJobRequest { number, order }))[4..].to_vec()
         };
-        assert_eq!(order(300, SharedJobOrder::Settle), [13, 0xAC, 2, 0]);
+        assert_eq!(order(300, SharedJobOrder::Settle), [10, 0xAC, 2, 0]);
         let commit = SharedJobOrder::Commit {
             head: b"h".to_vec(),
             root: Some([9; 32]),
         };
         assert_eq!(
             order(1, commit),
-            [&[13, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
+            [&[10, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
         );
         assert_eq!(
             order(
@@ -280,10 +280,10 @@ mod tests {
                     head: b"h".to_vec()
                 }
             ),
-            [13, 1, 2, 1, b'h']
+            [10, 1, 2, 1, b'h']
         );
-        assert_eq!(order(1, SharedJobOrder::Close), [13, 1, 3]);
-        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 4]);
+        assert_eq!(order(1, SharedJobOrder::Close), [10, 1, 3]);
+        assert_eq!(order(1, SharedJobOrder::Ping), [10, 1, 4]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer {
                 number: 300,
@@ -291,16 +291,16 @@ mod tests {
             }))[4..]
                 .to_vec()
         };
-        assert_eq!(answer(SharedJobResult::Done), [15, 0xAC, 2, 0]);
+        assert_eq!(answer(SharedJobResult::Done), [13, 0xAC, 2, 0]);
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
-        assert_eq!(answer(failed), [15, 0xAC, 2, 1, 5, 13]);
+        assert_eq!(answer(failed), [13, 0xAC, 2, 1, 5, 13]);
         assert_eq!(
             answer(SharedJobResult::Committed { inode: 300 }),
-            [15, 0xAC, 2, 2, 0xAC, 2]
+            [13, 0xAC, 2, 2, 0xAC, 2]
         );
         assert_eq!(
             answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
-            [15, 0xAC, 2, 3, 1, 0xAC, 2, 2]
+            [13, 0xAC, 2, 3, 1, 0xAC, 2, 2]
         );
         let fault = EntryFault {
             entry: 3,
@@ -309,12 +309,12 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
-            [15, 0xAC, 2, 4, 1, 3, 7, 0, 2]
+            [13, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
         let not_kept = vec![NotKept::new(Kinds::MODE, Lack::Unsupported, 3)];
         assert_eq!(
             answer(SharedJobResult::Settled(not_kept)),
-            [15, 0xAC, 2, 5, 1, 1, 2, 3]
+            [13, 0xAC, 2, 5, 1, 1, 2, 3]
         );
     }
 

@@ -9,7 +9,7 @@ use super::arrivals::Arrivals;
 use crate::error::WireError;
 use crate::limits::STORED_ITEMS_MAX;
 use crate::message::{
-    Answer, EntryFault, Fault, FileDone, Held, PublishedItem, Stored, StoredItem, ToSender,
+    EntryFault, Fault, FileDone, Held, PublishedItem, Reply, Stored, StoredItem, ToSender,
 };
 
 /// The items that have been received, and the messages to send.
@@ -67,10 +67,10 @@ impl ReceiverTransfer {
         self.other.push_back(ToSender::Fault(fault));
     }
 
-    /// Sends the answer to an offer; the groups that the target holds of its files go before it.
-    pub fn answer(&mut self, held: Vec<Held>, answer: Answer) {
+    /// Sends the reply to a request; the groups that the target holds of its files go before it.
+    pub fn reply(&mut self, held: Vec<Held>, reply: Reply) {
         self.other.extend(held.into_iter().map(ToSender::Held));
-        self.other.push_back(ToSender::Answer(answer));
+        self.other.push_back(ToSender::Reply(reply));
     }
 
     /// Sends another message.

@@ -16,9 +16,10 @@ use zmove_disk::{
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
 
+use crate::compare::Xattrs;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::keeper::At;
-use crate::store::target::tree::{TargetTree, Xattrs, is_one};
+use crate::store::target::tree::{TargetTree, is_one};
 
 impl TargetTree {
     /// Has a name be that of a symbolic link or special file; what cannot be kept of it is counted. If it is not the
@@ -31,8 +32,8 @@ impl TargetTree {
         at: At<'_>,
     ) -> Result<(), Failure> {
         let may_make =
-            !matches!(entry, NonRegular::Special(special) if !self.rules.may_make(special));
-        let Some(first) = first.filter(|_| may_make && self.rules.kinds.has_any(Kinds::LINKS))
+            !matches!(entry, NonRegular::Special(special) if !self.view.rules.may_make(special));
+        let Some(first) = first.filter(|_| may_make && self.view.rules.kinds.has_any(Kinds::LINKS))
         else {
             if !self.stays(place, (entry, metadata), at) {
                 self.have_non_regular(place, (entry, metadata), at)?;
@@ -41,7 +42,7 @@ impl TargetTree {
         };
         let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
-            let (first, replace) = ((&*from, &first), self.rules.replaces());
+            let (first, replace) = ((&*from, &first), self.view.rules.replaces());
             match self.staging_place.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
@@ -59,7 +60,7 @@ impl TargetTree {
         let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         {
             Ok(_) => return Ok(()),
-            Err(Errno::EXIST) if self.rules.replaces() == Replace::Nothing => return Ok(()),
+            Err(Errno::EXIST) if self.view.rules.replaces() == Replace::Nothing => return Ok(()),
             Err(error) => error,
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
@@ -67,8 +68,9 @@ impl TargetTree {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.keeper
-                .note(&self.rules, &Wanted::default(), &misses, at);
+            self.view
+                .keeper
+                .note(&self.view.rules, &Wanted::default(), &misses, at);
         }
         Ok(())
     }
@@ -85,15 +87,15 @@ impl TargetTree {
         };
         if there.names < 2
             || !entry.is_at(directory, name)
-            || self.is_of_another(directory, name, &there)
+            || self.view.is_of_another(directory, name, &there)
         {
             return false;
         }
         let metadata = match entry {
-            NonRegular::Symlink(_) => self.rules.of_file(metadata),
-            NonRegular::Special(_) => self.rules.of_existing_file(metadata, &there),
+            NonRegular::Symlink(_) => self.view.rules.of_file(metadata),
+            NonRegular::Special(_) => self.view.rules.of_existing_file(metadata, &there),
         };
-        let wanted = self.keeper.wanted(&self.rules, &metadata, None);
+        let wanted = self.view.keeper.wanted(&self.view.rules, &metadata, None);
         let (mode, kinds) = match entry {
             // a link has no mode, and attributes that root sets alone
             NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
@@ -102,15 +104,22 @@ impl TargetTree {
         let is_owned = wanted.is_met(there.ids, wanted.mode);
         let stays = mode == wanted.mode
             && (is_owned || !wanted.may_own)
-            && self.times.is_kept(directory, there.mtime, metadata.mtime)
+            && self
+                .view
+                .times
+                .is_kept(directory, there.mtime, metadata.mtime)
             && Xattrs::Known.are_those_of(
                 Named(directory.as_fd(), name),
                 &metadata,
-                self.rules.xattr_kinds().common(kinds),
+                self.view.rules.xattr_kinds().common(kinds),
             );
         if stays && !is_owned {
-            self.keeper
-                .note(&self.rules, &wanted, &wanted.missing_owners(there.ids), at);
+            self.view.keeper.note(
+                &self.view.rules,
+                &wanted,
+                &wanted.missing_owners(there.ids),
+                at,
+            );
         }
         stays
     }
@@ -126,14 +135,14 @@ impl TargetTree {
             return self.make_non_regular(place, entry, at);
         };
         let mut failed = Operation::Rename;
-        let wanted = self.keeper.wanted(&self.rules, entry.1, None);
+        let wanted = self.view.keeper.wanted(&self.view.rules, entry.1, None);
         let has_own = wanted.may_own && wanted.group.is_some();
         let group = if has_own {
             GroupOfNew::Own
         } else {
             GroupOfNew::OfDirectory
         };
-        let ruled = (self.rules.replaces(), group);
+        let ruled = (self.view.rules.replaces(), group);
         let placed = job.place(self.tree.lease(), place, ruled, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
@@ -144,7 +153,7 @@ impl TargetTree {
         match placed {
             Err(error)
                 if Errno::from_io_error(&error) == Some(Errno::EXIST)
-                    && self.rules.replaces() == Replace::Nothing =>
+                    && self.view.rules.replaces() == Replace::Nothing =>
             {
                 Ok(true)
             }
@@ -163,7 +172,7 @@ impl TargetTree {
         match entry {
             NonRegular::Symlink(target) => {
                 let to = (target, metadata.mtime);
-                let replace = self.rules.replaces();
+                let replace = self.view.rules.replaces();
                 let placed = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
@@ -176,8 +185,9 @@ impl TargetTree {
                     .map_err(failed_to(Operation::Symlink))
                 })?;
                 if let Some(misses) = placed {
-                    self.keeper
-                        .note(&self.rules, &Wanted::default(), &misses, at);
+                    self.view
+                        .keeper
+                        .note(&self.view.rules, &Wanted::default(), &misses, at);
                     self.own_link(place, metadata, at)
                         .map_err(failed_to(Operation::SetMetadata))?;
                 }
@@ -198,15 +208,16 @@ impl TargetTree {
     ) -> io::Result<bool> {
         let metadata = match FileIdentity::at(directory, name) {
             Ok(there) if is_special_at(directory.as_fd(), name, special) => {
-                self.rules.of_existing_file(metadata, &there)
+                self.view.rules.of_existing_file(metadata, &there)
             }
-            _another_or_none => self.rules.of_file(metadata),
+            _another_or_none => self.view.rules.of_file(metadata),
         };
         let wanted = self
+            .view
             .keeper
-            .wanted(&self.rules, &metadata, Some(metadata.mtime));
-        let misses = if self.rules.may_make(special) {
-            let replace = self.rules.replaces();
+            .wanted(&self.view.rules, &metadata, Some(metadata.mtime));
+        let misses = if self.view.rules.may_make(special) {
+            let replace = self.view.rules.replaces();
             let lease = self.tree.lease();
             place_special(
                 lease,
@@ -222,7 +233,9 @@ impl TargetTree {
                 error: Errno::PERM,
             }]
         };
-        self.keeper.note(&self.rules, &wanted, &misses, at);
+        self.view
+            .keeper
+            .note(&self.view.rules, &wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
     }
 
@@ -239,7 +252,7 @@ impl TargetTree {
             .as_ref()
             .and_then(|extra| extra.atime)
             .map(|_| metadata.mtime);
-        let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
+        let wanted = self.view.keeper.wanted(&self.view.rules, metadata, mtime);
         let wanted = Wanted {
             kinds: wanted.kinds.common(Kinds::PRIVILEGED),
             ..wanted
@@ -250,7 +263,9 @@ impl TargetTree {
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let permit = self.tree.lease().permit()?;
         let misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
-        self.keeper.note(&self.rules, &wanted, &misses, at);
+        self.view
+            .keeper
+            .note(&self.view.rules, &wanted, &misses, at);
         Ok(())
     }
 }

@@ -1,8 +1,4 @@
 //! The directory that a transfer writes to, and the rules for that: what is there, and what is changed there at once.
-//!
-//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
-//! of the source's modification time. With `--update` and `--ignore-existing` a file may stay whatever it
-//! holds.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -11,38 +7,40 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zmove_chunk::{contents_digest, read_root, xattr_digest};
+use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease,
-    Linked, Miss, Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree,
-    Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names,
-    is_refused_to_others, number_at, open_beneath, place_link, retouch,
+    Descriptor, FileIdentity, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease, Linked, Miss,
+    Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted, data_begins,
+    is_beyond_range, is_held_everywhere, is_refused_to_others, number_at, open_beneath, place_link,
+    retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
 };
-use zmove_wire::{Compare, FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
+use zmove_wire::{
+    Compare, Differences, FileHead, LinkEntry, Operation, Overwrite, TargetState, Verdict,
+};
 
+use crate::compare::{Purpose, SourceFile, View, Xattrs};
 use crate::quota::Quota;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
+use crate::store::target::Target;
 use crate::store::target::compared::ComparedFiles;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
 use crate::store::target::giving_way::GivingWay;
 use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
-use crate::store::target::{Target, renamed};
 
 /// The opened target of one transfer, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct TargetTree {
-    pub(crate) rules: Rules,
+    /// The rules, and what has been learned of the target.
+    pub(crate) view: View,
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
-    /// For a single entry: its name at the source and the name it gets.
-    rename: Option<(Name, Name)>,
     /// Whether anything that will be written existed already.
     pub(crate) state: TargetState,
     /// Whether the directory was made here for its owner only: its mode is still to come.
@@ -50,13 +48,10 @@ pub(crate) struct TargetTree {
     /// The mode that the directory had, where it was opened up to its owner: another is still to come.
     pub(crate) mode_before: Option<Mode>,
     pub(crate) part_names: LastingNames,
-    pub(crate) times: KeptTimes,
     /// The kinds of metadata that each file system has shown to keep.
     pub(crate) proven: ProvenKinds,
-    pub(crate) keeper: Keeper,
     /// The files that were compared by their contents.
     pub(crate) compared: ComparedFiles,
-    pub(crate) claims: Claims,
     /// The report counters of this side.
     pub(crate) counters: AtomicCounters,
     pub(crate) file_systems: FileSystems,
@@ -93,19 +88,21 @@ impl TargetTree {
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         let tree = tree.with_modes(rules.directory_modes());
         Self {
-            rules,
-            times: KeptTimes::under(tree.lease().clone()),
+            view: View {
+                rules,
+                rename,
+                times: KeptTimes::under(tree.lease().clone()),
+                keeper,
+                claims: Claims::new(quota),
+            },
             file_systems: FileSystems::under(tree.lease().clone()),
             tree,
-            rename,
             state,
             is_closed,
             mode_before,
             part_names: LastingNames::new(tag),
             proven: ProvenKinds::default(),
-            keeper,
             compared: ComparedFiles::new(quota),
-            claims: Claims::new(quota),
             counters: AtomicCounters::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
@@ -118,23 +115,18 @@ impl TargetTree {
         }
     }
 
-    /// The name that an entry gets.
-    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
-        renamed(self.rename.as_ref(), directory, name)
-    }
-
     /// The metadata of a file that is to have a name in a directory, where another file may have it.
     pub(crate) fn of_file<'a>(
         &self,
         (directory, name): (&OwnedFd, &Name),
         metadata: &'a Metadata,
     ) -> Cow<'a, Metadata> {
-        if self.rules.kinds.has_any(Kinds::MODE) {
-            return self.rules.of_file(metadata);
+        if self.view.rules.kinds.has_any(Kinds::MODE) {
+            return self.view.rules.of_file(metadata);
         }
         match FileIdentity::at(directory, name) {
-            Ok(there) if there.regular => self.rules.of_existing_file(metadata, &there),
-            _another_or_none => self.rules.of_file(metadata),
+            Ok(there) if there.regular => self.view.rules.of_existing_file(metadata, &there),
+            _another_or_none => self.view.rules.of_file(metadata),
         }
     }
 
@@ -145,7 +137,7 @@ impl TargetTree {
             return head.path.clone();
         };
         parent
-            .join(self.name(&parent, &name))
+            .join(self.view.name(&parent, &name))
             .unwrap_or_else(|_| head.path.clone())
     }
 
@@ -194,8 +186,9 @@ impl TargetTree {
         let misses = new_files
             .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
-        self.keeper
-            .note(&self.rules, &Wanted::default(), &misses, at);
+        self.view
+            .keeper
+            .note(&self.view.rules, &Wanted::default(), &misses, at);
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -217,7 +210,7 @@ impl TargetTree {
 
     /// Whether new files of a directory get an access control list from it, and are not to have it.
     fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
-        self.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
+        self.view.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
     }
 
     /// Sets all metadata of a file or directory; what it does not get is counted and returned.
@@ -229,10 +222,13 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<Vec<Miss>> {
         let wanted = self
+            .view
             .keeper
-            .wanted(&self.rules, metadata, Some(metadata.mtime));
+            .wanted(&self.view.rules, metadata, Some(metadata.mtime));
         let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
-        self.keeper.note(&self.rules, &wanted, &misses, at);
+        self.view
+            .keeper
+            .note(&self.view.rules, &wanted, &misses, at);
         Ok(misses)
     }
 
@@ -266,7 +262,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<()> {
         let there = FileIdentity::of(directory)?;
-        let metadata = self.rules.of_directory(metadata, &there);
+        let metadata = self.view.rules.of_directory(metadata, &there);
         let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
         if is_refused_to_others(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
@@ -287,8 +283,9 @@ impl TargetTree {
         let is_as_compared = self.compared.is_as_compared(directory, name, &there);
         let set = if is_as_compared {
             let wanted = self
+                .view
                 .keeper
-                .wanted(&self.rules, metadata, Some(metadata.mtime));
+                .wanted(&self.view.rules, metadata, Some(metadata.mtime));
             self.touch((directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
@@ -322,7 +319,7 @@ impl TargetTree {
             wanted,
             &self.proven,
         )?;
-        self.keeper.note(&self.rules, wanted, &misses, at);
+        self.view.keeper.note(&self.view.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             flush(rustix::fs::openat(
@@ -346,23 +343,25 @@ impl TargetTree {
     }
 
     fn flushes_each(&self, changed: impl AsFd) -> io::Result<bool> {
-        Ok(self.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
+        Ok(self.view.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
     }
 
     /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
     pub(crate) fn is_kept(
         &self,
         place @ (directory, name): (&OwnedFd, &Name),
-        bytes: u64,
-        wanted: (&Metadata, Xattrs<'_>),
+        source: SourceFile<'_>,
         at: At<'_>,
     ) -> bool {
-        FileIdentity::at(directory, name).is_ok_and(|there| {
-            self.spares(directory, &there, wanted.0.mtime)
-                || there.regular
-                    && there.bytes == bytes
-                    && self.compare_metadata(place, &there, wanted, at) == Found::Same
-        })
+        let Ok(there) = FileIdentity::at(directory, name) else {
+            return false;
+        };
+        if !there.regular {
+            return self.view.spares(directory, &there, source.metadata.mtime);
+        }
+        let by_contents = None::<fn(Differences) -> Verdict>;
+        let verdict = self.compare(place, &there, source, by_contents, at);
+        matches!(verdict, Verdict::Same | Verdict::Stays)
     }
 
     /// Whether the file of a name looks in all that is kept like another, whole one that would get the name.
@@ -373,7 +372,7 @@ impl TargetTree {
     ) -> bool {
         self.is_alike(place, whole)
             && FileIdentity::at(directory, name)
-                .is_ok_and(|there| !self.is_of_another(directory, name, &there))
+                .is_ok_and(|there| !self.view.is_of_another(directory, name, &there))
     }
 
     /// Whether the files of two names look the same in all that is kept.
@@ -386,7 +385,7 @@ impl TargetTree {
             let there = FileIdentity::at(directory, name)
                 .ok()
                 .filter(|there| there.regular)?;
-            let kinds = self.rules.kinds.common(Kinds::ANY_XATTR);
+            let kinds = self.view.rules.kinds.common(Kinds::ANY_XATTR);
             Some((
                 there,
                 Named(directory.as_fd(), name).xattrs(kinds).ok()?.list,
@@ -405,55 +404,55 @@ impl TargetTree {
             && xattrs == wanted_xattrs
     }
 
-    /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
-    /// stay, and other metadata that differ are set as far as they are known. Where that fails, the file counts as
-    /// different: sending it again will report why.
-    pub(crate) fn compare_metadata(
+    /// [Compares](View::file) a file with its source, to send what is needed. If only metadata differ, they are set as
+    /// far as they are known. If that fails, the file counts as different: sending it again will report why.
+    pub(crate) fn compare(
         &self,
-        place @ (directory, name): (&OwnedFd, &Name),
+        place: (&OwnedFd, &Name),
         there: &FileIdentity,
-        (metadata, xattrs): (&Metadata, Xattrs<'_>),
+        source: SourceFile<'_>,
+        contents: Option<impl FnOnce(Differences) -> Verdict>,
         at: At<'_>,
-    ) -> Found {
-        if !self.times.is_kept(directory, there.mtime, metadata.mtime) {
-            return Found::Differs;
+    ) -> Verdict {
+        let verdict = self
+            .view
+            .file(Purpose::Send, place, there, source, contents);
+        let verdict = match verdict {
+            Verdict::Set(differences) => self.settle(place, there, source, differences, at),
+            verdict => verdict,
+        };
+        if verdict == Verdict::Same {
+            self.count_beyond_range(source.metadata.mtime, || Ok(*there));
         }
-        if self.is_of_another(directory, name, there) {
-            return Found::Differs;
-        }
-        let mut wanted = self.keeper.wanted(&self.rules, metadata, None);
-        let same_xattrs =
-            xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
+        verdict
+    }
+
+    /// Sets the metadata in which a file differs, as far as they are known here.
+    fn settle(
+        &self,
+        place: (&OwnedFd, &Name),
+        there: &FileIdentity,
+        SourceFile {
+            metadata, xattrs, ..
+        }: SourceFile<'_>,
+        differences: Differences,
+        at: At<'_>,
+    ) -> Verdict {
+        let metadata = self.view.rules.of_compared_file(metadata, there);
+        let mut wanted = self.view.keeper.wanted(&self.view.rules, &metadata, None);
         // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
-        let stay = same_xattrs && !wanted.gives_away(there.ids);
-        if stay {
+        let keeps_xattrs =
+            !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
+        if keeps_xattrs {
             wanted.kinds = Kinds::NONE;
         } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.job().is_none() {
             // only the sender knows what they are
-            return Found::DiffersBeside;
+            return Verdict::Set(differences);
         }
-        let is_met = same_xattrs && wanted.is_met(there.ids, there.mode);
-        if !is_met && self.touch(place, there, &wanted, at).is_err() {
-            return Found::Differs;
+        match self.touch(place, there, &wanted, at) {
+            Ok(()) => Verdict::Same,
+            Err(_sent_again) => Verdict::Replace(differences),
         }
-        self.count_beyond_range(metadata.mtime, || Ok(*there));
-        Found::Same
-    }
-
-    /// Whether a file that is there cannot get the owner of its source, so that a new one has to take its place.
-    pub(crate) fn keeps_its_owner(&self, there: &FileIdentity, metadata: &Metadata) -> bool {
-        is_kept_by_other_names(there, &self.keeper.wanted(&self.rules, metadata, None))
-    }
-
-    /// Whether an existing entry may not be replaced by a file with that time at the source.
-    pub(crate) fn spares(
-        &self,
-        directory: &OwnedFd,
-        there: &FileIdentity,
-        mtime: Timestamp,
-    ) -> bool {
-        self.rules
-            .spare(there, || self.times.kept(directory, mtime))
     }
 
     /// Whether there is an entry that `--update` or `--ignore-existing` keeps. It may have come since the sender was
@@ -464,9 +463,9 @@ impl TargetTree {
         name: &Name,
         mtime: Timestamp,
     ) -> bool {
-        self.rules.overwrite != Overwrite::Differing
+        self.view.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name)
-                .is_ok_and(|there| self.spares(directory, &there, mtime))
+                .is_ok_and(|there| self.view.spares(directory, &there, mtime))
     }
 
     /// Counts a file whose time its file system cannot store. To be called when the file has got its time.
@@ -480,17 +479,6 @@ impl TargetTree {
         {
             self.counters.times_beyond_range.add(1);
         }
-    }
-
-    /// Whether another name that the sender has offered leads to the same file as this one. To be asked once for each
-    /// name, when all else is as it should be.
-    pub(crate) fn is_of_another(
-        &self,
-        directory: &OwnedFd,
-        name: &Name,
-        there: &FileIdentity,
-    ) -> bool {
-        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
     }
 
     /// Makes a link. Where that is not possible, a whole copy stays that is there already, and is counted. By its
@@ -507,9 +495,9 @@ impl TargetTree {
         let is_it = |there: &FileIdentity| {
             there.regular
                 && there.bytes == *bytes
-                && self.times.is_kept(from, there.mtime, metadata.mtime)
+                && self.view.times.is_kept(from, there.mtime, metadata.mtime)
         };
-        let replace = self.rules.replaces();
+        let replace = self.view.rules.replaces();
         let cannot = failed_to(Operation::Link);
         let lease = self.tree.lease();
         let linked = match self.staging_place.job() {
@@ -530,7 +518,7 @@ impl TargetTree {
             .and_then(|(_, error)| Errno::from_io_error(error))
             .filter(|error| is_no_link(*error));
         if let Some(error) = refusal
-            && self.rules.compare == Compare::Quick
+            && self.view.rules.compare == Compare::Quick
             && FileIdentity::at(from, first).is_ok_and(|there| is_it(&there))
             && self.is_alike(place, (from, first))
         {
@@ -538,8 +526,9 @@ impl TargetTree {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.keeper
-                .note(&self.rules, &Wanted::default(), &misses, at);
+            self.view
+                .keeper
+                .note(&self.view.rules, &Wanted::default(), &misses, at);
             return Ok(Linked::There);
         }
         let linked = linked?;
@@ -599,48 +588,6 @@ fn is_no_link(error: Errno) -> bool {
 pub(crate) fn is_one(one: (&OwnedFd, &Name), other: (&OwnedFd, &Name)) -> bool {
     let number = |(directory, name): (&OwnedFd, &Name)| number_at(directory, name.as_os_str());
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
-}
-
-/// What is known of a source's extended attributes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Xattrs<'a> {
-    /// The attributes are among the metadata.
-    Known,
-    /// A digest, if there are any.
-    Digest(Option<&'a XattrDigest>),
-}
-
-impl Xattrs<'_> {
-    /// Whether an entry has the same.
-    pub(crate) fn are_those_of(
-        self,
-        entry: impl HasXattrs,
-        metadata: &Metadata,
-        kinds: Kinds,
-    ) -> bool {
-        let kinds = kinds.common(Kinds::ANY_XATTR);
-        if kinds.is_empty() {
-            return true;
-        }
-        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else {
-            return false;
-        };
-        match self {
-            Self::Known => list == metadata.xattrs(),
-            Self::Digest(None) => list.is_empty(),
-            Self::Digest(Some(digest)) => xattr_digest(&list) == *digest,
-        }
-    }
-}
-
-/// The result of comparing a file at the target with its source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// The file is as it should be, or has become so.
-    Same,
-    /// The contents are right, and the sender has to send the metadata.
-    DiffersBeside,
-    Differs,
 }
 
 fn flush(changed: impl AsFd) -> io::Result<()> {

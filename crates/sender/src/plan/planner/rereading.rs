@@ -56,7 +56,7 @@ impl Planner<'_> {
             let is_done = |planner: &Self| {
                 planner.offering.as_ref().is_none_or(Offering::is_done) && planner.links.is_done()
             };
-            self.take_replies(&replies.offers, is_done);
+            self.take_replies(&replies.entries, is_done);
             walked = again;
         }
         let restless = walked.restless();
@@ -76,7 +76,7 @@ impl Planner<'_> {
             planner.session.in_flight.is_settled()
                 && planner.session.account.totals.are_files_told()
         };
-        self.take_replies(&replies.offers, is_settled);
+        self.take_replies(&replies.entries, is_settled);
     }
 
     /// Counts a file that a walk has found again and that is sent.

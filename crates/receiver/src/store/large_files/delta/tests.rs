@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::compare::send::compare_all;
 use crate::resume::journal::SourceVersion;
-use crate::store::compare::compare_all;
 use crate::store::large_files::LargeFile;
 use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
 use crate::store::transfer::Transfer;
 use zmove_chunk::group_cv;
 use zmove_types::{ByteOrigins, FileId, Metadata, Timestamp};
-use zmove_wire::{Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
+use zmove_wire::{EntryGroup, SourceEntry, SourceKind, SourceMark, SourceMetadata, Verdict};
 
 const GROUPS: u32 = 4;
 const BYTES: u64 = GROUPS as u64 * GROUP_BYTES;
@@ -57,7 +57,7 @@ impl World {
     fn transfer(&self, number: u8) -> Transfer {
         let journals = Some(self.home.path().join("journal"));
         let mut transfer = transfer_of(number, &self.home.path().join("target"), journals);
-        transfer.target.rules.delta = true;
+        transfer.target.view.rules.delta = true;
         transfer
     }
 
@@ -109,33 +109,38 @@ impl World {
         }
     }
 
-    fn offer(&self) -> Offer {
+    fn request(&self) -> Vec<EntryGroup> {
+        self.request_of(self.source.bytes)
+    }
+
+    /// A request about the file as if it had so many bytes.
+    fn request_of(&self, bytes: u64) -> Vec<EntryGroup> {
         let SourceVersion {
-            bytes,
             mtime,
             ctime,
             inode,
+            ..
         } = self.source;
-        let file = OfferedFile {
+        let mark = Some(SourceMark { inode, ctime });
+        let file = SourceEntry {
             name: path().file_name().unwrap(),
-            bytes,
-            metadata: Metadata::new(0o600, mtime),
-            xattrs: None,
-            source: Some(SourceMark { inode, ctime }),
+            kind: SourceKind::File { bytes, mark },
+            metadata: SourceMetadata {
+                metadata: Metadata::new(0o600, mtime),
+                xattrs: None,
+            },
         };
-        Offer {
-            offer: 9,
-            groups: vec![OfferedGroup {
-                directory: RelPath::root(),
-                files: vec![file],
-            }],
-        }
+        vec![EntryGroup {
+            directory: RelPath::root(),
+            itself: None,
+            entries: vec![file],
+        }]
     }
 
     /// Offers the file and declares it; returns it with the groups that are held.
     fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
-        let offer = self.offer();
-        let comparison = compare_all(transfer, &offer);
+        let groups = self.request();
+        let comparison = compare_all(transfer, 9, &groups);
         assert_eq!(comparison.verdicts, [Verdict::Delta]);
         let groups = comparison
             .held
@@ -262,8 +267,9 @@ fn a_part_alone_goes_on_as_what_it_is() {
     let world = World::new();
     world.break_off(&[(1, 12)], &[]);
     std::fs::remove_file(world.old()).unwrap();
-    let (offer, transfer) = (world.offer(), world.transfer(2));
-    let comparison = compare_all(&transfer, &offer);
+    let groups = world.request();
+    let transfer = world.transfer(2);
+    let comparison = compare_all(&transfer, 9, &groups);
     assert_eq!(
         (comparison.verdicts, comparison.changed.len()),
         (vec![Verdict::Resume], 0)
@@ -272,8 +278,8 @@ fn a_part_alone_goes_on_as_what_it_is() {
     // the next one takes its journals
     drop(transfer);
     let mut never = world.transfer(3);
-    never.target.rules.delta = false;
-    let comparison = compare_all(&never, &offer);
+    never.target.view.rules.delta = false;
+    let comparison = compare_all(&never, 9, &groups);
     assert_eq!(
         (comparison.verdicts, comparison.changed.len()),
         (vec![Verdict::Resume], 0)
@@ -298,17 +304,16 @@ fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
     assert_eq!(groups(GROUP_BYTES), [(0, whole)]);
 }
 
-/// The length is only what the offer says.
+/// The length is only what the request says.
 #[test]
-fn an_offer_of_four_thousand_million_groups_costs_what_is_there() {
+fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     let world = World::new();
     let old = File::create(world.old()).unwrap();
     old.set_len(BYTES).unwrap();
     old.write_all_at(&block(1), 0).unwrap();
     let transfer = world.transfer(2);
-    let mut offer = world.offer();
-    offer.groups[0].files[0].bytes = u64::from(u32::MAX) * GROUP_BYTES;
-    let comparison = compare_all(&transfer, &offer);
+    let groups = world.request_of(u64::from(u32::MAX) * GROUP_BYTES);
+    let comparison = compare_all(&transfer, 9, &groups);
     let began = cpu_time();
     comparison
         .changed

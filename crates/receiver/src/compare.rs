@@ -1,0 +1,215 @@
+//! The comparison of entries of the source with those at the target.
+//!
+//! A session that writes and one that inspects hold the same [`View`], so a dry run and a verification judge a file as
+//! a push does. What a push does with a verdict is in [`send`]: it sets metadata, claims parts of earlier transfers,
+//! and remembers the files whose contents it compares. [`inspection`] opens directories as they are.
+//!
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the
+//! source's modification time; with `--checksum` the same BLAKE3, which the sender compares with its own.
+//!
+//! With `--update` and `--ignore-existing` a file may stay whatever it holds. The receiver obeys both: here, where
+//! guessed files come, where links and directories are placed, and once more when a name is given.
+//!
+//! **Invariant:** nothing in a view changes the target, except that a transfer may learn by a hidden file how a file
+//! system stores times.
+
+pub(crate) mod candidate;
+pub(crate) mod inspection;
+pub(crate) mod listed;
+pub(crate) mod send;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use zmove_chunk::xattr_digest;
+use zmove_disk::{
+    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, Named, Wanted, is_kept_by_other_names,
+    is_of_another_user,
+};
+use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
+use zmove_wire::{Differences, Verdict, XattrDigest};
+
+use crate::store::rules::Rules;
+use crate::store::target::keeper::Keeper;
+use crate::store::target::links::Claims;
+use crate::store::target::renamed;
+
+/// The rules by which entries are compared with those at the target, and what has been learned of the target.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) rules: Rules,
+    /// For a single entry: its name at the source and the name that it gets.
+    pub(crate) rename: Option<(Name, Name)>,
+    pub(crate) times: KeptTimes,
+    pub(crate) keeper: Keeper,
+    pub(crate) claims: Claims,
+}
+
+/// Why entries are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To send what is needed: the first difference for which data are sent ends the comparison.
+    Send,
+    /// To report what a transfer would change.
+    Report,
+    /// To report what differs, whether a transfer could change it or not.
+    Verify,
+}
+
+/// A regular file of the source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceFile<'a> {
+    pub(crate) bytes: u64,
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) xattrs: Xattrs<'a>,
+}
+
+impl View {
+    /// The name that an entry gets.
+    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
+        renamed(self.rename.as_ref(), directory, name)
+    }
+
+    /// Whether an existing entry may not be replaced by a file with that time at the source.
+    pub(crate) fn spares(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        mtime: Timestamp,
+    ) -> bool {
+        self.rules
+            .spare(there, || self.times.kept(directory, mtime))
+    }
+
+    /// Whether another name that the sender has asked about leads to the same file as this one. To be asked once for
+    /// each name, when all else is as it should be.
+    pub(crate) fn is_of_another(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+    ) -> bool {
+        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
+    }
+
+    /// The verdict on a file in the place of which there is a regular one. `contents` gives it, from the other
+    /// differences, where contents decide and sizes are equal; without it, size and time decide.
+    pub(crate) fn file(
+        &self,
+        purpose: Purpose,
+        (directory, name): (&OwnedFd, &Name),
+        there: &FileIdentity,
+        source: SourceFile<'_>,
+        contents: Option<impl FnOnce(Differences) -> Verdict>,
+    ) -> Verdict {
+        if self.spares(directory, there, source.metadata.mtime) {
+            return Verdict::Stays;
+        }
+        let all = purpose != Purpose::Send;
+        let mut differences =
+            Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);
+        if all || contents.is_none() && differences.is_empty() {
+            let has_time = self
+                .times
+                .is_kept(directory, there.mtime, source.metadata.mtime);
+            differences = differences.and_if(Differences::TIME, &has_time, &true);
+        }
+        let decisive = if contents.is_some() {
+            Differences::SIZE
+        } else {
+            Differences::SIZE.and(Differences::TIME)
+        };
+        if !differences.has_any(decisive) && self.is_of_another(directory, name, there) {
+            differences = differences.and(Differences::LINKS);
+        }
+        let is_needed = differences.has_any(decisive.and(Differences::LINKS));
+        if all || contents.is_none() && !is_needed {
+            let entry = Named(directory.as_fd(), name);
+            let metadata = self.rules.of_file(source.metadata);
+            let beside = self.beside(purpose, there, (&metadata, source.xattrs), entry);
+            differences = differences.and(beside);
+        }
+        match contents {
+            _ if is_needed => Verdict::Replace(differences),
+            Some(contents) => contents(differences),
+            None if self.is_made_anew(purpose, there, source.metadata, differences) => {
+                Verdict::Replace(differences)
+            }
+            None => Verdict::set(differences),
+        }
+    }
+
+    /// Whether a file with these differences cannot get its metadata, so that a new one has to take its place.
+    fn is_made_anew(
+        &self,
+        purpose: Purpose,
+        there: &FileIdentity,
+        metadata: &Metadata,
+        differences: Differences,
+    ) -> bool {
+        let is_foreign = || purpose == Purpose::Report && is_of_another_user(there.ids);
+        !differences.is_empty() && (self.keeps_its_owner(there, metadata) || is_foreign())
+    }
+
+    /// Whether a file that is there cannot get the owner of its source.
+    pub(crate) fn keeps_its_owner(&self, there: &FileIdentity, metadata: &Metadata) -> bool {
+        is_kept_by_other_names(there, &self.keeper.wanted(&self.rules, metadata, None))
+    }
+
+    /// How an existing entry differs in what is kept of it beside its contents and its time.
+    pub(crate) fn beside(
+        &self,
+        purpose: Purpose,
+        there: &FileIdentity,
+        (metadata, xattrs): (&Metadata, Xattrs<'_>),
+        entry: impl HasXattrs,
+    ) -> Differences {
+        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let is_owned = wanted.is_met(there.ids, wanted.mode)
+            || purpose == Purpose::Report && self.would_stay_owned(there, &wanted);
+        let has_xattrs = xattrs.are_those_of(entry, metadata, self.rules.kinds);
+        let has_mode = there.mode == metadata.mode || !self.rules.kinds.has_any(Kinds::MODE);
+        Differences::default()
+            .and_if(Differences::MODE, &has_mode, &true)
+            .and_if(Differences::OWNER, &is_owned, &true)
+            .and_if(Differences::XATTRS, &has_xattrs, &true)
+    }
+
+    /// Whether a transfer would leave an entry all owners that it has, since it may set no others; counts those.
+    fn would_stay_owned(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
+        let misses = wanted.owners_out_of_reach(there.ids);
+        self.keeper.foresee(&self.rules, &misses);
+        misses.len() == wanted.missing_owners(there.ids).len()
+    }
+}
+
+/// What is known of a source's extended attributes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Xattrs<'a> {
+    /// The attributes are among the metadata.
+    Known,
+    /// A digest, if there are any.
+    Digest(Option<&'a XattrDigest>),
+}
+
+impl Xattrs<'_> {
+    /// Whether an entry has the same.
+    pub(crate) fn are_those_of(
+        self,
+        entry: impl HasXattrs,
+        metadata: &Metadata,
+        kinds: Kinds,
+    ) -> bool {
+        let kinds = kinds.common(Kinds::ANY_XATTR);
+        if kinds.is_empty() {
+            return true;
+        }
+        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else {
+            return false;
+        };
+        match self {
+            Self::Known => list == metadata.xattrs(),
+            Self::Digest(None) => list.is_empty(),
+            Self::Digest(Some(digest)) => xattr_digest(&list) == *digest,
+        }
+    }
+}

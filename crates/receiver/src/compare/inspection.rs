@@ -1,0 +1,501 @@
+//! The answers of a session that inspects: what a transfer would do with each entry, or what differs.
+//!
+//! **Invariant:** nothing here changes the target. Directories are opened as they are, and nothing is made.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{AtFlags, FileType};
+use rustix::io::Errno;
+use zmove_disk::{
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, Named, StoredFile, Task, Tree, Turn,
+    is_of_another_user, is_special_at,
+};
+use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath};
+use zmove_wire::{
+    Compare, Differences, EntryGroup, ExtraneousNames, FaultCode, FileGroups, GroupHashes,
+    NameRange, Open, Operation, Overwrite, SourceEntry, SourceKind, SourceMetadata, Verdict,
+};
+
+use crate::compare::listed::ListedFiles;
+use crate::compare::{Purpose, SourceFile, View, Xattrs};
+use crate::config::ReceiverConfig;
+use crate::mirror::{Spared, WorkBudget, extraneous};
+use crate::quota::{Booking, Quota};
+use crate::session::threads::Reporter;
+use crate::storage_reader::StorageReader;
+use crate::store::failure::failure;
+use crate::store::reports::{Outcome, Reports};
+use crate::store::rules::Rules;
+use crate::store::target::Seen;
+use crate::store::target::giving_way::{GivingWay, removals_of};
+use crate::store::target::keeper::Keeper;
+use crate::store::target::links::Claims;
+use crate::store::target::tree::{contents_root, is_one, open_old};
+
+/// A target that is only looked at.
+#[derive(Debug)]
+pub(crate) struct Inspection {
+    pub(crate) view: View,
+    /// The directory that paths are relative to, if it is there.
+    tree: Option<Tree>,
+    /// Whether the target exists, and its mode closes it to its owner.
+    is_closed: bool,
+    /// Which directories an entry of their name would replace.
+    giving_way: GivingWay,
+    /// Entries to which names of the source lead under another spelling.
+    spared: Spared,
+    /// For a verification: how files are read from the storage.
+    storage: Option<StorageReader>,
+    /// What stands in the place of the target.
+    listed: Option<Arc<ListedFiles>>,
+    quota: Quota,
+    reports: Reports,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// A directory of the target, as it is found.
+enum Place {
+    There(Arc<OwnedFd>),
+    /// There is no such directory, or something else has its name.
+    Missing,
+    /// The directory cannot be opened.
+    Closed(FaultCode),
+}
+
+impl Reporter for Inspection {
+    fn reports(&self) -> &Reports {
+        &self.reports
+    }
+}
+
+impl Inspection {
+    pub(crate) fn new(open: &Open, seen: Seen, config: &ReceiverConfig, reports: Reports) -> Self {
+        let view = View {
+            rules: Rules::of(open, &config.rights),
+            rename: seen.rename,
+            times: KeptTimes::of_inspection(),
+            keeper: Keeper::new(&config.accounts, None),
+            claims: Claims::new(&config.quota),
+        };
+        let storage = || StorageReader::new(&config.file_io, config.buffers_max);
+        Self {
+            view,
+            tree: seen.tree,
+            is_closed: seen.is_closed,
+            giving_way: GivingWay::of(open, removals_of(open)),
+            spared: Spared::new(&config.quota),
+            storage: open.verify.then(storage),
+            listed: config.listed.clone(),
+            quota: config.quota.clone(),
+            reports,
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// A booking for an answer, to be grown.
+    pub(crate) fn book_nothing(&self) -> Booking {
+        self.quota.book_nothing()
+    }
+
+    /// Reports an outcome with what has been booked for it, and books the rest.
+    pub(crate) fn tell(&self, outcome: Outcome, mut held: Booking) {
+        match held.grow(outcome.bytes()) {
+            Ok(()) => self.reports.tell_booked(outcome, held),
+            Err(error) => self
+                .reports
+                .tell_booked(Outcome::OverLimit(error), self.book_nothing()),
+        }
+    }
+
+    /// Whether the session verifies.
+    pub(crate) fn verifies(&self) -> bool {
+        self.storage.is_some()
+    }
+
+    fn purpose(&self) -> Purpose {
+        if self.verifies() {
+            Purpose::Verify
+        } else {
+            Purpose::Report
+        }
+    }
+
+    /// The verdicts on entries; one that is not looked at because the session has ended counts as new.
+    pub(crate) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
+        if let Some(listed) = &self.listed {
+            return listed.verdicts(groups);
+        }
+        let mut verdicts = Vec::new();
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        for group in groups {
+            let place = if turn.is_over() {
+                Place::Missing
+            } else {
+                self.place(&group.directory)
+            };
+            verdicts.extend(
+                group
+                    .itself
+                    .as_ref()
+                    .map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
+            );
+            let found = group.entries.iter().map(|entry| match &place {
+                _ if turn.is_over() => Verdict::New,
+                Place::There(directory) => self.look_at(&turn, directory, &group.directory, entry),
+                Place::Missing => self.on_new(&entry.kind),
+                Place::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+            });
+            verdicts.extend(found);
+        }
+        verdicts
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        let Some(tree) = &self.tree else {
+            return Place::Missing;
+        };
+        let rules = &self.view.rules;
+        match tree.look_into(path) {
+            Ok(Some(directory)) => Place::There(directory),
+            // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
+            // counts as new.
+            Ok(None) if rules.kinds.has_any(Kinds::MODE) => Place::Missing,
+            Ok(None) => Place::Closed(FaultCode::os(&Errno::ACCESS.into())),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => Place::Missing,
+                Some(Errno::NOTDIR | Errno::LOOP) if rules.overwrite != Overwrite::Nothing => {
+                    Place::Missing
+                }
+                _ => Place::Closed(failure(Operation::OpenDirectory, &error).1),
+            },
+        }
+    }
+
+    /// The hashes of groups of a file, as the storage holds them.
+    pub(crate) fn hashes(&self, groups: &FileGroups) -> GroupHashes {
+        let mut values = Vec::new();
+        let hashed = self.hash_into(&mut values, groups);
+        GroupHashes {
+            values,
+            fault: hashed.err().map(|error| FaultCode::os(&error)),
+        }
+    }
+
+    /// Adds the values of the groups that are asked for, as far as the file goes.
+    fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, groups: &FileGroups) -> io::Result<()> {
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let file = StoredFile::new(self.open(&groups.path)?)?;
+        let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
+        for index in groups.first..groups.first.saturating_add(groups.count) {
+            let Some(span) = GroupSpan::of(file.bytes(), index) else {
+                break;
+            };
+            if turn.is_over() {
+                break;
+            }
+            values.push(storage.value_of(&file, span)?.map(|cv| cv.0));
+        }
+        Ok(())
+    }
+
+    fn open(&self, path: &RelPath) -> io::Result<File> {
+        let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
+        let Place::There(directory) = self.place(&parent) else {
+            return Err(Errno::NOENT.into());
+        };
+        open_old(directory.as_fd(), self.view.name(&parent, &name))
+    }
+
+    /// The names in these ranges that are at the target alone; their memory is booked on `held`.
+    pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Booking) -> ExtraneousNames {
+        if self.is_closed {
+            let denied = FaultCode::os(&Errno::ACCESS.into());
+            return ExtraneousNames {
+                faults: (0..)
+                    .zip(ranges)
+                    .map(|(range, _)| (range, denied))
+                    .collect(),
+                ..ExtraneousNames::default()
+            };
+        }
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let mut budget = WorkBudget::new(turn, held);
+        extraneous(self.tree.as_ref(), ranges, &self.spared, &mut budget)
+    }
+
+    fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &SourceMetadata) -> Verdict {
+        match place {
+            Place::There(directory) => match FileIdentity::of(directory) {
+                Ok(there) => {
+                    let itself = Descriptor::Open(directory.as_fd());
+                    self.look_at_directory(directory, &there, wanted, itself)
+                }
+                Err(error) => unreadable(&error),
+            },
+            Place::Missing => match (
+                path.parent().map(|parent| self.place(&parent)),
+                path.file_name(),
+            ) {
+                (Some(Place::There(parent)), Some(name))
+                    if FileIdentity::at(&parent, &name).is_ok() =>
+                {
+                    Verdict::Replace(Differences::TYPE)
+                }
+                _ => Verdict::New,
+            },
+            Place::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+        }
+    }
+
+    /// The verdict on an entry whose name nothing has.
+    fn on_new(&self, kind: &SourceKind) -> Verdict {
+        if self.may_not_make(kind) {
+            Verdict::Stays
+        } else {
+            Verdict::New
+        }
+    }
+
+    /// Whether a transfer may not make a special file; counts one.
+    fn may_not_make(&self, kind: &SourceKind) -> bool {
+        let SourceKind::Special(special) = kind else {
+            return false;
+        };
+        let rules = &self.view.rules;
+        if self.verifies() || rules.may_make(*special) {
+            return false;
+        }
+        let error = Errno::PERM;
+        let kind = special.kind();
+        self.view.keeper.foresee(rules, &[Miss { kind, error }]);
+        true
+    }
+
+    fn look_at(
+        &self,
+        turn: &Turn<'_>,
+        directory: &OwnedFd,
+        path: &RelPath,
+        entry: &SourceEntry,
+    ) -> Verdict {
+        let name = self.view.name(path, &entry.name);
+        let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+        {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return self.on_new(&entry.kind),
+            Err(errno) => return unreadable(&errno.into()),
+        };
+        let there = match FileIdentity::at(directory, name) {
+            Ok(there) => there,
+            Err(error) => return unreadable(&error),
+        };
+        let place = (directory, name);
+        let keeps_all = self.view.rules.overwrite == Overwrite::Nothing;
+        let in_the_way = |operation| self.over_directory(operation, path, name);
+        match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
+            (SourceKind::Directory, FileType::Directory) => {
+                let itself = Named(directory.as_fd(), name);
+                self.look_at_directory(directory, &there, &entry.metadata, itself)
+            }
+            (SourceKind::Directory, _) if keeps_all => Verdict::Fails(
+                Operation::MakeDirectory,
+                FaultCode::os(&Errno::NOTDIR.into()),
+            ),
+            (SourceKind::Directory, _) => Verdict::Replace(Differences::TYPE),
+            (kind, _) if keeps_all || self.may_not_make(kind) => Verdict::Stays,
+            (SourceKind::File { .. } | SourceKind::Link { .. }, FileType::Directory) => {
+                in_the_way(Operation::Rename)
+            }
+            (SourceKind::Special(_), FileType::Directory) => in_the_way(Operation::Create),
+            (SourceKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
+            (SourceKind::Special(special), _)
+                if is_special_at(directory.as_fd(), name, *special) =>
+            {
+                self.look_at_special(place, &there, &entry.metadata)
+            }
+            (SourceKind::File { bytes, .. }, FileType::RegularFile) => {
+                self.look_at_file(turn, place, &there, *bytes, &entry.metadata)
+            }
+            (SourceKind::Link { .. }, _)
+                if self
+                    .view
+                    .spares(directory, &there, entry.metadata.metadata.mtime) =>
+            {
+                Verdict::Stays
+            }
+            (SourceKind::Link { first, .. }, _) if !self.is_one(place, first) => {
+                Verdict::Replace(Differences::LINKS)
+            }
+            (SourceKind::Link { bytes, .. }, FileType::RegularFile) => {
+                let alone = FileIdentity { names: 1, ..there };
+                self.look_at_file(turn, place, &alone, *bytes, &entry.metadata)
+            }
+            (SourceKind::Link { .. }, _) => Verdict::Same,
+            (SourceKind::Symlink { target }, FileType::Symlink) => {
+                self.look_at_symlink(place, &there, target, &entry.metadata)
+            }
+            _ => Verdict::Replace(Differences::TYPE),
+        }
+    }
+
+    /// The verdict on an entry whose name belongs to a directory.
+    fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Verdict {
+        if self.verifies() {
+            return Verdict::Replace(Differences::TYPE);
+        }
+        let looked = match (&self.tree, path.join(name)) {
+            (Some(tree), Ok(path)) => self.giving_way.gives_way(tree, &path),
+            _ => Ok(false),
+        };
+        match looked {
+            Ok(true) => Verdict::Replace(Differences::TYPE),
+            Ok(false) => Verdict::Fails(operation, FaultCode::DirectoryInTheWay),
+            Err(error) => {
+                let (operation, code) = failure(Operation::Remove, &error);
+                Verdict::Fails(operation, code)
+            }
+        }
+    }
+
+    /// The verdict on a directory, the time of which is that of an entry of `directory` or of that itself.
+    fn look_at_directory(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+        itself: impl HasXattrs,
+    ) -> Verdict {
+        let metadata = self.view.rules.of_directory(metadata, there);
+        let wanted = (&*metadata, Xattrs::Digest(xattrs.as_deref()));
+        let differences = self.metadata_differs(directory, there, wanted, itself);
+        let is_foreign = !self.verifies() && is_of_another_user(there.ids);
+        if is_foreign {
+            // A transfer leaves these as they are.
+            let refused = Differences::MODE.and(Differences::TIME);
+            return Verdict::set(differences.without(refused));
+        }
+        Verdict::set(differences)
+    }
+
+    fn look_at_special(
+        &self,
+        place @ (directory, name): (&OwnedFd, &Name),
+        there: &FileIdentity,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        if self.is_name_of_another(place, there) {
+            return Verdict::Replace(Differences::LINKS);
+        }
+        let metadata = self.view.rules.of_file(metadata);
+        let wanted = (&*metadata, Xattrs::Digest(xattrs.as_deref()));
+        let entry = Named(directory.as_fd(), name);
+        Verdict::set(self.metadata_differs(directory, there, wanted, entry))
+    }
+
+    fn look_at_file(
+        &self,
+        turn: &Turn<'_>,
+        place @ (directory, name): (&OwnedFd, &Name),
+        there: &FileIdentity,
+        bytes: u64,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        let source = SourceFile {
+            bytes,
+            metadata,
+            xattrs: Xattrs::Digest(xattrs.as_deref()),
+        };
+        let contents = |differences: Differences| match &self.storage {
+            // the groups of a large file are asked for one by one
+            Some(_) if bytes > GROUP_BYTES => Verdict::set(differences),
+            Some(storage) => match storage.root_at(directory, name) {
+                Ok(root) => Verdict::Contents(differences, root.0),
+                Err(error) => unreadable(&error),
+            },
+            None => {
+                let kinds = self.view.rules.kinds;
+                let root =
+                    contents_root((directory.as_fd(), name), bytes, kinds, || turn.is_over());
+                let differs = Verdict::Replace(differences.and(Differences::CONTENTS));
+                root.map_or(differs, |root| Verdict::Contents(differences, root))
+            }
+        };
+        let by_contents = self.view.rules.compare == Compare::Checksum;
+        let contents = by_contents.then_some(contents);
+        self.view
+            .file(self.purpose(), place, there, source, contents)
+    }
+
+    /// Whether a name leads to the same file as the first one of its group.
+    fn is_one(&self, name: (&OwnedFd, &Name), first: &RelPath) -> bool {
+        let Some((parent, first)) = first.parent().zip(first.file_name()) else {
+            return false;
+        };
+        match self.place(&parent) {
+            Place::There(from) => is_one(name, (&from, &first)),
+            Place::Missing | Place::Closed(_) => false,
+        }
+    }
+
+    /// Whether a link or special file has another name that belongs to another entry of the source.
+    fn is_name_of_another(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        there: &FileIdentity,
+    ) -> bool {
+        there.names > 1 && self.view.is_of_another(directory, name, there)
+    }
+
+    fn look_at_symlink(
+        &self,
+        place @ (directory, name): (&OwnedFd, &Name),
+        there: &FileIdentity,
+        target: &[u8],
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        let found = match rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()) {
+            Ok(found) => found,
+            Err(errno) => return unreadable(&errno.into()),
+        };
+        let is_same = found.as_bytes() == target;
+        if is_same && self.is_name_of_another(place, there) {
+            return Verdict::Replace(Differences::LINKS);
+        }
+        // Linux has no mode of symbolic links that could differ.
+        let there = FileIdentity {
+            mode: metadata.mode,
+            ..*there
+        };
+        let wanted = (metadata, Xattrs::Digest(xattrs.as_deref()));
+        let entry = Named(directory.as_fd(), name);
+        let differences = self.metadata_differs(directory, &there, wanted, entry);
+        if is_same {
+            Verdict::set(differences)
+        } else {
+            Verdict::Replace(differences.and(Differences::TARGET))
+        }
+    }
+
+    /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
+    fn metadata_differs(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        wanted @ (metadata, _): (&Metadata, Xattrs<'_>),
+        entry: impl HasXattrs,
+    ) -> Differences {
+        let times = &self.view.times;
+        let has_time = times.is_kept(directory, there.mtime, metadata.mtime);
+        self.view
+            .beside(self.purpose(), there, wanted, entry)
+            .and_if(Differences::TIME, &has_time, &true)
+    }
+}
+
+fn unreadable(error: &io::Error) -> Verdict {
+    Verdict::Fails(Operation::Read, FaultCode::os(error))
+}

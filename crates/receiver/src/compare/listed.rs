@@ -1,0 +1,278 @@
+//! A list of files with their hashes, which stands in the place of a target in a verification: a manifest, as a push
+//! writes it and `b3sum --check` reads it.
+//!
+//! **Invariant:** a list is understood as a whole or refused; each of its paths stays below the directory that it is
+//! about.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io::{self, BufRead, Read};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use thiserror::Error;
+use zmove_types::{RelPath, Root, from_hex};
+use zmove_wire::{Differences, EntryGroup, SourceEntry, SourceKind, Verdict};
+
+/// Files with their hashes.
+#[derive(Debug, Default)]
+pub struct ListedFiles {
+    files: HashMap<RelPath, ListedFile>,
+    unlisted: Unlisted,
+    /// Files that were asked about, are not listed, and are not to be told.
+    passed_over: AtomicU64,
+}
+
+#[derive(Debug)]
+struct ListedFile {
+    root: Root,
+    was_found: AtomicBool,
+}
+
+/// The meaning of a file that is not listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unlisted {
+    /// A difference.
+    #[default]
+    Differs,
+    /// Nothing at all.
+    PassedOver,
+}
+
+/// The reason why a list is not understood.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ListError {
+    /// The list cannot be read.
+    #[error("{0}")]
+    Read(#[from] io::Error),
+    /// One line is not as b3sum writes it.
+    #[error("line {number}: {why}")]
+    Line {
+        /// The number of the line, from 1 on.
+        number: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// The most bytes of a line: a path, every byte of which may be escaped, and what stands before it.
+const LINE_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX + 80;
+
+impl ListedFiles {
+    /// Reads a list to its end.
+    ///
+    /// # Errors
+    /// [`ListError`], with the number of the first line that is not understood.
+    pub fn read(mut from: impl BufRead, unlisted: Unlisted) -> Result<Self, ListError> {
+        let mut files = HashMap::new();
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            let wrong = |why| ListError::Line { number, why };
+            from.by_ref()
+                .take(LINE_BYTES_MAX as u64 + 1)
+                .read_until(b'\n', &mut line)?;
+            if line.is_empty() {
+                break;
+            }
+            if line.len() > LINE_BYTES_MAX {
+                return Err(wrong("too long for a hash and a path"));
+            }
+            let text = line.strip_suffix(b"\n").unwrap_or(&line);
+            let (path, root) = parse(text.strip_suffix(b"\r").unwrap_or(text)).map_err(wrong)?;
+            match files.entry(path) {
+                Entry::Vacant(entry) => {
+                    entry.insert(ListedFile {
+                        root,
+                        was_found: AtomicBool::new(false),
+                    });
+                }
+                Entry::Occupied(entry) if entry.get().root == root => {}
+                Entry::Occupied(_) => {
+                    return Err(wrong("another hash of a file that was listed before"));
+                }
+            }
+        }
+        Ok(Self {
+            files,
+            unlisted,
+            passed_over: AtomicU64::new(0),
+        })
+    }
+
+    /// The files that are listed, were not found, and are `wanted`; in ascending order.
+    pub fn missing(&self, wanted: impl Fn(&RelPath) -> bool) -> Vec<RelPath> {
+        let missing = self
+            .files
+            .iter()
+            .filter(|(_, file)| !file.was_found.load(Ordering::Relaxed));
+        let mut missing: Vec<_> = missing
+            .map(|(path, _)| path.clone())
+            .filter(wanted)
+            .collect();
+        missing.sort_unstable();
+        missing
+    }
+
+    /// The number of files that were found, are not listed, and count as nothing.
+    #[must_use]
+    pub fn passed_over(&self) -> u64 {
+        self.passed_over.load(Ordering::Relaxed)
+    }
+
+    /// The verdicts on what the source has.
+    pub(super) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        for group in groups {
+            // directories are not listed
+            verdicts.extend(group.itself.as_ref().map(|_| Verdict::Same));
+            verdicts.extend(
+                group
+                    .entries
+                    .iter()
+                    .map(|entry| self.look_up(&group.directory, entry)),
+            );
+        }
+        verdicts
+    }
+
+    fn look_up(&self, directory: &RelPath, entry: &SourceEntry) -> Verdict {
+        let is_file = matches!(
+            entry.kind,
+            SourceKind::File { .. } | SourceKind::Link { .. }
+        );
+        let listed = directory
+            .join(&entry.name)
+            .ok()
+            .and_then(|path| self.files.get(&path));
+        let Some(listed) = listed else {
+            return match self.unlisted {
+                _ if !is_file => Verdict::Same,
+                Unlisted::Differs => Verdict::New,
+                Unlisted::PassedOver => {
+                    self.passed_over.fetch_add(1, Ordering::Relaxed);
+                    Verdict::Stays
+                }
+            };
+        };
+        listed.was_found.store(true, Ordering::Relaxed);
+        match entry.kind {
+            SourceKind::File { .. } => Verdict::Contents(Differences::default(), listed.root.0),
+            // A name of another file was not asked to be kept as one, and all else is no file.
+            _ => Verdict::Replace(Differences::TYPE),
+        }
+    }
+}
+
+/// The path and the hash that a line tells.
+fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
+    let escaped = line.strip_prefix(b"\\");
+    let line = escaped.unwrap_or(line);
+    let hash = line
+        .get(..64)
+        .and_then(from_hex)
+        .ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
+    let name = line[64..]
+        .strip_prefix(b"  ")
+        .ok_or("no two spaces between the hash and the path")?;
+    let name = if escaped.is_some() {
+        unescaped(name)?
+    } else {
+        name.to_vec()
+    };
+    let mut name = &name[..];
+    while let Some(rest) = name.strip_prefix(b"./") {
+        name = rest;
+    }
+    let path = RelPath::from_bytes(name).map_err(|_| "no relative path without '..'")?;
+    if path.is_root() {
+        Err("no path")
+    } else {
+        Ok((path, Root(hash)))
+    }
+}
+
+/// A name without its escapes: `\\` and `\n`, and `\r` as newer versions of b3sum have it.
+fn unescaped(name: &[u8]) -> Result<Vec<u8>, &'static str> {
+    let mut plain = Vec::with_capacity(name.len());
+    let mut bytes = name.iter();
+    while let Some(&byte) = bytes.next() {
+        plain.push(match byte {
+            b'\\' => match bytes.next() {
+                Some(b'\\') => b'\\',
+                Some(b'n') => b'\n',
+                Some(b'r') => b'\r',
+                _ => return Err("a backslash in the path that is no escape"),
+            },
+            byte => byte,
+        });
+    }
+    Ok(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &[u8]) -> Result<ListedFiles, String> {
+        ListedFiles::read(text, Unlisted::Differs).map_err(|error| error.to_string())
+    }
+
+    fn line(byte: u8, name: &str) -> String {
+        format!("{}  {name}\n", format!("{byte:02x}").repeat(32))
+    }
+
+    #[test]
+    fn lines_are_read_as_b3sum_writes_them() {
+        let text = [
+            line(0xab, "a b"),
+            line(1, "./d/f"),
+            format!("\\{}", line(2, "back\\\\slash\\nline")),
+        ];
+        let text =
+            text.concat() + line(3, "last").trim_end() + "\r\n" + line(4, "no newline").trim_end();
+        let list = read(text.as_bytes()).unwrap();
+        let mut found: Vec<_> = list
+            .files
+            .iter()
+            .map(|(path, file)| (path.as_bytes().to_vec(), file.root))
+            .collect();
+        found.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        let expected: [(&[u8], u8); 5] = [
+            (b"a b", 0xab),
+            (b"back\\slash\nline", 2),
+            (b"d/f", 1),
+            (b"last", 3),
+            (b"no newline", 4),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(path, byte)| (path.to_vec(), Root([byte; 32])))
+        );
+    }
+
+    #[test]
+    fn a_line_that_makes_no_sense_is_named() {
+        let short = "ab".repeat(31);
+        for (wrong, why) in [
+            (format!("{short}  a\n"), "no BLAKE3 hash"),
+            (format!("{}  a\n", "AB".repeat(32)), "no BLAKE3 hash"),
+            ("\n".to_owned(), "no BLAKE3 hash"),
+            ("# comment\n".to_owned(), "no BLAKE3 hash"),
+            (format!("{} a\n", "ab".repeat(32)), "no two spaces"),
+            (line(1, ""), "no path"),
+            (line(1, "/etc/passwd"), "no relative path"),
+            (line(1, "a/../b"), "no relative path"),
+            (format!("\\{}", line(1, "a\\x")), "a backslash"),
+            (line(2, "there"), "another hash"),
+            (line(1, &"a".repeat(LINE_BYTES_MAX)), "too long"),
+        ] {
+            let text = line(1, "there") + &line(1, "there") + &wrong;
+            let error = read(text.as_bytes()).unwrap_err();
+            assert!(
+                error.starts_with(&format!("line 3: {why}")),
+                "{wrong}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A session that inspects: it answers what a transfer would do, or what differs.
+//!
+//! **Invariant:** nothing here, nor in what it calls, changes the target. A file system is tried only with a file that
+//! has no name. When [`run`] returns, the threads that it started have ended.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::mpsc;
+use zmove_transport::ControlError;
+use zmove_wire::{
+    Answer, Extraneous, Finished, Open, Opened, Question, Reply, Request, TargetState, ToReceiver,
+    ToSender, TopName,
+};
+
+use crate::compare::inspection::Inspection;
+use crate::config::ReceiverConfig;
+use crate::error::SessionError;
+use crate::quota::Booking;
+use crate::quota::messages::BookedMessage;
+use crate::session::connections::{
+    Connections, Looked, SessionReport, look, opened, unless_stopped,
+};
+use crate::session::opening::free_bytes;
+use crate::session::requests::OpenRequests;
+use crate::session::threads::Workers;
+use crate::store::reports::{Outcome, Reports, Told};
+use crate::store::target::Seen;
+use crate::top_names::TopNames;
+
+/// An inspection under way.
+struct Inspecting {
+    connections: Connections,
+    inspection: Arc<Inspection>,
+    /// The names that may be asked about.
+    names: TopNames,
+    requests: OpenRequests,
+    /// The threads that look at the target.
+    workers: Workers,
+    outcomes: mpsc::Receiver<Told>,
+}
+
+/// The most outcomes that wait to be sent.
+const OUTCOMES_MAX: usize = 64;
+
+/// Answers requests until the sender has announced the end.
+pub(crate) async fn run(
+    mut connections: Connections,
+    open: Open,
+    config: &ReceiverConfig,
+    stop: impl Future<Output = SessionError>,
+) -> Result<SessionReport, SessionError> {
+    let looked = Some(if open.verify {
+        Looked::Verification
+    } else {
+        Looked::Preview
+    });
+    tokio::pin!(stop);
+    let looked_at = look_at(&mut connections, &open, config);
+    let seen = match unless_stopped(stop.as_mut(), looked_at)
+        .await
+        .unwrap_or_else(Err)
+    {
+        Ok(seen) => seen,
+        Err(error) => return Err(connections.refuse(error).await),
+    };
+    let (told, outcomes) = mpsc::channel(OUTCOMES_MAX);
+    let reports = Reports {
+        outcomes: told,
+        quota: config.quota.clone(),
+    };
+    let mut inspecting = Inspecting {
+        connections,
+        inspection: Arc::new(Inspection::new(&open, seen, config, reports)),
+        names: config.top_names.clone(),
+        requests: OpenRequests::default(),
+        workers: Workers::new(&config.quota),
+        outcomes,
+    };
+    let ended = tokio::select! {
+        ended = inspecting.converse() => ended,
+        error = stop => Err(error),
+    };
+    inspecting.end(&ended).await;
+    ended.map(|()| SessionReport {
+        target: open.target,
+        looked,
+        ..SessionReport::default()
+    })
+}
+
+/// Looks at the target, and lets the peer begin.
+async fn look_at(
+    connections: &mut Connections,
+    open: &Open,
+    config: &ReceiverConfig,
+) -> Result<Seen, SessionError> {
+    let is_listed = config.listed.is_some();
+    let seen = if is_listed {
+        Seen::default()
+    } else {
+        let (open, access) = (open.clone(), config.rights.access.clone());
+        look(move || Seen::look(&open, &access))
+            .await
+            .map_err(SessionError::Refused)?
+    };
+    let state = if seen.tree.is_some() || is_listed {
+        TargetState::Populated
+    } else {
+        TargetState::Empty
+    };
+    let room = seen.tree.as_ref().filter(|_| !open.verify);
+    let answer = Opened {
+        single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+        free_bytes: room.and_then(|tree| free_bytes(tree.fd())),
+        ..opened(state, config.lanes_max)
+    };
+    connections.open(answer).await?;
+    Ok(seen)
+}
+
+impl Inspecting {
+    async fn converse(&mut self) -> Result<(), SessionError> {
+        let mut announced = false;
+        while !announced || !self.requests.are_answered() {
+            tokio::select! {
+                message = self.connections.inbox.recv() => {
+                    let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
+                    self.names.check_message(&message)?;
+                    match message {
+                        ToReceiver::Request(request) if !announced => self.take(request, held)?,
+                        ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
+                        _ => return Err(SessionError::out_of_order("a message of an inspection")),
+                    }
+                }
+                Some(told) = self.outcomes.recv() => self.reply(told).await?,
+                Some(lane) = self.connections.lanes.recv() => drop(lane),
+            }
+        }
+        let counts = self.inspection.view.keeper.counts();
+        if !counts.is_empty() {
+            self.connections.send(&ToSender::NotKept { counts }).await?;
+        }
+        Ok(self
+            .connections
+            .send_last(&ToSender::Finished(Finished::default()))
+            .await?)
+    }
+
+    /// Starts to answer a request.
+    fn take(
+        &mut self,
+        Request { number, question }: Request,
+        question_held: Booking,
+    ) -> Result<(), SessionError> {
+        self.requests.begin(&question)?;
+        let is_allowed = match &question {
+            Question::Send(_) => false,
+            Question::Report(_) => true,
+            Question::Hash(_) => self.inspection.verifies(),
+            Question::Extraneous(_) => self.inspection.view.rules.extraneous == Extraneous::Goes,
+        };
+        if !is_allowed {
+            return Err(SessionError::out_of_order(
+                "a question that the opening does not allow",
+            ));
+        }
+        self.workers.start_for(&self.inspection, move |inspection| {
+            let mut held = inspection.book_nothing();
+            let answer = match &question {
+                Question::Send(groups) | Question::Report(groups) => {
+                    Answer::Verdicts(inspection.verdicts(groups))
+                }
+                Question::Hash(groups) => Answer::Hashes(inspection.hashes(groups)),
+                Question::Extraneous(ranges) => {
+                    Answer::Extraneous(inspection.extraneous(ranges, &mut held))
+                }
+            };
+            drop((question, question_held));
+            let outcome = Outcome::Reply(Vec::new(), Reply { number, answer }, true);
+            inspection.tell(outcome, held);
+        })
+    }
+
+    async fn reply(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
+        let _until_it_is_sent = held;
+        match outcome {
+            Outcome::Reply(_, reply, _) => {
+                self.requests.end(&reply.answer);
+                self.connections.send(&ToSender::Reply(reply)).await?;
+                Ok(())
+            }
+            Outcome::OverLimit(error) => Err(error.into()),
+            _ => Err(SessionError::Panicked),
+        }
+    }
+
+    /// Ends the session: stops its threads, and waits for them.
+    async fn end(mut self, ended: &Result<(), SessionError>) {
+        self.inspection.stopping.store(true, Ordering::Relaxed);
+        self.outcomes.close();
+        self.workers.end().await;
+        self.connections.part(ended).await;
+    }
+}
