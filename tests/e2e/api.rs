@@ -4,6 +4,7 @@ mod browser;
 mod client;
 mod hostile;
 mod page;
+mod proxied;
 mod stream;
 mod tls;
 

@@ -1,9 +1,10 @@
 //! What each request has to show before it is looked at, and what each answer tells a browser.
 //!
 //! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
-//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, or over TLS one of the certificate's,
-//! and an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the
-//! socket too: ssh may have forwarded it.
+//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, over TLS one of the certificate's, or
+//! behind a reverse proxy the public name, and an `Origin` has to be that very host; what a browser says of a request's
+//! site has to agree. That holds for the socket too: ssh may have forwarded it. No header of a proxy (`Forwarded`,
+//! `X-Forwarded-*`) is read, so that nobody gains anything by sending one.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -14,48 +15,38 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use crate::host_name::{PublicName, is_loopback, without_port};
 use crate::problem::Problem;
 use crate::tls::Names;
 use crate::token::Token;
 
-/// What shows that a client at a door is the user.
+/// How a listener recognizes its user, and by which names clients reach it.
 #[derive(Clone, Debug)]
 pub(crate) enum Proof {
-    /// That it could open the socket.
+    /// Only the user can open the socket.
     Socket,
-    /// A word.
-    Token(Token),
-    /// A certificate, which it has shown before it could ask anything. Here are the names of the runner's.
+    /// Each request for the API has the token.
+    Token {
+        token: Token,
+        /// The name of a reverse proxy, which speaks https with its clients.
+        public_name: Option<PublicName>,
+    },
+    /// The client has shown a certificate. Here are the names of the runner's.
     Certificate(Names),
 }
 
 impl Proof {
-    /// What a page of this door has before its host.
-    fn scheme(&self) -> &'static str {
+    /// The scheme of the page that a browser shows for this `Host`, or `None` if this listener has no such name.
+    fn scheme(&self, host: &str) -> Option<&'static str> {
         match self {
-            Self::Socket | Self::Token(_) => "http://",
-            Self::Certificate(_) => "https://",
-        }
-    }
-
-    /// Whether a client that means this side may say so.
-    fn is_host(&self, authority: &str) -> bool {
-        let Some(name) = without_port(authority) else {
-            return false;
-        };
-        match self {
-            Self::Socket | Self::Token(_) => LOOPBACK
-                .iter()
-                .any(|known| known.eq_ignore_ascii_case(name)),
-            Self::Certificate(names) => names.contain(name),
-        }
-    }
-
-    /// What to say to a client that means another.
-    fn no_host(&self) -> &'static str {
-        match self {
-            Self::Socket | Self::Token(_) => "the Host is none of localhost, 127.0.0.1 and [::1]",
-            Self::Certificate(_) => "the Host is no name of the runner's certificate",
+            Self::Token {
+                public_name: Some(name),
+                ..
+            } if name.matches(host) => Some("https://"),
+            Self::Socket | Self::Token { .. } => is_loopback(host).then_some("http://"),
+            Self::Certificate(names) => {
+                without_port(host).and_then(|name| names.contain(name).then_some("https://"))
+            }
         }
     }
 }
@@ -80,23 +71,18 @@ pub(crate) async fn guard(State(proof): State<Proof>, request: Request, next: Ne
 
 fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
-    let host = one(headers, &HOST).filter(|host| proof.is_host(host));
-    let named = request
+    let host = one(headers, &HOST).unwrap_or_default();
+    let is_host = |authority: &str| authority.eq_ignore_ascii_case(host);
+    let is_consistent = request
         .uri()
         .authority()
-        .is_none_or(|authority| proof.is_host(authority.as_str()));
-    let Some(host) = host.filter(|_| named) else {
-        return Err(Problem::new(
-            StatusCode::MISDIRECTED_REQUEST,
-            proof.no_host(),
-        ));
+        .is_none_or(|authority| is_host(authority.as_str()));
+    let Some(scheme) = proof.scheme(host).filter(|_| is_consistent) else {
+        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, OTHER_HOST));
     };
     let is_api = request.uri().path().starts_with(API);
-    let is_own = one(headers, &ORIGIN).is_none_or(|origin| {
-        origin
-            .strip_prefix(proof.scheme())
-            .is_some_and(|origin| origin.eq_ignore_ascii_case(host))
-    });
+    let is_own =
+        one(headers, &ORIGIN).is_none_or(|origin| origin.strip_prefix(scheme).is_some_and(is_host));
     // The page itself tells nothing, and may be linked to.
     let is_visit = !is_api
         && *request.method() == Method::GET
@@ -113,7 +99,7 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
             "the request comes from another site",
         ));
     }
-    if let (Proof::Token(token), true) = (proof, is_api) {
+    if let (Proof::Token { token, .. }, true) = (proof, is_api) {
         let said = one(headers, &AUTHORIZATION).and_then(|said| said.strip_prefix("Bearer "));
         if !said.is_some_and(|said| token.is(said.trim().as_bytes())) {
             let text = "no token, or not the one of the file 'token' in the directory of the jobs";
@@ -130,21 +116,11 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     values.next().is_none().then_some(value)
 }
 
-/// The host of `HOST` or `HOST:PORT`.
-fn without_port(authority: &str) -> Option<&str> {
-    let end = authority.find(']').map_or(0, |end| end + 1);
-    let (name, port) = match authority[end..].find(':') {
-        Some(at) => (&authority[..end + at], &authority[end + at + 1..]),
-        None => (authority, "0"),
-    };
-    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    is_port.then_some(name)
-}
-
-/// The names of the loopback.
-const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// What needs the token.
 const API: &str = "/api/";
+/// The reason for a refused `Host`.
+const OTHER_HOST: &str = "the Host is not localhost, 127.0.0.1 or [::1], nor the name of a proxy (zmove runner --http-name) or of \
+     the runner's certificate";
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
@@ -307,13 +283,22 @@ mod tests {
         assert_eq!(of(&[host, ("sec-fetch-site", "cross-site")]), 403);
     }
 
-    #[test]
-    fn over_tcp_the_api_needs_the_token() {
+    /// The proof of a listener with a token, and the value of `Authorization` that has it.
+    fn token(public_name: Option<&str>) -> (Proof, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let token = Token::renewed(&path).unwrap();
-        let proof = Proof::Token(token);
-        let word = std::fs::read_to_string(path).unwrap().trim().to_owned();
+        let proof = Proof::Token {
+            token: Token::renewed(&path).unwrap(),
+            public_name: public_name.map(|name| name.parse().unwrap()),
+        };
+        let word = std::fs::read_to_string(path).unwrap();
+        (proof, format!("Bearer {}", word.trim()))
+    }
+
+    #[test]
+    fn over_tcp_the_api_needs_the_token() {
+        let (proof, bearer) = token(None);
+        let word = bearer.strip_prefix("Bearer ").unwrap();
         let of = |path, said: &str| {
             answer(
                 &proof,
@@ -322,17 +307,82 @@ mod tests {
                 &[("host", "localhost"), ("authorization", said)],
             )
         };
-        assert_eq!(of("/api/v1/jobs", &format!("Bearer {word}")), 200);
+        assert_eq!(of("/api/v1/jobs", &bearer), 200);
         for said in [
             "",
             "Bearer ",
             "Bearer x",
-            &word,
+            word,
             &format!("Basic {word}"),
-            &format!("Bearer {word}0"),
+            &format!("{bearer}0"),
         ] {
             assert_eq!(of("/api/v1/jobs", said), 401, "{said}");
         }
         assert_eq!(of("/", ""), 200);
+    }
+
+    #[test]
+    fn behind_a_proxy_host_and_origin_are_its_public_name_and_the_api_needs_the_token() {
+        let (proof, bearer) = token(Some("dtn.example.org:8443"));
+        let of = |headers: &[(&str, &str)]| {
+            let headers = [headers, &[("authorization", &*bearer)]].concat();
+            answer(&proof, "POST", "/api/v1/jobs", &headers)
+        };
+        let host = ("host", "dtn.example.org:8443");
+        assert_eq!(of(&[host]), 200);
+        assert_eq!(of(&[host, ("origin", "https://dtn.example.org:8443")]), 200);
+        assert_eq!(answer(&proof, "GET", "/api/v1/jobs", &[host]), 401);
+        let local = ("host", "127.0.0.1:8470");
+        assert_eq!(of(&[local, ("origin", "http://127.0.0.1:8470")]), 200);
+        for origin in [
+            "http://dtn.example.org:8443",
+            "https://dtn.example.org",
+            "https://evil.example",
+            "http://127.0.0.1:8470",
+            "null",
+        ] {
+            assert_eq!(of(&[host, ("origin", origin)]), 403, "{origin}");
+        }
+        assert_eq!(of(&[host, ("sec-fetch-site", "cross-site")]), 403);
+        for other in [
+            "dtn.example.org",
+            "dtn.example.org:8444",
+            "a.dtn.example.org:8443",
+        ] {
+            assert_eq!(of(&[("host", other)]), 421, "{other}");
+        }
+        let (direct, _) = token(None);
+        for proof in [Proof::Socket, direct] {
+            assert_eq!(answer(&proof, "GET", "/", &[host]), 421, "{proof:?}");
+        }
+    }
+
+    #[test]
+    fn headers_of_a_proxy_change_nothing() {
+        let (proof, bearer) = token(Some("dtn.example.org"));
+        let of = |headers: &[(&str, &str)]| {
+            let forwarded = [
+                ("forwarded", "for=127.0.0.1;host=localhost;proto=http"),
+                ("x-forwarded-for", "127.0.0.1"),
+                ("x-forwarded-host", "localhost"),
+                ("x-forwarded-proto", "http"),
+            ];
+            answer(
+                &proof,
+                "GET",
+                "/api/v1/jobs",
+                &[headers, &forwarded].concat(),
+            )
+        };
+        let host = ("host", "dtn.example.org");
+        let bearer = ("authorization", &*bearer);
+        assert_eq!(of(&[host, bearer]), 200);
+        assert_eq!(of(&[host]), 401);
+        assert_eq!(of(&[("host", "evil.example"), bearer]), 421);
+        assert_eq!(of(&[host, bearer, ("origin", "http://localhost")]), 403);
+        assert_eq!(
+            of(&[host, bearer, ("origin", "http://dtn.example.org")]),
+            403
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 mod error;
 mod guard;
+mod host_name;
 mod hub;
 mod listen;
 mod options;
@@ -22,6 +23,7 @@ mod token;
 mod view;
 
 pub use error::ApiError;
+pub use host_name::PublicName;
 pub use listen::{Door, bind_tcp, bind_tls, bind_unix, socket};
 pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};

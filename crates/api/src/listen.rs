@@ -28,6 +28,7 @@ use zmove_jobs::Place;
 
 use crate::error::ApiError;
 use crate::guard::Proof;
+use crate::host_name::PublicName;
 use crate::room::{Client, Guest, Room, Seat};
 use crate::tls::Tls;
 use crate::token::Token;
@@ -37,8 +38,8 @@ use crate::token::Token;
 pub enum Door {
     /// A socket that only the user can open.
     Unix(std::os::unix::net::UnixListener),
-    /// An address of the loopback, where a client has to know the token.
-    Tcp(std::net::TcpListener, Token),
+    /// An address of the loopback. Clients have the token, and may come through a reverse proxy with this name.
+    Tcp(std::net::TcpListener, Token, Option<PublicName>),
     /// Any address, where a client has to show a certificate.
     Tls(std::net::TcpListener, Tls),
 }
@@ -83,16 +84,20 @@ pub fn bind_unix(place: &Place) -> Result<Door, ApiError> {
     Ok(Door::Unix(listener))
 }
 
-/// Listens at an address of the loopback.
+/// Listens at an address of the loopback, for clients of this host and of a reverse proxy with a public name.
 ///
 /// # Errors
 /// The system's, or other hosts can reach that address.
-pub fn bind_tcp(address: SocketAddr, token: Token) -> Result<(Door, SocketAddr), ApiError> {
+pub fn bind_tcp(
+    address: SocketAddr,
+    token: Token,
+    public_name: Option<PublicName>,
+) -> Result<(Door, SocketAddr), ApiError> {
     if !address.ip().is_loopback() {
         return Err(ApiError::Public(address));
     }
     let (listener, bound) = listen(address)?;
-    Ok((Door::Tcp(listener, token), bound))
+    Ok((Door::Tcp(listener, token, public_name), bound))
 }
 
 /// Listens at any address, over TLS.
@@ -122,12 +127,13 @@ pub(crate) async fn attend(door: Door, router: impl Fn(Proof) -> Router) -> io::
             };
             serve_each(accept, router(Proof::Socket)).await;
         }
-        Door::Tcp(listener, token) => {
+        Door::Tcp(listener, token, public_name) => {
             let listener = TcpListener::from_std(listener)?;
             let accept = |context: &mut Context<'_>| {
                 listener.poll_accept(context).map_ok(|(socket, _)| socket)
             };
-            serve_each(accept, router(Proof::Token(token))).await;
+            let proof = Proof::Token { token, public_name };
+            serve_each(accept, router(proof)).await;
         }
         Door::Tls(listener, tls) => {
             let listener = TcpListener::from_std(listener)?;
@@ -408,13 +414,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let token = Token::renewed(&directory.path().join("token")).unwrap();
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[2001:db8::1]:80"] {
-            let refused = bind_tcp(address.parse().unwrap(), token.clone()).unwrap_err();
+            let refused = bind_tcp(address.parse().unwrap(), token.clone(), None).unwrap_err();
             assert!(
                 matches!(refused, ApiError::Public(_)),
                 "{address}: {refused}"
             );
         }
-        bind_tcp("127.0.0.1:0".parse().unwrap(), token).unwrap();
+        bind_tcp("127.0.0.1:0".parse().unwrap(), token, None).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

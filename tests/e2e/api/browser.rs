@@ -76,11 +76,16 @@ impl Browser {
             "--no-sandbox",
             "--disable-gpu",
             "--disable-dev-shm-usage",
+            "--host-resolver-rules=MAP dtn.example.org 127.0.0.1",
             &profile,
         ];
         let options = json!({ "args": options });
-        let wanted =
-            json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        // Of a certificate that the test has made.
+        let wanted = json!({
+            "acceptInsecureCerts": true,
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": { "browser": "ALL" },
+        });
         let begun = browser.say(
             "POST",
             "/session",

@@ -201,19 +201,9 @@ impl Client {
     }
 
     fn ask_for_events(&self, last: Option<i64>) -> Option<Events> {
-        let mut socket = UnixStream::connect(&self.socket).unwrap();
-        let header = last.map_or_else(String::new, |last| format!("Last-Event-ID: {last}\r\n"));
-        write!(
-            socket,
-            "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"
-        )
-        .unwrap();
+        let socket = UnixStream::connect(&self.socket).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut events = Events {
-            reader: BufReader::new(socket),
-            id: last,
-        };
-        (events.line() == "HTTP/1.1 200 OK").then_some(events)
+        Events::open(socket, "Host: localhost\r\n", last)
     }
 
     #[track_caller]
@@ -255,12 +245,31 @@ pub(super) fn converse(socket: impl Read + Write, words: &str) -> Answer {
 
 /// A stream of events.
 pub(super) struct Events {
-    reader: BufReader<UnixStream>,
+    reader: BufReader<Box<dyn Read>>,
     /// The number of the last event that had one.
     pub(super) id: Option<i64>,
 }
 
 impl Events {
+    /// The answer to a request with these headers, unless there are too many streams.
+    pub(super) fn open(
+        mut socket: impl Read + Write + 'static,
+        headers: &str,
+        last: Option<i64>,
+    ) -> Option<Self> {
+        let last_event = last.map_or_else(String::new, |last| format!("Last-Event-ID: {last}\r\n"));
+        write!(
+            socket,
+            "GET /api/v1/events HTTP/1.1\r\n{headers}{last_event}\r\n"
+        )
+        .unwrap();
+        let mut events = Self {
+            reader: BufReader::new(Box::new(socket)),
+            id: last,
+        };
+        (events.line() == "HTTP/1.1 200 OK").then_some(events)
+    }
+
     #[track_caller]
     fn line(&mut self) -> String {
         let mut line = String::new();

@@ -8,7 +8,7 @@ use super::World;
 use crate::breakage::{end_by, interruption};
 use crate::command::{Outcome, ZMOVE, Zmove};
 use crate::daemon::Daemon;
-use crate::harness::Site;
+use crate::harness::{Site, free_port};
 use crate::jobs::wait_for;
 use crate::pull::grow;
 use crate::ssh::Sshd;
@@ -152,14 +152,6 @@ fn receivers(site: &Site) -> usize {
 /// How a daemon is written beside a host behind ssh.
 fn at_daemon(daemon: &Daemon, path: &Path) -> String {
     format!("zmove://{}{}", daemon.address, path.display())
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
 }
 
 fn allow_to(site: &Site, place: &str) {

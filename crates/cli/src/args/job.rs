@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
+use zmove_api::PublicName;
 use zmove_jobs::{JobId, Moment, Schedule, StartTime, State};
 
 use super::copy::CopyArgs;
@@ -197,6 +198,12 @@ pub(crate) struct RunnerArgs {
     /// that other hosts reach need '--http-cert'.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached", value_parser = parse_http)]
     pub(crate) http: Option<Option<SocketAddr>>,
+    /// Name of a reverse proxy in front of the address of '--http'
+    ///
+    /// The proxy runs on this host and speaks TLS with its clients. Write NAME:PORT if its port is not 443.
+    /// OPERATIONS.md has examples for nginx and Caddy.
+    #[arg(long, value_name = "NAME", requires = "http", hide_short_help = true)]
+    pub(crate) http_name: Option<PublicName>,
     /// Serve other hosts over TLS with this certificate
     ///
     /// In PEM, with those that it follows from.

@@ -26,6 +26,9 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
     if files.is_some() && address.is_none() {
         return Err(usage_error("'--http-cert' needs '--http' with an address"));
     }
+    if args.http_name.is_some() && address.is_none() {
+        return Err(usage_error("'--http-name' needs '--http' with an address"));
+    }
     let tls = files
         .map(|files| Tls::read(&files).map(|tls| (tls, files)))
         .transpose()?;
@@ -42,7 +45,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         ));
     } else if let Some(address) = address {
         let file = place.path().join("token");
-        let (door, address) = bind_tcp(address, Token::renewed(&file)?)?;
+        let (door, address) = bind_tcp(address, Token::renewed(&file)?, args.http_name.clone())?;
         doors.push(door);
         terminal::say(format_args!(
             "the page is at http://{address}/, for who has the word in '{}'",
