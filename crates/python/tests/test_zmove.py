@@ -8,6 +8,7 @@ import re
 import runpy
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import time
 import unittest
 import unittest.mock
 from pathlib import Path
-from typing import Sequence
+from typing import Awaitable, Callable, List, Optional
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
@@ -74,9 +75,7 @@ class Runner:
         self.process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
         while "the page is at " not in (line := self.process.stdout.readline()):
             assert line, "the runner has ended"
-        self.address = re.search("[0-9.]+:[0-9]+", line)[0]
-        if not self.options:
-            self.address = "http://" + self.address
+        self.address = "http://" + re.search("[0-9.]+:[0-9]+", line)[0]
         self.reader = threading.Thread(target=self.process.stdout.read, daemon=True)
         self.reader.start()
         self.client = Client(socket=self.jobs / "api.sock", timeout=PATIENCE)
@@ -355,146 +354,94 @@ class RealRunner(unittest.TestCase):
 
 
 @unittest.skipUnless(ZMOVE and shutil.which("openssl"), "ZMOVE names no program, or there is no openssl")
-class OverTls(unittest.TestCase):
-    """As from another host: the runner's certificate and that of the client are of one authority."""
+class BehindProxy(unittest.TestCase):
+    """As from another host, through a proxy that speaks TLS with its clients."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.files = Path(directory.name)
-        self.authority("ca")
-        self.issue("runner", "ca", "extendedKeyUsage=serverAuth\nsubjectAltName=DNS:localhost")
-        self.issue("alice", "ca", "extendedKeyUsage=clientAuth")
-        options = {"--http-cert": "runner.pem", "--http-key": "runner.key", "--http-client-ca": "ca.pem"}
-        self.runner = Runner(*(word for option, file in options.items() for word in (option, self.file(file))))
-        self.addCleanup(self.runner.stop)
+        for name in ["proxy", "other"]:
+            words = ["-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
+            curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+            command = ["openssl", "req", "-x509", *curve, *words, "-addext", "subjectAltName=DNS:localhost"]
+            subprocess.run(command, check=True, cwd=self.files, capture_output=True)
 
-    def file(self, name: str) -> str:
-        return str(self.files / name)
+    def trust(self, name: str) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.files / f"{name}.pem")
 
-    def openssl(self, *words: str) -> None:
-        subprocess.run(["openssl", *words], check=True, cwd=self.files, capture_output=True)
+    def through(self, use: Callable[[Runner, str], Awaitable[None]]) -> None:
+        """Starts a runner and a proxy, and uses both by the address of the proxy."""
 
-    def request(self, name: str, *words: str) -> None:
-        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        self.openssl("req", *curve, "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}", *words)
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(asyncio.current_task())
+            there, back = await asyncio.open_connection(*runner.address[len("http://") :].split(":"))
+            await asyncio.gather(pump(reader, back), pump(there, writer))
 
-    def authority(self, name: str) -> None:
-        self.request(name, "-x509", "-out", f"{name}.pem", "-addext", "keyUsage=critical,keyCertSign")
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while piece := await reader.read(65536):
+                    writer.write(piece)
+                    await writer.drain()
+            except OSError:
+                pass
+            finally:
+                writer.close()
 
-    def issue(self, name: str, authority: str, extensions: str, dates: Sequence[str] = ()) -> None:
-        self.request(name, "-new", "-out", f"{name}.csr")
-        (self.files / f"{name}.ext").write_text(extensions)
-        given = ["-in", f"{name}.csr", "-extfile", f"{name}.ext", "-out", f"{name}.pem"]
-        if not dates:
-            by = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2"]
-            self.openssl("x509", "-req", *by, *given)
-            return
-        # Before OpenSSL 3.4 this alone takes dates.
-        (self.files / "index.txt").touch()
-        (self.files / "ca.cnf").write_text(
-            "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nserial=serial\nnew_certs_dir=.\npolicy=p\n[p]\ncommonName=supplied\n"
-        )
-        by = ["-cert", f"{authority}.pem", "-keyfile", f"{authority}.key", "-rand_serial", "-md", "sha256"]
-        start, end = dates
-        when = ["-startdate", start, "-enddate", end]
-        self.openssl("ca", "-batch", "-notext", "-config", "ca.cnf", *by, *when, *given)
+        async def run() -> None:
+            server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
+            name = f"localhost:{server.sockets[0].getsockname()[1]}"
+            nonlocal runner
+            runner = Runner("--http-name", name)
+            try:
+                await use(runner, f"https://{name}")
+            finally:
+                server.close()
+                runner.stop()
+                await asyncio.gather(*connections)
 
-    def client(self, host: str = "localhost", cert: str = "alice", ca: str = "ca", port: str = "") -> Client:
-        port = port or self.runner.address.rsplit(":", 1)[1]
-        cert, key, ca = self.file(f"{cert}.pem"), self.file(f"{cert}.key"), self.file(f"{ca}.pem")
-        return Client(f"https://{host}:{port}", cert=cert, key=key, ca=ca, timeout=PATIENCE)
+        runner: Optional[Runner] = None
+        connections: List[asyncio.Task] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.files / "proxy.pem", self.files / "proxy.key")
+        asyncio.run(run())
 
     def test_a_job_is_submitted_and_awaited_in_both_ways(self) -> None:
-        client = self.client()
-        job = client.submit(f"{self.runner.source()}/", self.runner.target(), label="afar")
-        self.assertEqual(job.wait(PATIENCE).state, "done")
-        self.assertEqual(asyncio.run(client.wait_for(job, PATIENCE)).label, "afar")
-        self.assertEqual([job.label for job in client.jobs()], ["afar"])
+        async def use(runner: Runner, address: str) -> None:
+            def submit() -> zmove.Job:
+                job = client.submit(f"{runner.source()}/", runner.target(), label="afar")
+                self.assertEqual(job.wait(PATIENCE).state, "done")
+                return job
 
-    def test_a_wait_outlives_the_runner(self) -> None:
-        client = self.client()
-        job = client.submit(f"{self.runner.source()}/", self.runner.target(), at="2100-01-01 00:00")
-        timer = threading.Timer(0.3, lambda: (self.runner.kill(), self.runner.start(), job.cancel()))
-        timer.start()
-        job.wait(PATIENCE)
-        timer.join()
-        self.assertEqual(job.state, "cancelled")
+            token = (runner.jobs / "token").read_text().strip()
+            client = Client(address, token, tls=self.trust("proxy"), timeout=PATIENCE)
+            job = await asyncio.get_running_loop().run_in_executor(None, submit)
+            self.assertEqual((await client.wait_for(job, PATIENCE)).label, "afar")
 
-    def test_who_does_not_take_the_certificate_of_the_other_says_so_and_waits_no_longer(self) -> None:
-        self.authority("other")
-        self.issue("mallory", "other", "extendedKeyUsage=clientAuth")
-        address = self.runner.address.rsplit(":", 1)[1]
-        for client, cause, parts in [
-            (self.client(cert="mallory"), "client", [self.file("mallory.pem")]),
-            (self.client(ca="other"), "authority", [self.file("other.pem"), f"https://localhost:{address}"]),
-            (self.client(host="127.0.0.1"), "name", [f"https://127.0.0.1:{address}"]),
-        ]:
-            self.assert_refused(client, cause, parts)
+        self.through(use)
 
-    def test_a_runner_whose_time_is_over_or_has_not_come_is_told_from_others(self) -> None:
-        for name, dates, cause in [
-            ("past", ["20200101000000Z", "20200201000000Z"], "expired"),
-            ("future", ["21200101000000Z", "21200201000000Z"], "not yet valid"),
-        ]:
-            self.issue(name, "ca", "extendedKeyUsage=serverAuth\nsubjectAltName=DNS:localhost", dates)
-            with subprocess.Popen(
-                ["openssl", "s_server", "-accept", "localhost:0", "-cert", f"{name}.pem", "-key", f"{name}.key"],
-                cwd=self.files,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            ) as server:
-                try:
-                    while "ACCEPT" not in (line := server.stdout.readline()):
-                        assert line, "the server has ended"
-                    port = line.strip().rsplit(":", 1)[1]
-                    self.assert_refused(self.client(port=port), cause, [f"https://localhost:{port}"])
-                finally:
-                    server.kill()
+    def test_a_proxy_that_is_not_trusted_is_told_from_a_runner_that_is_not_at_work(self) -> None:
+        async def use(runner: Runner, address: str) -> None:
+            strangers = Client(address, "t", tls=self.trust("other"), timeout=PATIENCE)
+            elsewhere = Client(address.replace("localhost", "127.0.0.1"), "t", tls=self.trust("proxy"))
+            for client in [Client(address, "t"), strangers, elsewhere]:
+                with self.assertRaises(zmove.ApiError) as plain:
+                    await asyncio.get_running_loop().run_in_executor(None, client.status)
+                with self.assertRaises(zmove.ApiError) as stream:
+                    await client.wait_for(1, PATIENCE)
+                for error in [plain.exception, stream.exception]:
+                    self.assertEqual(error.status, 0)
+                    self.assertIn(f"TLS with '{client._wire}' has failed", str(error))
 
-    def assert_refused(self, client: Client, cause: str, parts: list) -> None:
-        """It is refused in both ways, and told so in these words."""
-        with self.assertRaises(zmove.TlsError) as plain:
-            client.status()
-        with self.assertRaises(zmove.TlsError) as stream:
-            asyncio.run(client.wait_for(1, PATIENCE))
-        for error in [plain.exception, stream.exception]:
-            self.assertEqual((error.status, error.cause), (0, cause), error)
-            for part in parts:
-                self.assertIn(part, str(error))
-
-    def test_a_file_that_is_of_no_use_is_named(self) -> None:
-        self.authority("other")
-        (self.files / "empty.pem").touch()
-        (self.files / "words.pem").write_text("hello\n")
-        os.mkfifo(self.file("fifo"))
-        good = {"cert": "alice.pem", "key": "alice.key", "ca": "ca.pem"}
-        for term in good:
-            for file, why in [
-                ("missing.pem", "No such file"),
-                ("fifo", "no regular file"),
-                ("", "no regular file"),
-                ("empty.pem", "in PEM"),
-                ("words.pem", "in PEM"),
-            ]:
-                files = {name: self.file(file if name == term else own) for name, own in good.items()}
-                with self.subTest(files), self.assertRaises(zmove.TlsError) as error:
-                    Client("https://localhost", **files)
-                self.assertEqual(error.exception.cause, "file")
-                self.assertIn(f"'{files[term]}'", str(error.exception))
-                self.assertIn(why, str(error.exception))
-        with self.assertRaisesRegex(zmove.TlsError, "other.key' does not belong to .*alice.pem'"):
-            Client("https://localhost", cert=self.file("alice.pem"), key=self.file("other.key"))
+        self.through(use)
 
     def test_what_makes_no_sense_is_refused(self) -> None:
-        cert, key = self.file("alice.pem"), self.file("alice.key")
+        trust = self.trust("proxy")
         for words in [
             {"address": "https://localhost"},
-            {"address": "https://localhost", "cert": cert, "key": key, "token": "t"},
-            {"address": "http://127.0.0.1:1", "cert": cert, "token": "t"},
-            {"ca": cert},
+            {"address": "https://localhost", "tls": trust},
+            {"address": "http://127.0.0.1:1", "token": "t", "tls": trust},
+            {"tls": trust},
         ]:
             with self.assertRaises(ValueError):
                 Client(**words)
@@ -561,7 +508,7 @@ class NoRunner(unittest.TestCase):
         asyncio.run(give_up())
 
     def test_addresses_that_make_no_sense_are_refused(self) -> None:
-        for address in ["127.0.0.1:80", "https://h", "http://"]:
+        for address in ["127.0.0.1:80", "ftp://h", "http://"]:
             with self.assertRaises(ValueError):
                 Client(address, "t")
         with self.assertRaises(ValueError):

@@ -7,7 +7,7 @@
 """
 
 from ._client import Client, Job, JobCancelled, JobError, JobExpired, JobFailed
-from ._errors import ApiError, NotRunning, TlsError, WaitTimeout, ZmoveError
+from ._errors import ApiError, NotRunning, WaitTimeout, ZmoveError
 from ._models import Change, Event, Notice, Plan, Status
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Notice",
     "Plan",
     "Status",
-    "TlsError",
     "WaitTimeout",
     "ZmoveError",
 ]

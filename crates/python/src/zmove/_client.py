@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import (
@@ -23,7 +24,7 @@ from urllib.parse import urlencode
 from ._errors import NotRunning, WaitTimeout, ZmoveError
 from ._models import Change, Event, Notice, Plan, Status, of
 from ._options import FILES, Options
-from ._wire import TlsFiles, Wire
+from ._wire import Wire
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,9 +44,9 @@ class Client:
     asked over the loopback, with a token: by default that in the file ``token`` in the directory of jobs, which is
     read again where the runner has begun anew. The socket needs none, and nobody else can take its place.
 
-    With ``https://HOST:PORT`` it is asked over TLS, as from another host. ``cert`` and ``key`` are files in PEM with
-    what this client shows (one file may hold both), ``ca`` that of the authority of the runner's certificate, by
-    default one of those that this host trusts. Files are read once, here.
+    With ``https://HOST:PORT`` the client reaches it from another host, through a reverse proxy. ``token`` is the content
+    of the file ``token`` there. ``tls`` states which authorities are trusted, by default those of this host:
+    ``ssl.create_default_context(cafile="ca.pem")``.
     """
 
     def __init__(
@@ -54,13 +55,10 @@ class Client:
         token: Optional[str] = None,
         *,
         socket: Optional[Path_] = None,
-        cert: Optional[Path_] = None,
-        key: Optional[Path_] = None,
-        ca: Optional[Path_] = None,
+        tls: Optional[ssl.SSLContext] = None,
         timeout: float = 60.0,
     ) -> None:
-        files = TlsFiles(cert, key, ca)
-        self._wire = Wire(address, token, Path(socket) if socket is not None else None, files, timeout)
+        self._wire = Wire(address, token, Path(socket) if socket is not None else None, tls, timeout)
 
     def submit(
         self,

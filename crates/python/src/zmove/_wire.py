@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket, the loopback or TLS: plain requests, and streams for asyncio."""
+"""HTTP over a Unix socket, the loopback or a reverse proxy with TLS: plain requests, and streams for asyncio."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import json
 import os
 import socket as sockets
 import ssl
-import stat
 from pathlib import Path
-from typing import Any, AsyncIterator, Awaitable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import Any, AsyncIterator, Awaitable, Dict, Optional, Tuple, TypeVar
 from urllib.parse import urlsplit
 
-from ._errors import ApiError, NotRunning, TlsError, ZmoveError
+from ._errors import ApiError, NotRunning, ZmoveError
 
 T = TypeVar("T")
-
-#: What is wrong with a certificate, by OpenSSL's numbers (``X509_V_ERR_*`` of ``x509_vfy.h``).
-CAUSES = {
-    9: "not yet valid",
-    10: "expired",
-    **dict.fromkeys([2, 7, 18, 19, 20, 21], "authority"),
-    **dict.fromkeys([62, 64], "name"),
-}
 
 #: The longest line of a stream.
 LINE_BYTES_MAX = 16 << 20
@@ -51,52 +42,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-class TlsFiles(NamedTuple):
-    """What a client shows, and whom it believes."""
-
-    cert: Union[None, str, "os.PathLike[str]"] = None
-    key: Union[None, str, "os.PathLike[str]"] = None
-    ca: Union[None, str, "os.PathLike[str]"] = None
-
-    def context(self) -> ssl.SSLContext:
-        """What is said and asked for in the handshake."""
-        if self.cert is None:
-            raise ValueError("https needs a certificate to show: cert=FILE, key=FILE")
-        key = self.cert if self.key is None else self.key
-        for what, path in [("certificate", self.cert), ("key", key), ("authority", self.ca)]:
-            if path is not None:
-                _look(what, path)
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-        except ssl.SSLError as error:
-            raise TlsError("file", f"the authority '{self.ca}' is no certificate in PEM: {_reason(error)}") from error
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.cert, self.key)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                wrong = f"the key '{key}' does not belong to the certificate '{self.cert}'"
-            else:
-                wrong = f"the certificate '{self.cert}' or the key '{key}' is none in PEM: {_reason(error)}"
-            raise TlsError("file", wrong) from error
-        return context
-
-
-def _look(what: str, path: Union[str, "os.PathLike[str]"]) -> None:
-    """Refuses a file that cannot be read, whose path ``ssl`` would not tell, or which it would wait for."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise TlsError("file", f"the {what} '{path}' is no regular file")
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise TlsError("file", f"cannot read the {what} '{path}': {error.strerror}") from error
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return error.reason or str(error)
-
-
 class Wire:
     """Where the runner is, and how it is asked."""
 
@@ -105,7 +50,7 @@ class Wire:
         address: Optional[str],
         token: Optional[str],
         socket: Optional[Path],
-        files: TlsFiles,
+        tls: Optional[ssl.SSLContext],
         timeout: float,
     ) -> None:
         if address is not None and socket is not None:
@@ -114,12 +59,11 @@ class Wire:
         self._socket: Optional[Path] = None
         self._host = ("localhost", 80)
         self._tls: Optional[ssl.SSLContext] = None
-        self._files = files
         self._headers: Dict[str, str] = {"Host": "localhost"}
         self._token_file: Optional[Path] = None
         parts = urlsplit(address or "")
-        if any(files) and parts.scheme != "https":
-            raise ValueError("certificates are for https://HOST:PORT")
+        if tls and parts.scheme != "https":
+            raise ValueError("a TLS context is for https://HOST:PORT")
         if address is None:
             self._socket = socket or jobs_directory() / "api.sock"
             return
@@ -128,10 +72,9 @@ class Wire:
         self._host = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
         self._headers = {"Host": parts.netloc}
         if parts.scheme == "https":
-            if token is not None:
-                raise ValueError("over https a certificate is shown in place of a token")
-            self._tls = files.context()
-            return
+            if token is None:
+                raise ValueError("https needs the token of the runner: token=...")
+            self._tls = tls or ssl.create_default_context()
         if token is None:
             self._token_file = jobs_directory() / "token"
             token = self._token_file.read_text().strip()
@@ -196,22 +139,10 @@ class Wire:
         return said.decode(errors="replace") if value is None else value
 
     def _gone(self, error: Exception) -> ZmoveError:
-        # What TLS refuses it refuses again; an end without its farewell is that of a runner that was killed.
+        # What TLS refuses it refuses again. An end without a TLS farewell is that of a proxy that was killed.
         if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return self._refused(error)
+            return ApiError(0, f"TLS with '{self}' has failed: {error}")
         return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
-
-    def _refused(self, error: ssl.SSLError) -> TlsError:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            cause = CAUSES.get(error.verify_code, "other")
-            where = f" (ca='{self._files.ca}')" if cause == "authority" and self._files.ca else ""
-            why = f"its certificate is not taken: {error.verify_message}{where}"
-        elif "ALERT" in (error.reason or "").upper():
-            # The runner says why.
-            cause, why = "client", f"it does not take the certificate '{self._files.cert}': {error.reason}"
-        else:
-            cause, why = "other", f"TLS has failed: {_reason(error)}"
-        return TlsError(cause, f"'{self}': {why}")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
         """The messages of a stream of server-sent events, until it ends: name, number and data of each."""
