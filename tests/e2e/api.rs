@@ -6,7 +6,6 @@ mod hostile;
 mod page;
 mod proxied;
 mod stream;
-mod tls;
 
 use serde_json::{Value, json};
 

@@ -26,32 +26,12 @@ pub enum ApiError {
         /// The system's error.
         source: io::Error,
     },
-    /// The address is one that other hosts reach.
+    /// Other hosts can reach the address.
     #[error(
-        "{0} can be reached from other hosts, and there the page is served over TLS alone: name --http-cert, --http-key \
-         and --http-client-ca, or 127.0.0.1 or [::1], and reach it from elsewhere through ssh \
-         (ssh -L {port}:127.0.0.1:{port} HOST)", port = .0.port()
+        "other hosts can reach {0}, and the runner speaks no TLS: name 127.0.0.1:{port} or [::1]:{port}, and reach it \
+         through a reverse proxy ('--http-name') or ssh (ssh -L {port}:127.0.0.1:{port} HOST), as 'The page from other \
+         hosts' in OPERATIONS.md shows",
+        port = .0.port()
     )]
     Public(SocketAddr),
-    /// Others than its owner can use the file with the key.
-    #[error(
-        "the key '{}' has mode {mode:03o}, and others than its owner may use it: chmod 600 '{}'",
-        path.display(), path.display()
-    )]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// The bits of its mode.
-        mode: u32,
-    },
-    /// A file does not hold what TLS needs.
-    #[error("use {what} in '{}': {cause}", path.display())]
-    Tls {
-        /// What should be in it.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why it is none.
-        cause: String,
-    },
 }

@@ -1,10 +1,10 @@
 //! What each request has to show before it is looked at, and what each answer tells a browser.
 //!
 //! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
-//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, over TLS one of the certificate's, or
-//! behind a reverse proxy the public name, and an `Origin` has to be that very host; what a browser says of a request's
-//! site has to agree. That holds for the socket too: ssh may have forwarded it. No header of a proxy (`Forwarded`,
-//! `X-Forwarded-*`) is read, so that nobody gains anything by sending one.
+//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback or the public name of a reverse proxy,
+//! and an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the
+//! socket too: ssh may have forwarded it. No header of a proxy (`Forwarded`, `X-Forwarded-*`) is read, so that nobody
+//! gains anything by sending one.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -15,9 +15,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::host_name::{PublicName, is_loopback, without_port};
+use crate::host_name::{PublicName, is_loopback};
 use crate::problem::Problem;
-use crate::tls::Names;
 use crate::token::Token;
 
 /// How a listener recognizes its user, and by which names clients reach it.
@@ -31,8 +30,6 @@ pub(crate) enum Proof {
         /// The name of a reverse proxy, which speaks https with its clients.
         public_name: Option<PublicName>,
     },
-    /// The client has shown a certificate. Here are the names of the runner's.
-    Certificate(Names),
 }
 
 impl Proof {
@@ -44,9 +41,6 @@ impl Proof {
                 ..
             } if name.matches(host) => Some("https://"),
             Self::Socket | Self::Token { .. } => is_loopback(host).then_some("http://"),
-            Self::Certificate(names) => {
-                without_port(host).and_then(|name| names.contain(name).then_some("https://"))
-            }
         }
     }
 }
@@ -119,8 +113,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 /// What needs the token.
 const API: &str = "/api/";
 /// The reason for a refused `Host`.
-const OTHER_HOST: &str = "the Host is not localhost, 127.0.0.1 or [::1], nor the name of a proxy (zmove runner --http-name) or of \
-     the runner's certificate";
+const OTHER_HOST: &str = "the Host is not localhost, 127.0.0.1 or [::1], nor the name of a proxy (zmove runner --http-name)";
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
@@ -252,35 +245,6 @@ mod tests {
             ),
             (200, 403, 403)
         );
-    }
-
-    #[test]
-    fn over_tls_hosts_and_origins_are_those_of_the_certificate() {
-        let proof = Proof::Certificate(Names::issued(&["dtn.example.org", "192.0.2.7"]));
-        let of = |headers: &[(&str, &str)]| answer(&proof, "GET", "/api/v1/jobs", headers);
-        for host in ["dtn.example.org", "DTN.example.org:8470", "192.0.2.7:8470"] {
-            assert_eq!(of(&[("host", host)]), 200, "{host}");
-        }
-        for host in [
-            "localhost:8470",
-            "127.0.0.1",
-            "evil.example",
-            "dtn.example.org:",
-            "192.0.2.8:8470",
-        ] {
-            assert_eq!(of(&[("host", host)]), 421, "{host}");
-        }
-        let host = ("host", "dtn.example.org:8470");
-        assert_eq!(of(&[host, ("origin", "https://dtn.example.org:8470")]), 200);
-        for origin in [
-            "http://dtn.example.org:8470",
-            "https://dtn.example.org",
-            "https://evil.example",
-            "null",
-        ] {
-            assert_eq!(of(&[host, ("origin", origin)]), 403, "{origin}");
-        }
-        assert_eq!(of(&[host, ("sec-fetch-site", "cross-site")]), 403);
     }
 
     /// The proof of a listener with a token, and the value of `Authorization` that has it.

@@ -37,7 +37,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 }
 
 /// The host of `HOST` or `HOST:PORT`.
-pub(crate) fn without_port(authority: &str) -> Option<&str> {
+fn without_port(authority: &str) -> Option<&str> {
     let end = authority.find(']').map_or(0, |end| end + 1);
     let Some(colon) = authority[end..].find(':') else {
         return Some(authority);

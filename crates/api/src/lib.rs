@@ -1,9 +1,8 @@
 //! The API of a runner: jobs over HTTP, as REST and as a stream of events, and the page that shows them.
 //! `zmove runner --http` serves it; `docs/schema/openapi.json` describes it.
 //!
-//! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`], the
-//! socket's mode, or a certificate, [`Tls`]) and comes from no other site. What a client does not take costs a bounded
-//! number of bytes.
+//! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`] or the
+//! socket's mode) and comes from no other site. What a client does not take costs a bounded number of bytes.
 
 mod error;
 mod guard;
@@ -18,16 +17,14 @@ mod room;
 mod routes;
 mod state;
 mod stores;
-mod tls;
 mod token;
 mod view;
 
 pub use error::ApiError;
 pub use host_name::PublicName;
-pub use listen::{Door, bind_tcp, bind_tls, bind_unix, socket};
+pub use listen::{ApiListener, bind_tcp, bind_unix, socket};
 pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
-pub use tls::{Reminders, Tls, TlsFiles};
 pub use token::Token;
 pub use view::{EventView, Figures, JobView, reached, tells_time_left};

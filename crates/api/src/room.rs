@@ -1,52 +1,45 @@
-//! Rooms with a number of places: one for handshakes, one for connections and one for streams of events at each door.
-//! Where all places are taken, who keeps the runner waiting gives way, the one that has done so longest first. No
-//! client that is known has more than half of the places, so that one with many does not keep out another.
+//! The places for the connections of one listener. If all are taken, the connection that has waited longest for its
+//! client gives way to a new one.
 //!
-//! **Invariant:** who is being served keeps its place until the last byte of the answer is taken.
+//! **Invariant:** a connection with a request keeps its place until the client has taken the last byte of the answer.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustls::pki_types::CertificateDer;
 use tokio::sync::{Notify, oneshot};
 
-/// The certificate by which a client is known. At the socket and over the loopback all clients are the user, and so are
-/// counted as none: an address of the loopback tells nobody from another.
-pub(crate) type Client = Option<CertificateDer<'static>>;
-
-/// A room.
+/// The places of one listener.
 #[derive(Debug)]
 pub(crate) struct Room {
     places_max: usize,
     taken: Mutex<Taken>,
-    /// Told whenever there may be a place.
+    /// Notified whenever a place may be free.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Taken {
     places: Vec<Place>,
-    /// What is numbered next: a place, or the beginning of a wait.
-    next: u64,
+    /// The last number that was given to a place or to the begin of a wait.
+    last: u64,
 }
 
 #[derive(Debug)]
 struct Place {
     number: u64,
-    client: Client,
     state: State,
-    /// Dropped with the place.
+    /// Dropped with the place, which ends the connection.
     _held: oneshot::Sender<Infallible>,
 }
 
-/// What is going on at a place.
+/// The state of a connection.
 ///
 /// ```text
 /// Waiting ──work──► Serving ──end of the answer──► Sending ──all taken──► Waiting
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
-    /// The client has to say something, since the moment of this number.
+    /// The client has to send a request. A wait with a lower number began earlier.
     Waiting { since: u64 },
     /// A request is being answered.
     Serving,
@@ -63,41 +56,31 @@ impl Room {
         })
     }
 
-    /// A place for a client that has to say something first. Waits until there is one.
-    pub(crate) async fn enter(self: &Arc<Self>, client: &Client) -> Guest {
+    /// Takes a place for a new connection. Waits until there is one.
+    pub(crate) async fn enter(self: &Arc<Self>) -> Guest {
         loop {
             let freed = self.freed.notified();
-            if let Some(guest) = self.take(client, |since| State::Waiting { since }) {
+            if let Some(guest) = self.try_enter() {
                 return guest;
             }
             freed.await;
         }
     }
 
-    /// A place for a client that is served from the first on, if there is one.
-    pub(crate) fn serve(self: &Arc<Self>, client: &Client) -> Option<Guest> {
-        self.take(client, |_| State::Serving)
-    }
-
-    fn take(self: &Arc<Self>, client: &Client, state: impl FnOnce(u64) -> State) -> Option<Guest> {
+    fn try_enter(self: &Arc<Self>) -> Option<Guest> {
         let mut taken = self.lock();
-        let is_own = |place: &Place| place.client == *client;
-        let own = taken.places.iter().filter(|place| is_own(place)).count();
-        let has_share = client.is_some() && own >= self.places_max / 2;
-        if has_share || taken.places.len() >= self.places_max {
-            let waits = |(at, place): (usize, &Place)| match place.state {
-                State::Waiting { since } if !has_share || is_own(place) => Some((since, at)),
-                _ => None,
-            };
-            let (_, longest) = taken.places.iter().enumerate().filter_map(waits).min()?;
-            taken.places.swap_remove(longest);
+        if taken.places.len() >= self.places_max {
+            let waits = taken.places.iter().filter_map(Place::waits_since);
+            let first = waits.min()?;
+            taken
+                .places
+                .retain(|place| place.waits_since() != Some(first));
         }
         let (held, given_up) = oneshot::channel();
-        let number = taken.number();
+        let number = taken.next();
         taken.places.push(Place {
             number,
-            client: client.clone(),
-            state: state(number),
+            state: State::Waiting { since: number },
             _held: held,
         });
         Some(Guest {
@@ -115,21 +98,30 @@ impl Room {
 }
 
 impl Taken {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 }
 
-/// A client that has a place.
+impl Place {
+    fn waits_since(&self) -> Option<u64> {
+        match self.state {
+            State::Waiting { since } => Some(since),
+            State::Serving | State::Sending => None,
+        }
+    }
+}
+
+/// A connection that has a place.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) seat: Arc<Seat>,
-    /// Ends when somebody else has got the place.
+    /// Ends when another connection has got the place.
     pub(crate) given_up: oneshot::Receiver<Infallible>,
 }
 
-/// A place, free again when this is dropped.
+/// A handle of a place, which is free again when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Seat {
     room: Arc<Room>,
@@ -137,13 +129,13 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Keeps the place until what is returned is dropped, and then until all that was to be sent is taken.
+    /// Keeps the place until the result is dropped, and then until the client has taken all that was to be sent.
     pub(crate) fn work(self: &Arc<Self>) -> Work {
         self.change(|_, _| Some(State::Serving));
         Work(Arc::clone(self))
     }
 
-    /// To be called when nothing is left to be sent.
+    /// Reports that nothing is left to be sent.
     pub(crate) fn sent(&self) {
         self.change(|state, now| {
             (state == State::Sending).then_some(State::Waiting { since: now })
@@ -152,7 +144,7 @@ impl Seat {
 
     fn change(&self, next: impl FnOnce(State, u64) -> Option<State>) {
         let mut taken = self.room.lock();
-        let now = taken.number();
+        let now = taken.next();
         let own = taken
             .places
             .iter_mut()
@@ -200,75 +192,52 @@ mod tests {
 
     const PLACES_MAX: usize = 4;
 
-    fn client(name: u8) -> Client {
-        Some(vec![name].into())
-    }
-
     fn has_place(guest: &mut Guest) -> bool {
         guest.given_up.try_recv() == Err(TryRecvError::Empty)
     }
 
-    fn entered(room: &Arc<Room>, client: &Client) -> Option<Guest> {
-        room.take(client, |since| State::Waiting { since })
+    fn full() -> (Arc<Room>, Vec<Guest>) {
+        let room = Room::new(PLACES_MAX);
+        let guests = (0..PLACES_MAX).map(|_| room.try_enter().unwrap()).collect();
+        (room, guests)
     }
 
     #[test]
-    fn who_has_been_waited_for_longest_gives_way() {
-        let room = Room::new(PLACES_MAX);
-        let mut guests: Vec<_> = (0..PLACES_MAX)
-            .map(|_| entered(&room, &None).unwrap())
-            .collect();
-        // The first is served, and waited for again from then on.
+    fn the_connection_that_has_waited_longest_gives_way() {
+        let (room, mut guests) = full();
+        // The first is served, and waits again from then on.
         drop(guests[0].seat.work());
         guests[0].seat.sent();
-        let _new = entered(&room, &None).unwrap();
+        let _new = room.try_enter().unwrap();
         let have_place: Vec<_> = guests.iter_mut().map(has_place).collect();
         assert_eq!(have_place, [true, false, true, true]);
     }
 
     #[test]
-    fn who_is_served_keeps_its_place_until_all_is_sent() {
-        let room = Room::new(PLACES_MAX);
-        let guests: Vec<_> = (0..PLACES_MAX)
-            .map(|_| room.serve(&None).unwrap())
-            .collect();
-        let work = guests[0].seat.work();
+    fn a_connection_with_a_request_keeps_its_place_until_all_is_sent() {
+        let (room, guests) = full();
+        let mut work: Vec<_> = guests.iter().map(|guest| guest.seat.work()).collect();
         guests[0].seat.sent();
         assert!(
-            entered(&room, &None).is_none(),
+            room.try_enter().is_none(),
             "what was sent is not the end of the answer"
         );
-        drop(work);
-        assert!(entered(&room, &None).is_none(), "the end is not sent");
+        work.remove(0);
+        assert!(room.try_enter().is_none(), "the end is not sent");
         guests[0].seat.sent();
-        assert!(entered(&room, &None).is_some());
-    }
-
-    #[test]
-    fn no_client_has_more_than_half() {
-        let room = Room::new(PLACES_MAX);
-        let [alice, bob] = [client(1), client(2)];
-        let mut first = entered(&room, &alice).unwrap();
-        let second = room.serve(&alice).unwrap();
-        let third = entered(&room, &alice).unwrap();
-        assert!(
-            !has_place(&mut first),
-            "its own gives way to its own, although others are free"
-        );
-        let _work = third.seat.work();
-        assert!(entered(&room, &alice).is_none());
-        let _others = [&bob, &bob].map(|client| room.serve(client).unwrap());
-        assert!(entered(&room, &client(3)).is_none(), "the room is full");
-        drop(second);
-        assert!(entered(&room, &client(3)).is_some());
+        assert!(room.try_enter().is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_place_gets_the_first_that_is_free() {
+    async fn a_new_connection_gets_the_first_place_that_is_free() {
         let room = Room::new(1);
-        let guest = room.serve(&None).unwrap();
-        let enter = || timeout(Duration::from_secs(1), room.enter(&None));
-        let (second, ()) = tokio::join!(enter(), async { drop(guest) });
+        let guest = room.try_enter().unwrap();
+        let work = guest.seat.work();
+        let enter = || timeout(Duration::from_secs(1), room.enter());
+        let (second, ()) = tokio::join!(enter(), async {
+            drop(guest);
+            drop(work);
+        });
         let second = second.unwrap();
         drop(second.seat.work());
         let (third, ()) = tokio::join!(enter(), async { second.seat.sent() });

@@ -26,7 +26,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::guard;
-use crate::listen::{Door, Visitor, attend};
+use crate::listen::{ApiListener, Visitor, serve_listener};
 use crate::options::{SubmitOption, describe};
 use crate::page;
 use crate::problem::Problem;
@@ -36,9 +36,8 @@ use crate::state::Api;
 #[openapi(info(
     title = "zmove jobs",
     version = "1",
-    description = "What a runner with '--http' answers: over the socket 'api.sock' in the directory of the jobs, \
-            over an address of the loopback with 'Authorization: Bearer' and the word in the file 'token' there, and \
-            with '--http-cert' over TLS at any address, for a client with a certificate of '--http-client-ca'. \
+    description = "What a runner with '--http' answers: over the socket 'api.sock' in the directory of the jobs, and \
+            over an address of the loopback with 'Authorization: Bearer' and the word in the file 'token' there. \
             Fields are added without a new number; the number in the path grows when a field goes or means something \
             else.",
     license(name = "MIT OR Apache-2.0")
@@ -72,11 +71,11 @@ pub fn description(options: &[SubmitOption]) -> String {
     described.expect("what is described has only names for keys") + "\n"
 }
 
-/// Serves the API at all doors, for ever.
+/// Serves the API at all listeners, without end.
 ///
 /// # Errors
-/// A door cannot be used.
-pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
+/// A listener cannot be used.
+pub async fn serve(api: Api, listeners: Vec<ApiListener>) -> io::Result<()> {
     let (routes, _) = api_routes().split_for_parts();
     let routes = routes
         .merge(page::routes())
@@ -87,11 +86,11 @@ pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
         .layer(from_fn(in_time))
         .with_state(api);
     let guarded = move |proof| -> Router { routes.clone().layer(from_fn_with_state(proof, guard)) };
-    let mut attended = tokio::task::JoinSet::new();
-    for door in doors {
-        attended.spawn(attend(door, guarded.clone()));
+    let mut served = tokio::task::JoinSet::new();
+    for listener in listeners {
+        served.spawn(serve_listener(listener, guarded.clone()));
     }
-    while let Some(ended) = attended.join_next().await {
+    while let Some(ended) = served.join_next().await {
         ended.map_err(io::Error::other)??;
     }
     Ok(())

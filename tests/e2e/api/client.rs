@@ -68,18 +68,6 @@ impl Served {
         (self.process, self.address) = start(&self.yard, &[&self.address]);
     }
 
-    /// What a runner that has ended said on standard error.
-    pub(super) fn complaints(&mut self) -> String {
-        let mut said = String::new();
-        self.process
-            .stderr
-            .take()
-            .unwrap()
-            .read_to_string(&mut said)
-            .unwrap();
-        said
-    }
-
     pub(super) fn token(&self) -> String {
         std::fs::read_to_string(self.yard.place().join("token"))
             .unwrap()
@@ -138,7 +126,7 @@ fn start(yard: &Yard, words: &[&str]) -> (Child, String) {
         );
         if let Some((_, rest)) = line.split_once("the page is at ") {
             let address = rest.trim_start_matches("http://");
-            break address.split(['/', ',']).next().unwrap().to_owned();
+            break address.split('/').next().unwrap().to_owned();
         }
     };
     // What else it says is of no interest, and must not stop it.

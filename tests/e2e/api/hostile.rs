@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
@@ -155,9 +156,30 @@ fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
 fn addresses_that_other_hosts_reach_are_refused() {
     let yard = Yard::local();
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8470"] {
-        yard.run(&["runner", "--http", address])
-            .expect(11)
-            .says(&["can be reached from other hosts", "ssh -L"]);
+        yard.run(&["runner", "--http", address]).expect(11).says(&[
+            "other hosts can reach",
+            "a reverse proxy ('--http-name')",
+            "ssh -L",
+            "'The page from other hosts' in OPERATIONS.md",
+        ]);
+    }
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/OPERATIONS.md");
+    let document = std::fs::read_to_string(document).unwrap();
+    assert!(document.contains("\n### The page from other hosts\n"));
+    for (words, part) in [
+        (
+            &["--http", "--http-name", "h"][..],
+            "needs '--http' with an address",
+        ),
+        (&["--http-name", "h"], "arguments were not provided"),
+        (
+            &["--http", "0", "--http-name", "https://h"],
+            "write NAME or NAME:PORT",
+        ),
+    ] {
+        yard.run(&[&["runner"], words].concat())
+            .expect(1)
+            .says(&[part]);
     }
 }
 

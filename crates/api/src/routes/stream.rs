@@ -15,12 +15,11 @@ use axum::response::{IntoResponse as _, Response};
 use hyper::body::{Bytes, Frame};
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
 
 use crate::hub::{Message, numbered, words};
 use crate::listen::Visitor;
 use crate::problem::Problem;
-use crate::room::Guest;
 use crate::state::Api;
 
 /// Streams what happens, as server-sent events.
@@ -54,8 +53,9 @@ pub(super) async fn events(
         Some(Ok(text)) => Some(text.parse().map_err(|_| no_number())?),
         Some(Err(_)) => return Err(no_number()),
     };
-    let place = visitor.streams.serve(&visitor.client);
-    let place = place.ok_or_else(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY))?;
+    let too_many = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY);
+    let streams = Arc::clone(&visitor.streams);
+    let permit = streams.try_acquire_owned().map_err(too_many)?;
     // Before the store is read, so that nothing falls between.
     let messages = api.hub.subscribe();
     let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
@@ -71,7 +71,7 @@ pub(super) async fn events(
         messages,
         sender,
         sent: from.unwrap_or(last),
-        _place: place,
+        _permit: permit,
     };
     tokio::spawn(feeder.feed(hello));
     Ok((
@@ -95,7 +95,7 @@ struct Feeder {
     sender: mpsc::Sender<Bytes>,
     /// The last event that was sent.
     sent: i64,
-    _place: Guest,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// The client is gone, or the store.
@@ -180,7 +180,7 @@ impl hyper::body::Body for Stream {
     }
 }
 
-const TOO_MANY: &str = "there are too many streams of events, of this client or in all";
+const TOO_MANY: &str = "there are too many streams of events";
 /// How many events a client may have missed to be told them.
 const CATCH_UP_MAX: i64 = 10_000;
 /// How many events are read at once for a stream.

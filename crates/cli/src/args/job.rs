@@ -194,8 +194,8 @@ pub(crate) struct RunnerArgs {
     /// Serve the page and the API for programs
     ///
     /// They are at the socket 'api.sock' in the directory of the jobs, and at this address of the loopback, or this
-    /// port of 127.0.0.1, for whoever has the word in the file 'token' there. Addresses
-    /// that other hosts reach need '--http-cert'.
+    /// port of 127.0.0.1, for whoever has the word in the file 'token' there. Other hosts
+    /// reach them through ssh or a reverse proxy.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached", value_parser = parse_http)]
     pub(crate) http: Option<Option<SocketAddr>>,
     /// Name of a reverse proxy in front of the address of '--http'
@@ -204,20 +204,6 @@ pub(crate) struct RunnerArgs {
     /// OPERATIONS.md has examples for nginx and Caddy.
     #[arg(long, value_name = "NAME", requires = "http", hide_short_help = true)]
     pub(crate) http_name: Option<PublicName>,
-    /// Serve other hosts over TLS with this certificate
-    ///
-    /// In PEM, with those that it follows from.
-    /// Who has a certificate of the authority of '--http-client-ca' is served, and needs no word; nobody else is.
-    #[arg(long, value_name = "FILE", requires_all = ["http", "http_key", "http_client_ca"])]
-    pub(crate) http_cert: Option<PathBuf>,
-    /// The certificate's key, readable by its owner alone
-    #[arg(long, value_name = "FILE", requires = "http_cert")]
-    pub(crate) http_key: Option<PathBuf>,
-    /// The authority of the clients' certificates
-    ///
-    /// It is for this alone: each of them may do all that the user may.
-    #[arg(long, value_name = "FILE", requires = "http_cert")]
-    pub(crate) http_client_ca: Option<PathBuf>,
     /// Leave the terminal, and end without a word where there is a runner
     #[arg(long, hide = true)]
     pub(crate) detached: bool,

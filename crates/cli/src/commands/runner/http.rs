@@ -1,15 +1,12 @@
 //! `zmove runner --http`: the page and the API, on threads beside the runner's.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
-use zmove_api::{
-    Api, Host, Reminders, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket,
-};
-use zmove_jobs::{Moment, Place, THIS_PROGRAM};
+use zmove_api::{Api, Host, Token, bind_tcp, bind_unix, socket};
+use zmove_jobs::{Place, THIS_PROGRAM};
 
 use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
@@ -22,31 +19,16 @@ use crate::value::version::VERSION;
 
 /// Serves the page and the API until the process ends. To be called while it has one thread.
 pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArgs) -> Result<()> {
-    let files = files(args);
-    if files.is_some() && address.is_none() {
-        return Err(usage_error("'--http-cert' needs '--http' with an address"));
-    }
     if args.http_name.is_some() && address.is_none() {
         return Err(usage_error("'--http-name' needs '--http' with an address"));
     }
-    let tls = files
-        .map(|files| Tls::read(&files).map(|tls| (tls, files)))
-        .transpose()?;
-    let reminders = tls.as_ref().map(|(tls, _)| tls.reminders());
-    let mut doors = vec![bind_unix(place)?];
+    let mut listeners = vec![bind_unix(place)?];
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
-    if let (Some(address), Some((tls, files))) = (address, tls) {
-        let (door, address) = bind_tls(address, tls)?;
-        doors.push(door);
-        terminal::say(format_args!(
-            "the page is at {address}, over https and by a name of its certificate, for who has one of the authority \
-             in '{}'",
-            files.client_authority.display()
-        ));
-    } else if let Some(address) = address {
+    if let Some(address) = address {
         let file = place.path().join("token");
-        let (door, address) = bind_tcp(address, Token::renewed(&file)?, args.http_name.clone())?;
-        doors.push(door);
+        let token = Token::renewed(&file)?;
+        let (listener, address) = bind_tcp(address, token, args.http_name.clone())?;
+        listeners.push(listener);
         terminal::say(format_args!(
             "the page is at http://{address}/, for who has the word in '{}'",
             file.display()
@@ -62,10 +44,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
     // One thread does all but what waits for storage.
     let runtime = runtime::build(Builder::new_multi_thread().max_blocking_threads(8), 1)?;
     let serve = move || {
-        if let Some(reminders) = reminders {
-            runtime.spawn(remind(reminders));
-        }
-        if let Err(error) = runtime.block_on(zmove_api::serve(api, doors)) {
+        if let Err(error) = runtime.block_on(zmove_api::serve(api, listeners)) {
             terminal::warn(format_args!("the API is not served any more: {error}"));
         }
     };
@@ -74,26 +53,6 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         .spawn(serve)
         .context("start a thread")?;
     Ok(())
-}
-
-/// Says what there is to be said of certificates, for ever.
-async fn remind(mut reminders: Reminders) {
-    loop {
-        reminders
-            .due(Moment::now())
-            .into_iter()
-            .for_each(terminal::warn);
-        tokio::time::sleep(REMINDERS_INTERVAL).await;
-    }
-}
-
-/// The files for TLS, of which all are named or none.
-fn files(args: &RunnerArgs) -> Option<TlsFiles<'_>> {
-    Some(TlsFiles {
-        certificate: args.http_cert.as_deref()?,
-        key: args.http_key.as_deref()?,
-        client_authority: args.http_client_ca.as_deref()?,
-    })
 }
 
 fn version() -> String {
@@ -109,6 +68,3 @@ fn daemon() -> Result<Value, String> {
         Err(error) => Err(format!("{error:#}")),
     }
 }
-
-/// How often it is looked whether the time of a certificate ends.
-const REMINDERS_INTERVAL: Duration = Duration::from_secs(60 * 60);
