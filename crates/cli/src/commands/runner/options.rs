@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Args as _, Command};
 use zmove_api::{SubmitOption, Takes};
 use zmove_jobs::JobId;
 
-use crate::args::{JOB, SubmitArgs, habits};
+use crate::args::{JOB, SubmitArgs};
 
 /// All of them.
 pub(super) fn of_submit() -> Vec<SubmitOption> {
@@ -18,8 +18,7 @@ pub(super) fn of_submit() -> Vec<SubmitOption> {
 
 fn option(arg: &Arg) -> Option<SubmitOption> {
     let word = arg.get_long()?;
-    let heading = arg.get_help_heading();
-    if REFUSED.contains(&word) || arg.is_hide_set() || heading == Some(habits::HEADING) {
+    if !ALLOWED.contains(&word) {
         return None;
     }
     let takes = if !arg.get_action().takes_values() {
@@ -44,7 +43,7 @@ fn option(arg: &Arg) -> Option<SubmitOption> {
         help: arg.get_help().map(ToString::to_string).unwrap_or_default(),
         takes,
         repeats: matches!(arg.get_action(), ArgAction::Append),
-        of_job: heading == Some(JOB),
+        of_job: arg.get_help_heading() == Some(JOB),
     })
 }
 
@@ -59,17 +58,84 @@ fn is_number(arg: &Arg) -> bool {
     numbers.into_iter().any(|number| id == number)
 }
 
-/// What is not for a client to say: the programs that are run, which keys are trusted, and what belongs to a terminal.
-const REFUSED: [&str; 9] = [
-    "accept-new",
-    "detach",
-    "dry-run",
-    "json",
-    "quiet",
-    "remote-zmove",
-    "ssh-command",
-    "strict",
-    "verbose",
+/// The options that a client may set. A new option of `zmove submit` is not among them until it is added here.
+const ALLOWED: &[&str] = &[
+    "acls",
+    "after",
+    "allow-empty",
+    "archive",
+    "at",
+    "checksum",
+    "chown",
+    "cipher",
+    "cluster",
+    "congestion",
+    "deadline",
+    "delete",
+    "delta",
+    "direct",
+    "durability",
+    "every",
+    "exclude",
+    "files-from",
+    "filter-from",
+    "force",
+    "from0",
+    "group",
+    "groupmap",
+    "hard-links",
+    "ignore-errors",
+    "ignore-existing",
+    "include",
+    "inplace",
+    "io-engine",
+    "label",
+    "limit",
+    "links",
+    "manifest",
+    "max-bytes",
+    "max-delete",
+    "max-entries",
+    "max-size",
+    "min-size",
+    "no-A",
+    "no-D",
+    "no-H",
+    "no-S",
+    "no-X",
+    "no-g",
+    "no-o",
+    "no-p",
+    "no-preserve",
+    "no-t",
+    "no-wait",
+    "numeric-ids",
+    "omit-dir-times",
+    "one-file-system",
+    "owner",
+    "perms",
+    "preserve",
+    "priority",
+    "proofs",
+    "require-mount",
+    "rescan",
+    "rest",
+    "sparse",
+    "ssh",
+    "ssh-ports",
+    "streams",
+    "strict-metadata",
+    "submission-id",
+    "tell",
+    "timeout",
+    "times",
+    "trace",
+    "transport",
+    "update",
+    "usermap",
+    "verify",
+    "watch",
+    "xattrs",
 ];
 
 #[cfg(test)]
@@ -96,24 +162,47 @@ mod tests {
             takes("durability"),
             Some((Takes::Text(values), false, false))
         );
-        for refused in [
-            "accept-new",
-            "ssh-command",
-            "rsh",
-            "remote-zmove",
-            "json",
-            "compress",
-        ] {
-            assert_eq!(takes(refused), None, "{refused}");
-        }
-        let command = SubmitArgs::augment_args(Command::new("submit"));
-        for refused in REFUSED {
-            assert!(
-                command
-                    .get_arguments()
-                    .any(|arg| arg.get_long() == Some(refused)),
-                "{refused}"
-            );
-        }
     }
+
+    #[test]
+    fn each_option_is_either_allowed_or_refused() {
+        let command = SubmitArgs::augment_args(Command::new("submit"));
+        let words: Vec<_> = command.get_arguments().filter_map(Arg::get_long).collect();
+        let listed: Vec<_> = ALLOWED.iter().chain(REFUSED).copied().collect();
+        let mut unlisted = words.clone();
+        unlisted.retain(|word| !listed.contains(word));
+        assert_eq!(unlisted, Vec::<&str>::new(), "list them");
+        let mut unknown = listed;
+        unknown.retain(|word| {
+            !words.contains(word) || ALLOWED.contains(word) && REFUSED.contains(word)
+        });
+        assert_eq!(
+            unknown,
+            Vec::<&str>::new(),
+            "they do not exist, or are in both lists"
+        );
+        let offered: Vec<_> = of_submit().into_iter().map(|option| option.word).collect();
+        assert_eq!(offered, ALLOWED);
+    }
+
+    /// The options that no client may set: they name a program to run, trust a key, belong to a terminal, or are there
+    /// for the habits of users of rsync.
+    const REFUSED: &[&str] = &[
+        "accept-new",
+        "bwlimit",
+        "compress",
+        "detach",
+        "dry-run",
+        "human-readable",
+        "json",
+        "partial",
+        "progress",
+        "quiet",
+        "recursive",
+        "remote-zmove",
+        "ssh-command",
+        "stats",
+        "strict",
+        "verbose",
+    ];
 }
