@@ -302,7 +302,7 @@ fn what_could_not_be_made_is_a_failure(site: &Site) {
     missing.expect(23).says(&["open 'nowhere'"]);
 }
 
-/// More than one inquiry holds.
+/// More than one request holds.
 fn many_entries_are_listed(site: &Site) {
     for number in 0..10_000_u64 {
         let path = site.source().join(format!("d{}/f{number}", number % 10));

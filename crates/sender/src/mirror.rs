@@ -214,7 +214,7 @@ struct Round<'a> {
     /// The kind of directories that `gathered` is about.
     whereabouts: Whereabouts,
     load: MessageLoad,
-    outstanding: HashMap<u64, Listing>,
+    outstanding: HashMap<u64, OpenRequest>,
     removing: usize,
     extraneous: ExtraneousList,
     /// Whether more is to be removed than can be held: another round does the rest.
@@ -225,7 +225,7 @@ struct Round<'a> {
     emptied: Option<PathBuf>,
 }
 
-struct Listing {
+struct OpenRequest {
     ranges: Vec<NameRange>,
     whereabouts: Whereabouts,
 }
@@ -402,7 +402,7 @@ impl<'a> Round<'a> {
         self.next += 1;
         self.outstanding.insert(
             number,
-            Listing {
+            OpenRequest {
                 ranges: ranges.clone(),
                 whereabouts,
             },
@@ -442,7 +442,7 @@ impl<'a> Round<'a> {
             faults,
         }: ExtraneousNames,
     ) {
-        let Some(Listing {
+        let Some(OpenRequest {
             ranges,
             whereabouts,
         }) = self.outstanding.remove(&request)

@@ -45,8 +45,8 @@ use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{Heard, PeerQuota};
 use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
+use crate::inspect;
 use crate::plan::planner::Task;
-use crate::preview;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 use crate::tune::path::PathReport;
@@ -66,7 +66,7 @@ impl Push {
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
         if self.open.intent == Intent::Inspect {
-            return preview::run(self, run, link, observer, stop).await;
+            return inspect::run(self, run, link, observer, stop).await;
         }
         let open = Open {
             run: run.id(link.transfer),

@@ -1,8 +1,8 @@
 //! The parts of large files, which are files that are not whole yet, and their records in journals.
 //!
 //! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is
-//! journalled when it has been written. A later transfer of the same owner to the same target, which offers the very
-//! same source file (size, both times, inode), resumes from the groups that are there.
+//! journalled when it has been written. A later transfer of the same owner to the same target, which asks about the
+//! very same source file (size, both times, inode), resumes from the groups that are there.
 //!
 //! Groups that had been flushed are trusted. The others, few where flushes are rolling and all after `--durability
 //! none`, are read back and compared: a reboot loses them, and so does a device that is unplugged. So are all groups of
@@ -208,7 +208,7 @@ impl Parts {
             .map(|trouble| trouble.message.clone())
     }
 
-    /// The values of an offered file's groups that are held and need not come again, by number. At least one group of
+    /// The values of a file's groups that are held and need not come again, by number. At least one group of
     /// the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back
     /// calls `hashing` first, and ends when the function that this returns is true.
     pub(crate) fn claim<Stop: Fn() -> bool>(

@@ -127,7 +127,7 @@ impl Resolved {
     /// What the sender is told of the target.
     pub(super) fn opened(&self, lanes_max: u16) -> Opened {
         let Self { target, parts, .. } = self;
-        // Files of which groups are held are only found if they are offered.
+        // Files of which groups are held are only found if the sender asks about them.
         let state = if parts.has_earlier() {
             TargetState::Populated
         } else {

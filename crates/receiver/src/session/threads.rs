@@ -66,7 +66,7 @@ pub(crate) struct Workers {
 /// One piece of work.
 struct Work(Box<dyn FnOnce() + Send>);
 
-/// The most threads: as many as there may be offers under way, so that they wait for late storage side by side.
+/// The most threads: as many as there may be requests under way, so that they wait for late storage side by side.
 const THREADS_MAX: usize = 32;
 
 impl Workers {

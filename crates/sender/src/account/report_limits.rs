@@ -19,10 +19,10 @@ pub(crate) struct SentCounts {
     pub(crate) files: AtomicCounter,
     /// The longest path of a directory of these entries, in bytes.
     directory_bytes: AtomicUsize,
-    /// Messages that the receiver may send about groups that it holds of offered files.
+    /// Messages that the receiver may send about groups that it holds of files that it was asked about.
     held: AtomicCounter,
-    /// Files that were offered.
-    offered: AtomicCounter,
+    /// Files that it was asked about.
+    asked: AtomicCounter,
 }
 
 /// Counts of what the receiver has reported.
@@ -53,9 +53,9 @@ impl SentCounts {
     }
 
     /// Notes a question which of these files are to be sent: the receiver may report a value for each group of them.
-    pub(crate) fn offer(&self, groups: &[EntryGroup]) {
+    pub(crate) fn ask(&self, groups: &[EntryGroup]) {
         for group in groups {
-            self.offered.add(group.entries.len() as u64);
+            self.asked.add(group.entries.len() as u64);
             self.directory_bytes
                 .fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
         }
@@ -93,7 +93,7 @@ impl ReportCounts {
         within("faults", self.faults_beside, limit)
     }
 
-    /// An entry that lacks something: it may be told for each time that it was sent or offered.
+    /// An entry that lacks something: it may be told for each time that it was sent or asked about.
     pub(crate) fn missed(&mut self, sent: &SentCounts, path: &RelPath) -> Result<(), WireError> {
         self.missed += 1 + path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed) as u64;
@@ -101,7 +101,7 @@ impl ReportCounts {
         within(
             "entries that lack something",
             self.missed,
-            weight * (sent.entries.get() + sent.offered.get()),
+            weight * (sent.entries.get() + sent.asked.get()),
         )
     }
 
@@ -120,7 +120,7 @@ impl ReportCounts {
         within("ends of files", self.files, sent.files.get())
     }
 
-    /// Counts and checks a message about the groups that the receiver holds of an offered file.
+    /// Counts and checks a message about the groups that the receiver holds of a file.
     pub(crate) fn held(&mut self, sent: &SentCounts, held: &Held) -> Result<(), WireError> {
         not_empty(!held.cvs.is_empty() || held.end)?;
         self.held += 1;

@@ -4,10 +4,11 @@
 //! The first files leave as a guess. Readers go on with the next small ones, but these are not sent
 //! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with it. An
 //! empty target needs all of them: everything that was read leaves at once. In a populated target the guessed files
-//! that are there stay, batches that were only read are thrown away, and their files are offered like all others.
+//! that are there stay, batches that were only read are thrown away, and the receiver is asked about their files as
+//! about all others.
 //!
-//! A file that cannot be read in this time has not failed yet. When the target is known it is offered or read again,
-//! and its failure is reported only if the target needs it.
+//! A file that cannot be read in this time has not failed yet. When the target is known it is read again, or the
+//! receiver is asked about it, and its failure is reported only if the target needs it.
 
 use crossbeam_channel::Sender;
 use zmove_scan::Entry;

@@ -1,7 +1,7 @@
 //! Hard links: which entries are names of one file, and which of them travels as the file.
 //!
 //! ```text
-//!  the first name ──► offered or sent as any file ──► published, or at the target already
+//!  the first name ──► asked about or sent as any file ──► published, or at the target already
 //!                           │                                │
 //!        later names wait ◄─┤ fails: the next name           └──► later names are sent as links to it
 //!                           └──────────────► becomes the first

@@ -1,10 +1,12 @@
 //! The planner: one thread that turns what the scan finds into work, and asks the receiver first where files may be
-//! there.
+//! there. In an inspection it gives all that is found to a [`Listing`], and plans nothing.
 //!
-//! An empty target needs everything, so entries go straight to the plan. Otherwise regular files are offered by the
-//! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
+//! An empty target needs everything, so entries go straight to the plan. Otherwise the receiver is asked about regular
+//! files by the thousand, with many requests at once. Directories and links are always sent: to place one that is there
+//! is no work.
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
+mod inspecting;
 mod rereading;
 
 use std::sync::Arc;
@@ -12,17 +14,19 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
-use zmove_types::{FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver};
 
+pub(crate) use self::inspecting::inspect_all;
 pub(crate) use self::rereading::Reread;
 use crate::control::replies::{EntryReply, QueuedReply, Replies};
+use crate::inspect::listing::Listing;
 use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
 use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
-use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
+use crate::plan::requests::{Answered, Requests};
 use crate::push::feed::Fed;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
@@ -59,7 +63,7 @@ impl Task {
     }
 }
 
-/// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
+/// Plans until the scan has ended and every request is answered; then makes a mirror, if one is asked for.
 pub(crate) fn plan_all(
     session: &Session,
     packer: Packer,
@@ -68,22 +72,16 @@ pub(crate) fn plan_all(
     task: &Task,
 ) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
+    let guess = Guess::new(task.compare, unread_in);
     let mut planner = Planner {
-        session,
-        task,
-        packer,
-        guess: Some(Guess::new(task.compare, unread_in)),
-        offering: None,
-        links: Links::default(),
-        unlisted: Unlisted::default(),
-        needed_bytes: 0,
-        is_again: false,
+        guess: Some(guess),
+        ..Planner::new(session, task, packer)
     };
     planner.take_scan(scan, replies, &unread);
     planner.take_unread(&unread);
     let is_answered =
-        |planner: &Planner<'_>| planner.offering.as_ref().is_none_or(Offering::is_done);
-    planner.take_replies(&replies.entries, is_answered);
+        |planner: &Planner<'_>| planner.requests.as_ref().is_none_or(Requests::is_done);
+    planner.take_replies(replies, is_answered);
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
@@ -91,13 +89,13 @@ pub(crate) fn plan_all(
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         // Links are sent when the first names of their files are at the target.
-        planner.take_replies(&replies.entries, |planner| {
+        planner.take_replies(replies, |planner| {
             planner.links.is_done() && is_answered(planner)
         });
         planner.flush_unlisted();
     }
     // Where nothing was at the target, nothing is there alone.
-    let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
+    let mirror = task.mirror.as_ref().filter(|_| planner.requests.is_some());
     let is_known = planner.reread(replies, &unread);
     mirror.inspect(|_| session.in_flight.withhold_end());
     session.queue.end();
@@ -147,8 +145,10 @@ struct Planner<'a> {
     packer: Packer,
     /// Set while the target is not known.
     guess: Option<Guess>,
-    /// Set while files have to be offered.
-    offering: Option<Offering>,
+    /// Set while the receiver has to be asked about files.
+    requests: Option<Requests>,
+    /// Set in an inspection.
+    listing: Option<Listing<'a>>,
     links: Links,
     unlisted: Unlisted,
     /// The data of the files that are sent, as far as that is known before they are read.
@@ -157,7 +157,22 @@ struct Planner<'a> {
     is_again: bool,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(session: &'a Session, task: &'a Task, packer: Packer) -> Self {
+        Self {
+            session,
+            task,
+            packer,
+            guess: None,
+            requests: None,
+            listing: None,
+            links: Links::default(),
+            unlisted: Unlisted::default(),
+            needed_bytes: 0,
+            is_again: false,
+        }
+    }
+
     fn take_scan(&mut self, scan: &Scan, replies: &Replies, unread: &Receiver<Unread>) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let (not_fed, none_unread) = (never(), never());
@@ -176,11 +191,17 @@ impl Planner<'_> {
                 Some(_) => (&replies.state, &none_unread),
                 None => (&known, unread),
             };
+            let hashed = self.hashed_here();
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item, None),
                     Err(_) => ended = true,
                 },
+                recv(replies.hashes) -> hashes => match hashes {
+                    Ok((request, hashes)) => self.take_hashes(request, hashes),
+                    Err(_) => break,
+                },
+                recv(hashed) -> done => self.take_hashed_here(done),
                 recv(fed) -> fed => match fed {
                     Ok(fed) => self.take_fed(fed),
                     Err(_) => ended = true,
@@ -200,7 +221,7 @@ impl Planner<'_> {
                 },
                 default(PACK_PATIENCE) => {
                     self.flush_pack();
-                    self.flush_offers();
+                    self.flush_requests();
                     self.replace_failed_names(&replies.entries);
                 }
             }
@@ -212,9 +233,12 @@ impl Planner<'_> {
 
     /// Whether the scan has to wait.
     fn is_full(&self) -> bool {
-        self.offering
-            .as_ref()
-            .is_some_and(|offering| !offering.may_offer())
+        let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask);
+        !may_ask
+            || self
+                .requests
+                .as_ref()
+                .is_some_and(|requests| !requests.may_ask())
             || self
                 .guess
                 .as_ref()
@@ -226,18 +250,18 @@ impl Planner<'_> {
     fn learn(&mut self, state: TargetState) {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
-        self.offering = (state == TargetState::Populated).then(Offering::default);
-        if self.offering.is_some() {
-            // what was planned is offered now
+        self.requests = (state == TargetState::Populated).then(Requests::default);
+        if self.requests.is_some() {
+            // the receiver is asked now about what was planned
             self.needed_bytes = 0;
         }
         for read in self.session.read_ahead.close() {
-            match self.offering {
+            match self.requests {
                 None => self.session.queue.add_now(Parcel::Read(Box::new(read))),
                 Some(_) => self.plan_anew(read.pack),
             }
         }
-        if self.offering.is_some() {
+        if self.requests.is_some() {
             self.session
                 .queue
                 .take_back_read_ahead()
@@ -263,7 +287,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans files that could not be read before they were known to be needed: they are offered, or needed, now.
+    /// Plans files that could not be read before they were known to be needed: they are asked about, or needed, now.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // The last sending end goes with the last pack that was planned on a guess.
         while !self.session.in_flight.is_stopping() {
@@ -271,7 +295,7 @@ impl Planner<'_> {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
                     self.flush_pack();
-                    self.flush_offers();
+                    self.flush_requests();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -279,20 +303,26 @@ impl Planner<'_> {
     }
 
     /// Takes replies until `is_done`, and plans all that they lead to.
-    fn take_replies(&mut self, entries: &Receiver<QueuedReply>, is_done: impl Fn(&Self) -> bool) {
-        self.flush_offers();
+    fn take_replies(&mut self, replies: &Replies, is_done: impl Fn(&Self) -> bool) {
+        self.flush_requests();
         while !self.session.in_flight.is_stopping() && !is_done(self) {
-            match entries.recv_timeout(PACK_PATIENCE) {
-                Ok(reply) => {
-                    self.take_reply(reply);
-                    self.flush_offers();
-                }
-                Err(RecvTimeoutError::Timeout) => {
+            let hashed = self.hashed_here();
+            select! {
+                recv(replies.entries) -> reply => match reply {
+                    Ok(reply) => self.take_reply(reply),
+                    Err(_) => break,
+                },
+                recv(replies.hashes) -> hashes => match hashes {
+                    Ok((request, hashes)) => self.take_hashes(request, hashes),
+                    Err(_) => break,
+                },
+                recv(hashed) -> done => self.take_hashed_here(done),
+                default(PACK_PATIENCE) => {
                     self.flush_pack();
-                    self.replace_failed_names(entries);
+                    self.replace_failed_names(&replies.entries);
                 }
-                Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.flush_requests();
         }
         self.flush_pack();
     }
@@ -301,7 +331,7 @@ impl Planner<'_> {
     fn replace_failed_names(&mut self, entries: &Receiver<QueuedReply>) {
         let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
-            && self.offering.as_ref().is_none_or(Offering::is_done)
+            && self.requests.as_ref().is_none_or(Requests::is_done)
             && self.session.in_flight.is_idle()
             && entries.is_empty();
         drop(entering);
@@ -337,7 +367,7 @@ impl Planner<'_> {
                 beside,
             } => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(piece);
-                self.pack(&directory, PackEntry::Itself(metadata, beside));
+                self.plan_itself(&directory, PackEntry::Itself(metadata, beside));
             }
             ScanItem::Batch(batch) => self.take_batch(batch, piece),
             // It is reported.
@@ -355,7 +385,10 @@ impl Planner<'_> {
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| {
             (files + 1, bytes + entry.size)
         });
-        if !self.is_again {
+        if self.listing.is_some() {
+            let found = Event::Found { files, bytes };
+            self.session.account.observer.on(&found);
+        } else if !self.is_again {
             self.session.account.find(files, bytes);
         }
         for entry in batch.entries {
@@ -389,6 +422,9 @@ impl Planner<'_> {
         let shared = entry
             .shared
             .filter(|_| self.session.extras.wants_links() && !is_alone);
+        if self.listing.is_some() {
+            return self.list_entry(directory, entry, shared);
+        }
         let is_special = matches!(entry.kind, EntryKind::Special(_));
         if let Some(guess) = self
             .guess
@@ -501,10 +537,10 @@ impl Planner<'_> {
     fn take_alone(&mut self, directory: &SourceDirectory, entry: Entry) {
         if entry.kind != EntryKind::File {
             self.need(directory, entry);
-        } else if let Some(offering) = &mut self.offering {
-            offering.add(directory, entry);
-            if offering.is_full() {
-                self.flush_offers();
+        } else if let Some(requests) = &mut self.requests {
+            requests.add(directory, entry);
+            if requests.is_full() {
+                self.flush_requests();
             }
         } else if let Some(entry) = self.admit(directory, entry) {
             self.need(directory, entry);
@@ -575,16 +611,19 @@ impl Planner<'_> {
         self.session.queue.add_pack(pack);
     }
 
-    /// Sends the gathered offers, as far as they may be outstanding.
-    fn flush_offers(&mut self) {
-        let Some(offering) = &mut self.offering else {
+    /// Sends the gathered requests, as far as they may be outstanding.
+    fn flush_requests(&mut self) {
+        if let Some(listing) = &mut self.listing {
+            return listing.ask();
+        }
+        let Some(requests) = &mut self.requests else {
             return;
         };
         let Session {
             in_flight, extras, ..
         } = self.session;
-        while let Some((number, groups)) = offering.next_request(extras) {
-            in_flight.sent_counts.offer(&groups);
+        while let Some((number, groups)) = requests.next_request(extras) {
+            in_flight.sent_counts.ask(&groups);
             in_flight.tell(ToReceiver::Request(Request {
                 number,
                 question: Question::Send(groups),
@@ -594,13 +633,19 @@ impl Planner<'_> {
 
     fn take_reply(&mut self, queued: QueuedReply) {
         let (reply, booked) = queued.take();
-        let answered = match (reply, &mut self.offering) {
-            (EntryReply::Link(word), _) => return self.take_word(*word),
-            (EntryReply::Held(held), Some(offering)) => {
-                offering.take_held(&held, booked).into_iter().collect()
+        if let Some(listing) = &mut self.listing {
+            if let EntryReply::Verdicts(request, verdicts) = reply {
+                listing.take_verdicts(request, verdicts);
             }
-            (EntryReply::Verdicts(request, verdicts), Some(offering)) => {
-                offering.take_answer(request, verdicts)
+            return;
+        }
+        let answered = match (reply, &mut self.requests) {
+            (EntryReply::Link(word), _) => return self.take_word(*word),
+            (EntryReply::Held(held), Some(requests)) => {
+                requests.take_held(&held, booked).into_iter().collect()
+            }
+            (EntryReply::Verdicts(request, verdicts), Some(requests)) => {
+                requests.take_answer(request, verdicts)
             }
             (_, None) => return,
         };

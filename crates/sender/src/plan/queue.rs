@@ -128,7 +128,7 @@ impl Queue {
         self.plan.take(|_| stop())
     }
 
-    /// Notes that the scan and the offers are complete.
+    /// Notes that the scan and the requests are complete.
     pub(crate) fn end(&self) {
         self.plan.end();
         self.in_flight.end_plan();

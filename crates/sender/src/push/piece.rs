@@ -161,7 +161,7 @@ impl Piece {
         self.tell_if_large(directory, entry, AtTarget::Needed)
     }
 
-    /// The target has an entry that was offered. A file that would be left to several is told of, and counts for
+    /// The target has an entry that it was asked about. A file that would be left to several is told of, and counts for
     /// nothing here: another may have given it its name.
     pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
         if !self.tell_if_large(directory, entry, AtTarget::There) {

@@ -247,12 +247,12 @@ pub struct FoundSoFar {
     pub all: bool,
 }
 
-/// Whether files have to be offered before they are sent.
+/// Whether the receiver has to be asked about files before they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetState {
     /// Nothing is there: every file is needed.
     Empty,
-    /// Something is there: files must be offered first.
+    /// Something is there: the receiver must be asked first.
     Populated,
 }
 

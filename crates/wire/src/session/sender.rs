@@ -151,7 +151,7 @@ impl<W> SenderTransfer<W> {
             || self.load.name_bytes >= UNPUBLISHED_NAME_BYTES_MAX
     }
 
-    /// Ends the plan: the scan and the offers are through, and no more work will come but resends.
+    /// Ends the plan: the scan and the requests are through, and no more work will come but resends.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
     }

@@ -1,10 +1,10 @@
 //! Hard links: another name for a file that this transfer has published or found equal, and files at the target that
 //! have more names than their sources.
 //!
-//! A sender offers one name of each of its files, and names the others when that has been published. So two names that
-//! are offered are two files, and where they lead to the same one at the target only the first may keep it: the other
-//! is needed, and made anew. Names that are not offered do not count: whoever keeps older states of a tree as hard
-//! links goes on with them.
+//! A sender asks about one name of each of its files, and names the others when that has been published. So two names
+//! that it asks about are two files, and where they lead to the same one at the target only the first may keep it: the
+//! other is needed, and made anew. Names that it does not ask about do not count: whoever keeps older states of a tree
+//! as hard links goes on with them.
 //!
 //! A link comes with size and time of its file. A first name that leads to another file, or to none since it has
 //! failed, gets no other name, and the sender then sends the file itself.
@@ -18,7 +18,7 @@ use zmove_types::{FileNumber, Name};
 use crate::quota::{Booking, Quota};
 use zmove_types::Lock;
 
-/// The files with several names that offered names have been found to lead to. Each takes a few bytes, which are
+/// The files with several names that names of requests have been found to lead to. Each takes a few bytes, which are
 /// booked, until the end of the transfer.
 #[derive(Debug)]
 pub(crate) struct Claims(Lock<State>);

@@ -3,7 +3,7 @@
 //! A walk may miss a file that is renamed meanwhile: the new name comes too late for the listing of its directory, and
 //! the old one goes too early. A rename changes both directories. So a walk reads the times of each directory after its
 //! names. If any had changed since the walk began, another walk follows when all that was found is at the target, and
-//! visits the entries of all directories that have changed. It offers each file in them, and most are there.
+//! visits the entries of all directories that have changed. It asks about each file in them, and most are there.
 //!
 //! That is repeated while directories change, [`REREADS_MAX`] times. Then each directory that has changed while its
 //! names were read is in doubt. Only a file that is moved from one directory to another during each of these walks is
@@ -18,8 +18,8 @@ use zmove_scan::{Entry, EntryKind, ScanConfig, ScanRoot, scan};
 
 use super::Planner;
 use crate::control::replies::Replies;
-use crate::plan::offers::Offering;
 use crate::plan::pack::Unread;
+use crate::plan::requests::Requests;
 
 /// What is walked again.
 #[derive(Clone, Debug)]
@@ -54,9 +54,9 @@ impl Planner<'_> {
             };
             self.take_scan(&scan(roots.clone(), &config), replies, unread);
             let is_done = |planner: &Self| {
-                planner.offering.as_ref().is_none_or(Offering::is_done) && planner.links.is_done()
+                planner.requests.as_ref().is_none_or(Requests::is_done) && planner.links.is_done()
             };
-            self.take_replies(&replies.entries, is_done);
+            self.take_replies(replies, is_done);
             walked = again;
         }
         let restless = walked.restless();
@@ -69,14 +69,14 @@ impl Planner<'_> {
     /// Waits until all that was planned is at the target, so that the receiver finds it there.
     fn settle(&mut self, replies: &Replies) {
         self.is_again = true;
-        self.offering.get_or_insert_default();
+        self.requests.get_or_insert_default();
         self.session.in_flight.withhold_end();
         self.session.in_flight.end_plan();
         let is_settled = |planner: &Self| {
             planner.session.in_flight.is_settled()
                 && planner.session.account.totals.are_files_told()
         };
-        self.take_replies(&replies.entries, is_settled);
+        self.take_replies(replies, is_settled);
     }
 
     /// Counts a file that a walk has found again and that is sent.

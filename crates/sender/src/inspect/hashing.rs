@@ -19,14 +19,14 @@ use crate::read::source::{SourceDirectory, is_unchanged};
 
 /// A file of the source.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
-    pub(super) directory: SourceDirectory,
-    pub(super) entry: Entry,
+pub(crate) struct Source {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
 }
 
 /// Something to hash.
-pub(super) enum Job {
-    /// Files of one group or less, by their places in an inquiry.
+pub(crate) enum Job {
+    /// Files of one group or less, by their places in a request.
     Files(u64, Vec<(usize, Source)>),
     /// Consecutive groups of one file, for an order.
     Groups(u64, Box<Source>, Range<u32>, Holes),
@@ -34,7 +34,7 @@ pub(super) enum Job {
 
 /// What the values of groups are to tell of one that is a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holes {
+pub(crate) enum Holes {
     /// That it is one.
     Told,
     /// The value of its zeros.
@@ -42,17 +42,17 @@ pub(super) enum Holes {
 }
 
 /// What has been hashed.
-pub(super) enum Done {
-    /// The roots of the files of an inquiry.
+pub(crate) enum Done {
+    /// The roots of the files of a request.
     Files(u64, Vec<(usize, Result<Root, FileError>)>),
     /// The values of the groups of an order; `None` for one that is a hole.
     Groups(u64, Result<Vec<Option<Cv>>, FileError>),
 }
 
 /// The threads that hash, which end when this is dropped.
-pub(super) struct Hashing {
+pub(crate) struct Hashing {
     jobs: Sender<Job>,
-    pub(super) done: Receiver<Done>,
+    pub(crate) done: Receiver<Done>,
 }
 
 /// The most threads: storage that answers late is asked for several files at once. They take the place of a push's
@@ -64,7 +64,7 @@ impl Hashing {
     ///
     /// # Errors
     /// None can be started.
-    pub(super) fn start(
+    pub(crate) fn start(
         session: &Arc<Session>,
         config: &SenderConfig,
         threads: &mut Threads,
@@ -94,7 +94,7 @@ impl Hashing {
     }
 
     /// Queues a job; those that wait are bounded by the questions to the receiver that may be unanswered.
-    pub(super) fn hash(&self, job: Job) {
+    pub(crate) fn hash(&self, job: Job) {
         self.jobs
             .send(job)
             .expect("the threads end after this value");
@@ -110,11 +110,11 @@ struct Reader {
 impl Reader {
     fn run(&self, job: Job) -> Done {
         match job {
-            Job::Files(inquiry, files) => {
+            Job::Files(request, files) => {
                 let roots = files
                     .into_iter()
                     .map(|(place, source)| (place, self.root_of(&source)));
-                Done::Files(inquiry, roots.collect())
+                Done::Files(request, roots.collect())
             }
             Job::Groups(order, source, groups, holes) => {
                 Done::Groups(order, self.values_of(&source, groups, holes))
@@ -195,6 +195,6 @@ impl Reader {
 }
 
 /// The value of a group; a hole and zeros are the same contents.
-pub(super) fn value_of(span: GroupSpan, value: Option<Cv>) -> Cv {
+pub(crate) fn value_of(span: GroupSpan, value: Option<Cv>) -> Cv {
     value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
 }

@@ -1,6 +1,6 @@
 //! The comparison of contents in a verification: small files by their roots, those of several groups group by group.
 //!
-//! An inquiry is judged when it has been answered and the small files of it have been hashed here. A large file that is
+//! A request is judged when it has been answered and the small files of it have been hashed here. A large file that is
 //! of the same size at the target is hashed at both ends, some groups at a time, so that many threads share it; groups
 //! that differ become ranges of bytes. Where the receiver has but the root of a large file, as a manifest tells it, all
 //! of its groups are hashed here alone.
@@ -19,12 +19,12 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
-use crate::preview::hashing::{Done, Hashing, Holes, Job, Source, value_of};
+use crate::inspect::hashing::{Done, Hashing, Holes, Job, Source, value_of};
 
 /// A verification under way.
 pub(super) struct Verification {
     pub(super) hashing: Hashing,
-    /// The roots of small files, by inquiry and place in it.
+    /// The roots of small files, by request and place in it.
     roots: HashMap<u64, HashMap<usize, Result<Root, FileError>>>,
     /// Large files of which not all groups have been asked for; the first one is being asked for.
     waiting: VecDeque<LargeFile>,
@@ -83,28 +83,28 @@ impl Verification {
         }
     }
 
-    /// Has the small files of an inquiry hashed.
-    pub(super) fn hash_small(&self, inquiry: u64, files: Vec<(usize, Source)>) {
-        self.hashing.hash(Job::Files(inquiry, files));
+    /// Has the small files of a request hashed.
+    pub(super) fn hash_small(&self, request: u64, files: Vec<(usize, Source)>) {
+        self.hashing.hash(Job::Files(request, files));
     }
 
-    /// Whether the small files of an inquiry have been hashed.
-    pub(super) fn has_roots(&self, inquiry: u64) -> bool {
-        self.roots.contains_key(&inquiry)
+    /// Whether the small files of a request have been hashed.
+    pub(super) fn has_roots(&self, request: u64) -> bool {
+        self.roots.contains_key(&request)
     }
 
-    /// The root of a small file of an inquiry; `None` where it was not one of those to be hashed.
+    /// The root of a small file of a request; `None` where it was not one of those to be hashed.
     pub(super) fn take_root(
         &mut self,
-        inquiry: u64,
+        request: u64,
         place: usize,
     ) -> Option<Result<Root, FileError>> {
-        self.roots.get_mut(&inquiry)?.remove(&place)
+        self.roots.get_mut(&request)?.remove(&place)
     }
 
-    /// Forgets an inquiry that has been judged.
-    pub(super) fn forget(&mut self, inquiry: u64) {
-        self.roots.remove(&inquiry);
+    /// Forgets a request that has been judged.
+    pub(super) fn forget(&mut self, request: u64) {
+        self.roots.remove(&request);
     }
 
     /// Queues a file of several groups; `root` is all that the receiver knows of it, if it has no groups.
@@ -193,13 +193,13 @@ impl Verification {
         }
     }
 
-    /// Takes what this side has hashed; returns a large file that has been compared with that, or an inquiry whose
+    /// Takes what this side has hashed; returns a large file that has been compared with that, or a request whose
     /// small files are known.
     pub(super) fn take_ours(&mut self, done: Done) -> Taken {
         match done {
-            Done::Files(inquiry, roots) => {
-                self.roots.insert(inquiry, roots.into_iter().collect());
-                Taken::Inquiry(inquiry)
+            Done::Files(request, roots) => {
+                self.roots.insert(request, roots.into_iter().collect());
+                Taken::Request(request)
             }
             Done::Groups(order, values) => {
                 if let Some(open) = self.orders.get_mut(&order) {
@@ -269,8 +269,8 @@ pub(super) enum Taken {
     Nothing,
     /// All groups of a large file have been compared.
     Large(Box<LargeFile>),
-    /// The small files of an inquiry have been hashed here.
-    Inquiry(u64),
+    /// The small files of a request have been hashed here.
+    Request(u64),
 }
 
 /// The number of groups in one order: 64 MiB, so that several threads share a file.

@@ -1,15 +1,13 @@
-//! A push that only reports what it would do: asks the receiver about everything that the scan finds. It has code of
-//! its own on both sides, from the first message on, none of which can write; so nothing has to be left out anywhere
-//! else.
+//! A session that inspects: a push that only reports what it would do, or a verification. The planner takes what the
+//! scan finds, as in any push, and gives it to a [`Listing`](listing::Listing), which asks the receiver about all of
+//! it.
 //!
-//! The scan runs as always. Its entries are asked about many at a time, with several inquiries under way (`survey`),
-//! and lines are printed as the answers come.
-//!
-//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections
-//! are lost ends: another session would print all of it again.
+//! **Invariant:** no data leaves, since no thread is started that reads for a lane or sends on one. The receiver knows
+//! from the intent of the opening that nothing may change. An inspection whose connections are lost ends: another
+//! session would print all of it again.
 
-mod hashing;
-mod survey;
+pub(crate) mod hashing;
+pub(crate) mod listing;
 mod verification;
 
 use std::future::Future;
@@ -28,8 +26,8 @@ use crate::control::link::Link;
 use crate::control::replies::Replies;
 use crate::control::{self, Speaker};
 use crate::error::SessionError;
-use crate::plan::planner::Task;
-use crate::preview::hashing::Hashing;
+use crate::inspect::hashing::Hashing;
+use crate::plan::planner::{Task, inspect_all};
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::session::Session;
@@ -71,7 +69,7 @@ pub(crate) async fn run(
         let (mut inbox, opened) = control::permission(greeted, run.patience, hear).await?;
         run.note_inspection();
         session.account.inspects(opened, push.sources_missing);
-        start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
+        start_planner(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
                 // A lane that did not come up does not matter, since nothing was to go over it.
@@ -118,7 +116,7 @@ pub(crate) async fn run(
 }
 
 /// Starts the thread that asks about what the scan finds, and those that hash for a verification.
-fn start_survey(
+fn start_planner(
     push: &Push,
     session: &Arc<Session>,
     replies: Replies,
@@ -132,6 +130,6 @@ fn start_survey(
     };
     let session = Arc::clone(session);
     let scan = push.scan.clone();
-    let survey = move || survey::run(&session, &scan, &replies, &task, hashing);
-    threads.spawn("zmove-plan".into(), survey)
+    let plan = move || inspect_all(&session, &scan, &replies, &task, hashing);
+    threads.spawn("zmove-plan".into(), plan)
 }

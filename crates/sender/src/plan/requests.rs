@@ -1,4 +1,4 @@
-//! Offers: files about which the receiver is asked, and the groups that the target holds of them.
+//! The files that a push asks the receiver about, and the groups that the target holds of them.
 
 use std::collections::HashMap;
 
@@ -7,27 +7,27 @@ use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::{
     REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
 };
-use zmove_wire::{EntryGroup, Held, SourceEntry, SourceKind, SourceMark, SourceMetadata, Verdict};
+use zmove_wire::{EntryGroup, Held, Verdict};
 
 use crate::control::relay::Held as Booked;
+use crate::plan::asked::{Asked, entry_groups};
 use crate::plan::gathered::{Gathered, MessageLoad};
-use crate::read::extras::{Extras, Form};
+use crate::plan::pack::PackEntry;
+use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
 use crate::read::source::SourceDirectory;
 
-/// Files about which the receiver is asked.
-pub(crate) struct Offering {
-    open: Gathered<OfferedEntry>,
+/// The files that a push asks about.
+pub(crate) struct Requests {
+    gathered: Gathered<Asked>,
     outstanding: HashMap<u64, Outstanding>,
-    /// Files of which the target is still looking at an old version, by offer and number.
+    /// Files of which the target is still looking at an old version, by request and number.
     awaited: HashMap<(u64, u32), Awaited>,
 }
 
-/// A file, and its directory, which is not held open.
-type OfferedEntry = (SourceDirectory, Entry);
-
 struct Awaited {
-    file: OfferedEntry,
+    directory: SourceDirectory,
+    entry: Entry,
     /// The values of the groups that came in an earlier transfer.
     held: GroupValues,
     /// The values of the old version's groups, as far as the receiver has sent them.
@@ -35,8 +35,8 @@ struct Awaited {
 }
 
 struct Outstanding {
-    files: Vec<OfferedEntry>,
-    /// The group values that the target holds, by the file's number in the offer.
+    files: Vec<Asked>,
+    /// The group values that the target holds, by the file's number in the request.
     held: HashMap<u32, GroupValues>,
 }
 
@@ -58,57 +58,43 @@ pub(crate) enum Answered {
     },
 }
 
-impl Default for Offering {
+impl Default for Requests {
     fn default() -> Self {
         let most = MessageLoad {
             names: REQUESTED_ENTRIES_MAX,
             name_bytes: REQUESTED_NAME_BYTES_MAX,
         };
         Self {
-            open: Gathered::new(most),
+            gathered: Gathered::new(most),
             outstanding: HashMap::new(),
             awaited: HashMap::new(),
         }
     }
 }
 
-impl Offering {
+impl Requests {
     /// Adds a file.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: Entry) {
-        let name_bytes = directory.target_path().as_bytes().len() + entry.name.as_bytes().len();
-        self.open.add((directory.closed(), entry), name_bytes);
+        let asked = Asked::new(directory, PackEntry::Within(entry));
+        let text_bytes = asked.text_bytes();
+        self.gathered.add(asked, text_bytes);
     }
 
-    /// An offer of what has been gathered, if something has and another may be outstanding.
+    /// A request about what has been gathered, if something has and another may be outstanding: its number, and the
+    /// files.
     pub(crate) fn next_request(&mut self, extras: &Extras) -> Option<(u64, Vec<EntryGroup>)> {
-        if self.open.is_empty() || !self.may_offer() {
+        if self.gathered.is_empty() || !self.may_ask() {
             return None;
         }
-        let (number, files) = self.open.take();
-        let groups = files
-            .chunk_by(|(before, _), (directory, _)| before.is(directory))
-            .map(|files| {
-                let directory = files[0].0.target_path().clone();
-                let entries = files.iter().map(|(_, entry)| of_file(entry, extras));
-                EntryGroup {
-                    directory,
-                    itself: None,
-                    entries: entries.collect(),
-                }
-            });
-        let groups = groups.collect::<Vec<_>>();
-        self.outstanding.insert(
-            number,
-            Outstanding {
-                files,
-                held: HashMap::new(),
-            },
-        );
+        let (number, files) = self.gathered.take();
+        let groups = entry_groups(&files, extras);
+        let held = HashMap::new();
+        self.outstanding.insert(number, Outstanding { files, held });
         Some((number, groups))
     }
 
-    /// Whether another offer may be outstanding.
-    pub(crate) fn may_offer(&self) -> bool {
+    /// Whether another request may be outstanding.
+    pub(crate) fn may_ask(&self) -> bool {
         self.outstanding.len() + self.awaited.len() < REQUESTS_OUTSTANDING_MAX
     }
 
@@ -121,28 +107,26 @@ impl Offering {
         booked: Booked,
     ) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.request, held.file);
-        if let Some(Awaited {
-            file: (_, entry),
-            there,
-            ..
-        }) = self.awaited.get_mut(&key)
-        {
+        if let Some(Awaited { entry, there, .. }) = self.awaited.get_mut(&key) {
             fill(there, entry, held, booked);
-            let Awaited { file, held, there } =
-                held.end.then(|| self.awaited.remove(&key)).flatten()?;
-            let (directory, entry) = file;
+            let Awaited {
+                directory,
+                entry,
+                held,
+                there,
+            } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
             return Some((directory, entry, Answered::GoOn { held, there }));
         }
         let Outstanding {
             files,
             held: by_file,
         } = self.outstanding.get_mut(&held.request)?;
-        let (_, entry) = files.get(held.file as usize)?;
+        let entry = files.get(held.file as usize)?.what.entry()?;
         fill(by_file.entry(held.file).or_default(), entry, held, booked);
         None
     }
 
-    /// Takes the answer to an offer; returns its files, each with the decision. More will be [sent](Self::take_held)
+    /// Takes the answer to a request; returns its files, each with the decision. More will be [sent](Self::take_held)
     /// about those that are missing.
     pub(crate) fn take_answer(
         &mut self,
@@ -155,7 +139,10 @@ impl Offering {
         // A verdict that is missing must not lose a file.
         let verdicts = verdicts.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut answered = Vec::with_capacity(files.len());
-        for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
+        for ((number, Asked { directory, what }), verdict) in (0..).zip(files).zip(verdicts) {
+            let PackEntry::Within(entry) = what else {
+                continue;
+            };
             let known = match verdict {
                 // A file of one group is sent whole.
                 Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
@@ -171,7 +158,8 @@ impl Offering {
                     let there = GroupValues::default();
                     let held = held.remove(&number).unwrap_or_default();
                     let awaited = Awaited {
-                        file: (directory, entry),
+                        directory,
+                        entry,
                         held,
                         there,
                     };
@@ -184,14 +172,14 @@ impl Offering {
         answered
     }
 
-    /// Whether enough files have been gathered for an offer.
+    /// Whether enough files have been gathered for a request.
     pub(crate) fn is_full(&self) -> bool {
-        self.open.is_full()
+        self.gathered.is_full()
     }
 
-    /// Whether everything has been offered and answered.
+    /// Whether everything has been asked and answered.
     pub(crate) fn is_done(&self) -> bool {
-        self.open.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
+        self.gathered.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
     }
 }
 
@@ -205,22 +193,6 @@ fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Booked) {
         .for_each(|(index, cv)| values.insert(index, Cv(*cv)));
     if held.first < groups {
         values.hold(booked);
-    }
-}
-
-fn of_file(entry: &Entry, extras: &Extras) -> SourceEntry {
-    let (metadata, xattrs) = extras.seen(Form::Other, &entry.metadata, &entry.beside);
-    let mark = (entry.size > GROUP_BYTES).then_some(SourceMark {
-        inode: entry.inode,
-        ctime: entry.ctime,
-    });
-    SourceEntry {
-        name: entry.name.clone(),
-        kind: SourceKind::File {
-            bytes: entry.size,
-            mark,
-        },
-        metadata: SourceMetadata { metadata, xattrs },
     }
 }
 
@@ -244,9 +216,9 @@ mod tests {
             size: u64::from(u32::MAX) * GROUP_BYTES,
             ..file.entry.clone()
         };
-        let mut offering = Offering::default();
-        (0..2).for_each(|_| offering.add(&file.directory, entry.clone()));
-        let request = offering.next_request(&Extras::default()).unwrap().0;
+        let mut requests = Requests::default();
+        (0..2).for_each(|_| requests.add(&file.directory, entry.clone()));
+        let request = requests.next_request(&Extras::default()).unwrap().0;
         let booked = Arc::new(());
         let mut tell = |file, first, end| {
             let held = Held {
@@ -256,13 +228,13 @@ mod tests {
                 cvs: vec![[7; 32]; 2],
                 end,
             };
-            offering.take_held(&held, Box::new(Arc::clone(&booked)))
+            requests.take_held(&held, Box::new(Arc::clone(&booked)))
         };
         assert!(tell(0, 5, true).is_none());
         assert!(tell(0, u32::MAX, true).is_none(), "there is no such group");
         assert_eq!(Arc::strong_count(&booked), 2, "of what is kept");
         let verdicts = vec![Verdict::Resume, Verdict::Delta];
-        let mut answered = offering.take_answer(request, verdicts);
+        let mut answered = requests.take_answer(request, verdicts);
         let (directory, entry, answer) = answered.remove(0);
         let Answered::GoOn { held, there } = answer else {
             panic!("{answer:?}")
@@ -280,7 +252,7 @@ mod tests {
             cvs: vec![[7; 32]; 2],
             end: true,
         };
-        let (.., answer) = offering.take_held(&held, Box::new(())).unwrap();
+        let (.., answer) = requests.take_held(&held, Box::new(())).unwrap();
         let Answered::GoOn { there, .. } = answer else {
             panic!("{answer:?}")
         };

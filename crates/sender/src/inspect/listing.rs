@@ -1,0 +1,428 @@
+//! What an inspection does with entries: asks the receiver how they differ, many at a time, and lists the changes as
+//! the answers come.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use crossbeam_channel::{Receiver, never};
+use zmove_scan::{Entry, EntryKind};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, RelPath, Root};
+use zmove_wire::limits::{
+    REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
+};
+use zmove_wire::{Differences, Fault, GroupHashes, Question, Request, ToReceiver, Verdict};
+
+use crate::account::failure::FileError;
+use crate::inspect::hashing::{Done, Hashing, Source};
+use crate::inspect::verification::{LargeFile, Taken, Verification};
+use crate::plan::asked::{Asked, entry_groups};
+use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::pack::PackEntry;
+use crate::push::session::Session;
+use crate::read::holes::Holes;
+use crate::read::source::{Look, SourceDirectory};
+
+/// The entries of one inspection.
+pub(crate) struct Listing<'a> {
+    session: &'a Session,
+    /// Whether entries that the target alone has would be removed.
+    is_mirror: bool,
+    gathered: Gathered<Asked>,
+    /// The bytes of the small files gathered: those of one request are hashed by one thread.
+    gathered_bytes: u64,
+    outstanding: HashMap<u64, Outstanding>,
+    verification: Option<Verification>,
+}
+
+/// A request that has not been judged.
+struct Outstanding {
+    asked: Vec<Asked>,
+    /// The answer, where small files are still to be hashed here.
+    answer: Option<Vec<Verdict>>,
+}
+
+impl<'a> Listing<'a> {
+    /// Lists, and verifies where there is something that hashes.
+    pub(crate) fn new(session: &'a Session, is_mirror: bool, hashing: Option<Hashing>) -> Self {
+        let most = MessageLoad {
+            names: REQUESTED_ENTRIES_MAX,
+            name_bytes: REQUESTED_NAME_BYTES_MAX,
+        };
+        Self {
+            session,
+            is_mirror,
+            gathered: Gathered::new(most),
+            gathered_bytes: 0,
+            outstanding: HashMap::new(),
+            verification: hashing.map(Verification::new),
+        }
+    }
+
+    /// Whether everything has been asked and answered.
+    pub(crate) fn is_done(&self) -> bool {
+        let verified = self.verification.as_ref().is_none_or(Verification::is_done);
+        self.gathered.is_empty() && self.outstanding.is_empty() && verified
+    }
+
+    /// What has been hashed here.
+    pub(crate) fn done(&self) -> Receiver<Done> {
+        self.verification
+            .as_ref()
+            .map_or_else(never, |verification| verification.hashing.done.clone())
+    }
+
+    /// Whether another request may be outstanding.
+    pub(crate) fn may_ask(&self) -> bool {
+        let is_full = self
+            .verification
+            .as_ref()
+            .is_some_and(Verification::is_full);
+        self.outstanding.len() < REQUESTS_OUTSTANDING_MAX && !is_full
+    }
+
+    /// Adds an entry to those that are asked about.
+    pub(crate) fn add(&mut self, directory: &SourceDirectory, what: PackEntry) {
+        let asked = Asked::new(directory, what);
+        if is_small_file(&asked) {
+            self.gathered_bytes += asked.what.data_bytes();
+        }
+        let text_bytes = asked.text_bytes();
+        self.gathered.add(asked, text_bytes);
+        let hashes_enough = self.verification.is_some() && self.gathered_bytes >= HASHED_BYTES_MAX;
+        if self.gathered.is_full() || hashes_enough {
+            self.ask();
+        }
+    }
+
+    /// Asks about the gathered entries, as far as requests may be outstanding.
+    pub(crate) fn ask(&mut self) {
+        while !self.gathered.is_empty() && self.may_ask() {
+            let (number, asked) = self.gathered.take();
+            let Session {
+                in_flight, extras, ..
+            } = self.session;
+            self.gathered_bytes = 0;
+            if let Some(verification) = &self.verification {
+                verification.hash_small(number, small_files(&asked));
+            }
+            let question = Question::Report(entry_groups(&asked, extras));
+            in_flight.tell(ToReceiver::Request(Request { number, question }));
+            let answer = None;
+            self.outstanding
+                .insert(number, Outstanding { asked, answer });
+        }
+        self.order();
+    }
+
+    /// Asks for groups of large files, as far as that may be.
+    fn order(&mut self) {
+        if let Some(verification) = &mut self.verification {
+            verification.order(|message| self.session.in_flight.tell(message));
+        }
+    }
+
+    /// Takes the verdicts on the entries of a request.
+    pub(crate) fn take_verdicts(&mut self, request: u64, verdicts: Vec<Verdict>) {
+        if let Some(open) = self.outstanding.get_mut(&request) {
+            open.answer = Some(verdicts);
+            self.judge_request(request);
+        }
+    }
+
+    /// Takes what the receiver has hashed.
+    pub(crate) fn take_hashes(&mut self, order: u64, hashes: GroupHashes) {
+        if let Some(verification) = &mut self.verification {
+            let taken = verification.take_theirs(order, hashes);
+            self.go_on(taken);
+        }
+    }
+
+    /// Takes what has been hashed here.
+    pub(crate) fn take_done(&mut self, done: Done) {
+        if let Some(verification) = &mut self.verification {
+            let taken = verification.take_ours(done);
+            self.go_on(taken);
+        }
+    }
+
+    fn go_on(&mut self, taken: Taken) {
+        match taken {
+            Taken::Nothing => {}
+            Taken::Request(request) => self.judge_request(request),
+            Taken::Large(file) => {
+                let changes = self.judge_large(*file).into_iter().collect();
+                self.session.account.observer.on(&Event::Listed { changes });
+            }
+        }
+        self.order();
+    }
+
+    /// Judges the entries of a request once it has been answered, and what it takes has been hashed here.
+    fn judge_request(&mut self, request: u64) {
+        let is_hashed = |verification: &Verification| verification.has_roots(request);
+        let is_ready = self.verification.as_ref().is_none_or(is_hashed)
+            && self
+                .outstanding
+                .get(&request)
+                .is_some_and(|open| open.answer.is_some());
+        if !is_ready {
+            return;
+        }
+        let Some(Outstanding {
+            asked,
+            answer: Some(answer),
+        }) = self.outstanding.remove(&request)
+        else {
+            return;
+        };
+        // An entry without a verdict would be made.
+        let verdicts = answer.into_iter().chain(std::iter::repeat(Verdict::New));
+        let mut changes = Vec::new();
+        for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
+            changes.extend(self.compare(&asked, verdict, (request, place)));
+        }
+        if let Some(verification) = &mut self.verification {
+            verification.forget(request);
+        }
+        self.session.account.observer.on(&Event::Listed { changes });
+        self.order();
+    }
+
+    /// Compares contents where they decide, and judges; what is compared group by group is judged later.
+    fn compare(
+        &mut self,
+        asked: &Asked,
+        verdict: Verdict,
+        (request, place): (u64, usize),
+    ) -> Option<Change> {
+        let Some(verification) = &mut self.verification else {
+            let verdict = match verdict {
+                Verdict::Contents(differences, root) => {
+                    self.compare_contents(asked, differences, root)?
+                }
+                verdict => verdict,
+            };
+            return self.judge(asked, verdict, String::new());
+        };
+        let own = verification.take_root(request, place);
+        let verdict = match (verdict, large_file(asked), verdict.beside_contents()) {
+            // another name of a file that is compared under its first one
+            (Verdict::Contents(differences, _), ..)
+                if matches!(asked.what, PackEntry::Link(..)) =>
+            {
+                Verdict::compared(differences, true)
+            }
+            // the receiver has a hash alone
+            (Verdict::Contents(differences, root), Some(source), _) => {
+                verification.add_large(source, asked.target_path(), differences, Some(Root(root)));
+                return None;
+            }
+            (Verdict::Contents(differences, root), None, _) => {
+                let own = own.unwrap_or_else(|| Err(changed(asked)));
+                let own = own
+                    .inspect_err(|error| self.session.account.fail(error))
+                    .ok()?;
+                Verdict::compared(differences, own.0 == root)
+            }
+            (_, Some(source), Some(differences)) => {
+                verification.add_large(source, asked.target_path(), differences, None);
+                return None;
+            }
+            (verdict, ..) => verdict,
+        };
+        self.judge(asked, verdict, String::new())
+    }
+
+    /// Judges a file whose groups have been compared.
+    fn judge_large(&self, file: LargeFile) -> Option<Change> {
+        if let Some(error) = &file.failed {
+            self.session.account.fail(error);
+            return None;
+        }
+        let is_same = file.is_same();
+        let where_not = if file.differing.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", file.differing.shown())
+        };
+        let verdict = Verdict::compared(file.differences, is_same);
+        let Source { directory, entry } = file.source;
+        self.judge(
+            &Asked {
+                directory,
+                what: PackEntry::Within(entry),
+            },
+            verdict,
+            where_not,
+        )
+    }
+
+    /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
+    /// contents differ.
+    fn judge(&self, asked: &Asked, verdict: Verdict, where_not: String) -> Option<Change> {
+        let totals = &self.session.account.totals;
+        let changed = |differences: Differences| {
+            ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not))
+        };
+        let (kind, moves) = match verdict {
+            Verdict::New => (Some(ChangeKind::Added), true),
+            Verdict::Replace(differences) => (Some(changed(differences)), true),
+            Verdict::Set(differences) => (Some(changed(differences)), false),
+            Verdict::Fails(operation, code) => {
+                let renamed = self.session.account.files().renamed();
+                let path =
+                    renamed.unwrap_or_else(|| asked.what.failed_path(&asked.directory, operation));
+                self.session.account.fail(&FileError::Receiver(Fault {
+                    path,
+                    operation,
+                    code,
+                }));
+                return None;
+            }
+            Verdict::Same
+            | Verdict::Stays
+            | Verdict::Contents(..)
+            | Verdict::Resume
+            | Verdict::Delta => (None, false),
+        };
+        if let Some(entry) = asked
+            .what
+            .entry()
+            .filter(|entry| entry.kind == EntryKind::File)
+        {
+            // A file that cannot be opened would keep everything at the target.
+            if moves && self.is_mirror {
+                let opened = asked.directory.open_file(&entry.name);
+                opened
+                    .inspect_err(|error| self.session.account.fail(error))
+                    .ok()?;
+            }
+            if moves {
+                let is_link = matches!(asked.what, PackEntry::Link(..));
+                totals.counters.files.add(1);
+                totals.counters.hard_links.add(u64::from(is_link));
+                if !is_link {
+                    totals.counters.bytes.add(self.data_bytes(asked, entry));
+                    self.session.account.need_room(totals.counters.bytes.get());
+                }
+            } else {
+                self.session
+                    .account
+                    .skipped(&asked.target_path(), Look::of(entry), None);
+            }
+        }
+        let kind = kind?;
+        let counter = if kind == ChangeKind::Added {
+            &totals.counters.added
+        } else {
+            &totals.counters.changed
+        };
+        counter.add(1);
+        Some(Change {
+            kind,
+            path: self.final_path(asked),
+            form: form_of(asked),
+        })
+    }
+
+    /// How many bytes of a file are data, as a transfer finds them. A file that cannot be opened counts whole: the
+    /// transfer fails it.
+    fn data_bytes(&self, asked: &Asked, entry: &Entry) -> u64 {
+        let holes = self.session.extras.holes();
+        if holes != Holes::Kept || !entry.may_have_holes {
+            return entry.size;
+        }
+        let Ok((file, identity)) = asked.directory.open_file(&entry.name) else {
+            return entry.size;
+        };
+        let stop = || self.session.in_flight.is_stopping();
+        let (data, _) = holes.find((&file, identity.bytes), true, stop);
+        data.map_or(entry.size, |data| data.data_bytes())
+    }
+
+    /// The path that an entry has at the target.
+    fn final_path(&self, asked: &Asked) -> RelPath {
+        self.session
+            .account
+            .files()
+            .renamed()
+            .unwrap_or_else(|| asked.target_path())
+    }
+
+    /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.
+    fn compare_contents(
+        &self,
+        asked: &Asked,
+        differences: Differences,
+        root: [u8; 32],
+    ) -> Option<Verdict> {
+        let Some(entry) = asked.what.entry() else {
+            return Some(Verdict::Same);
+        };
+        let own = asked
+            .directory
+            .open_file(&entry.name)
+            .and_then(|(file, there)| {
+                let stop = || self.session.in_flight.is_stopping();
+                let extras = &self.session.extras;
+                extras
+                    .contents_root(&file, there.bytes, stop)
+                    .map_err(asked.directory.unreadable(&entry.name))
+            });
+        let own = own
+            .inspect_err(|error| self.session.account.fail(error))
+            .ok()
+            .flatten()?;
+        Some(Verdict::compared(differences, own.0 == root))
+    }
+}
+
+/// The most bytes of small files in one request of a verification: one thread hashes them at either end.
+const HASHED_BYTES_MAX: u64 = 16 << 20;
+
+/// The files of one group or less, with their places in the request.
+fn small_files(asked: &[Asked]) -> Vec<(usize, Source)> {
+    let files = asked
+        .iter()
+        .enumerate()
+        .filter(|(_, asked)| is_small_file(asked));
+    files
+        .filter_map(|(place, asked)| Some((place, source_of(asked)?)))
+        .collect()
+}
+
+/// The file, where the entry is one, under its first name.
+fn source_of(asked: &Asked) -> Option<Source> {
+    match &asked.what {
+        PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(Source {
+            directory: asked.directory.clone(),
+            entry: entry.clone(),
+        }),
+        _ => None,
+    }
+}
+
+fn large_file(asked: &Asked) -> Option<Source> {
+    source_of(asked).filter(|source| source.entry.size > GROUP_BYTES)
+}
+
+fn is_small_file(asked: &Asked) -> bool {
+    source_of(asked).is_some_and(|source| source.entry.size <= GROUP_BYTES)
+}
+
+fn changed(asked: &Asked) -> FileError {
+    let name = asked.what.entry().map(|entry| &entry.name);
+    let path = name.map_or_else(PathBuf::new, |name| asked.directory.display(name));
+    FileError::Changed { path }
+}
+
+fn form_of(asked: &Asked) -> EntryForm {
+    if let PackEntry::Link(_, first) = &asked.what {
+        return EntryForm::Link(first.path.clone());
+    }
+    match asked.what.entry().map(|entry| &entry.kind) {
+        Some(EntryKind::Symlink(target)) => EntryForm::Symlink(target.clone()),
+        Some(EntryKind::File | EntryKind::Special(_)) => EntryForm::File,
+        _ => EntryForm::Directory,
+    }
+}

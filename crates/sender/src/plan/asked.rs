@@ -1,0 +1,110 @@
+//! Entries that the receiver is asked about, as a request names them.
+
+use zmove_scan::{Beside, Entry, EntryKind};
+use zmove_types::{GROUP_BYTES, Metadata, RelPath};
+use zmove_wire::{EntryGroup, SourceEntry, SourceKind, SourceMark, SourceMetadata};
+
+use crate::plan::pack::PackEntry;
+use crate::read::extras::{Extras, Form};
+use crate::read::source::SourceDirectory;
+
+/// An entry that is asked about, and its directory, which is not held open.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) what: PackEntry,
+}
+
+impl Asked {
+    /// A question about an entry of a directory, or about that itself.
+    pub(crate) fn new(directory: &SourceDirectory, what: PackEntry) -> Self {
+        Self {
+            directory: directory.closed(),
+            what,
+        }
+    }
+
+    /// The bytes of the path, and of what the entry links to.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.directory.target_path().as_bytes().len() + self.what.text_bytes()
+    }
+
+    /// The path of the entry at the target.
+    pub(crate) fn target_path(&self) -> RelPath {
+        self.what.target_path(&self.directory)
+    }
+}
+
+/// A group for each directory; one that is asked about itself begins it.
+pub(crate) fn entry_groups(asked: &[Asked], extras: &Extras) -> Vec<EntryGroup> {
+    let is_one = |before: &Asked, asked: &Asked| {
+        before.directory.is(&asked.directory) && asked.what.entry().is_some()
+    };
+    asked
+        .chunk_by(is_one)
+        .map(|asked| entry_group(asked, extras))
+        .collect()
+}
+
+/// The group of entries of one directory.
+fn entry_group(asked: &[Asked], extras: &Extras) -> EntryGroup {
+    let mut group = EntryGroup {
+        directory: asked[0].directory.target_path().clone(),
+        itself: None,
+        entries: Vec::with_capacity(asked.len()),
+    };
+    for Asked { what, .. } in asked {
+        match what {
+            PackEntry::Itself(metadata, beside) => {
+                group.itself = Some(source_metadata(extras, Form::Directory, metadata, beside));
+            }
+            PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
+                group.entries.push(source_entry(entry, extras));
+            }
+            PackEntry::Link(entry, first) => {
+                let kind = SourceKind::Link {
+                    bytes: entry.size,
+                    first: first.path.clone(),
+                };
+                group.entries.push(SourceEntry {
+                    kind,
+                    ..source_entry(entry, extras)
+                });
+            }
+        }
+    }
+    group
+}
+
+fn source_entry(entry: &Entry, extras: &Extras) -> SourceEntry {
+    let kind = match &entry.kind {
+        EntryKind::Directory => SourceKind::Directory,
+        EntryKind::Symlink(target) => SourceKind::Symlink {
+            target: target.to_vec(),
+        },
+        EntryKind::File => SourceKind::File {
+            bytes: entry.size,
+            mark: (entry.size > GROUP_BYTES).then_some(SourceMark {
+                inode: entry.inode,
+                ctime: entry.ctime,
+            }),
+        },
+        EntryKind::Special(special) => SourceKind::Special(*special),
+    };
+    let form = Form::of(&entry.kind);
+    SourceEntry {
+        name: entry.name.clone(),
+        kind,
+        metadata: source_metadata(extras, form, &entry.metadata, &entry.beside),
+    }
+}
+
+fn source_metadata(
+    extras: &Extras,
+    form: Form,
+    metadata: &Metadata,
+    beside: &Beside,
+) -> SourceMetadata {
+    let (metadata, xattrs) = extras.seen(form, metadata, beside);
+    SourceMetadata { metadata, xattrs }
+}

@@ -1,0 +1,91 @@
+//! The planner of an inspection: it gives what the scan finds to a [`Listing`], and plans nothing.
+
+use crossbeam_channel::{Receiver, RecvError, never};
+use zmove_scan::{Entry, Scan, SharedFile};
+use zmove_wire::GroupHashes;
+
+use super::{Planner, Task};
+use crate::control::replies::Replies;
+use crate::inspect::hashing::{Done, Hashing};
+use crate::inspect::listing::Listing;
+use crate::mirror;
+use crate::plan::links::{FirstName, Part};
+use crate::plan::pack::{PackEntry, PackSizes, Packer};
+use crate::push::session::Session;
+use crate::read::source::SourceDirectory;
+
+/// Asks about everything that the scan finds and lists the changes, until every request is answered; then lists what
+/// would be removed, if the target is to become a mirror. Verifies where there is something that hashes.
+pub(crate) fn inspect_all(
+    session: &Session,
+    scan: &Scan,
+    replies: &Replies,
+    task: &Task,
+    hashing: Option<Hashing>,
+) {
+    let mut planner = Planner {
+        listing: Some(Listing::new(session, task.mirror.is_some(), hashing)),
+        ..Planner::new(session, task, Packer::new(1, PackSizes::Within))
+    };
+    planner.take_scan(scan, replies, &never());
+    planner.take_replies(replies, |planner| {
+        planner.listing.as_ref().is_none_or(Listing::is_done)
+    });
+    if let Some(mirror) = &task.mirror {
+        mirror::run(session, &replies.mirror, mirror);
+    }
+    session.in_flight.end_plan();
+}
+
+impl Planner<'_> {
+    /// What has been hashed here, in a verification.
+    pub(super) fn hashed_here(&self) -> Receiver<Done> {
+        self.listing.as_ref().map_or_else(never, Listing::done)
+    }
+
+    pub(super) fn take_hashed_here(&mut self, done: Result<Done, RecvError>) {
+        if let (Some(listing), Ok(done)) = (&mut self.listing, done) {
+            listing.take_done(done);
+        }
+    }
+
+    pub(super) fn take_hashes(&mut self, request: u64, hashes: GroupHashes) {
+        if let Some(listing) = &mut self.listing {
+            listing.take_hashes(request, hashes);
+        }
+    }
+
+    pub(super) fn plan_itself(&mut self, directory: &SourceDirectory, itself: PackEntry) {
+        match &mut self.listing {
+            Some(listing) => listing.add(directory, itself),
+            None => self.pack(directory, itself),
+        }
+    }
+
+    /// Asks about an entry as it would travel; of a file with several names the first is taken to arrive at once.
+    pub(super) fn list_entry(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        shared: Option<SharedFile>,
+    ) {
+        let Some(listing) = &mut self.listing else {
+            return;
+        };
+        let Some(shared) = shared else {
+            return listing.add(directory, PackEntry::Within(entry));
+        };
+        let what = match self.links.take(directory, entry.clone(), shared) {
+            Part::File(entry) => {
+                let path = directory.target_of(&entry.name);
+                let first = FirstName { path, root: None };
+                self.links.named(shared.number, first);
+                PackEntry::Within(entry)
+            }
+            Part::Link(entry, first) => PackEntry::Link(entry, first),
+            Part::Copy(entry, _) => PackEntry::Within(entry),
+            Part::Waits => PackEntry::Within(entry),
+        };
+        listing.add(directory, what);
+    }
+}
