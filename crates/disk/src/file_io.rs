@@ -17,6 +17,7 @@ pub(crate) mod auto;
 pub(crate) mod contents;
 pub(crate) mod data_file;
 pub(crate) mod fault;
+pub(crate) mod storage_reader;
 pub(crate) mod stored_file;
 pub(crate) mod threads;
 pub(crate) mod uring;

@@ -59,6 +59,7 @@ pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct, free_bytes};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
+pub use file_io::storage_reader::{StorageReader, value_or_zeros};
 pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;

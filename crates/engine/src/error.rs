@@ -19,7 +19,7 @@ use zmove_transport::{
     ParseFingerprintError,
 };
 use zmove_types::Escaped;
-use zmove_wire::{GreetingError, Refusal, RefusalCode, WireError};
+use zmove_wire::{GreetingError, Refusal, WireError};
 
 use crate::backoff::Timeout;
 
@@ -429,17 +429,14 @@ impl PullError {
     /// Whether the host has had no room for the transfer, and may have some later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Full)
+        matches!(self, Self::Refused(refusal) if refusal.is_busy())
     }
 
     /// Whether connections were lost, so that dialling again may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Refused(refusal) => {
-                use RefusalCode::{Broken, Busy, Full, Stopping};
-                matches!(refusal.code, Stopping | Broken | Busy | Full)
-            }
+            Self::Refused(refusal) => refusal.may_pass(),
             Self::Control(error) => error.is_lost(),
             Self::Lane(error) => error.is_lost(),
             Self::Receiver(error) => error.is_lost(),

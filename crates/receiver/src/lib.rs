@@ -20,7 +20,6 @@ mod resume;
 mod selection;
 mod session;
 mod shared_job;
-mod storage_reader;
 mod store;
 mod sync;
 mod top_names;

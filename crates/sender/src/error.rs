@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use zmove_transport::{ControlError, LaneError};
-use zmove_wire::{Refusal, RefusalCode, WireError};
+use zmove_wire::{Refusal, WireError};
 
 /// Why a push ended before everything was settled.
 #[derive(Debug, Error)]
@@ -55,7 +55,7 @@ impl SessionError {
     /// Whether the receiver has had no room for the transfer, and may have some later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Full)
+        matches!(self, Self::Refused(refusal) if refusal.is_busy())
     }
 
     /// Whether connections were lost, or never came about, so that another session may succeed without a change of
@@ -63,10 +63,7 @@ impl SessionError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Refused(refusal) => {
-                use RefusalCode::{Broken, Busy, Full, Stopping};
-                matches!(refusal.code, Stopping | Broken | Busy | Full)
-            }
+            Self::Refused(refusal) => refusal.may_pass(),
             Self::Control(error) => error.is_lost(),
             Self::Lane(error) => error.is_lost(),
             Self::NoLane | Self::Silent => true,

@@ -11,10 +11,10 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, Named, StoredFile, Task, Tree, Turn,
-    is_of_another_user, is_special_at,
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, Named, StorageReader, StoredFile, Task,
+    Tree, Turn, is_of_another_user, is_special_at,
 };
-use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath};
+use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
 use zmove_wire::{
     Compare, Differences, EntryGroup, ExtraneousNames, FaultCode, FileGroups, GroupHashes,
     NameRange, Open, Operation, Overwrite, SourceEntry, SourceKind, SourceMetadata, Verdict,
@@ -26,7 +26,6 @@ use crate::config::ReceiverConfig;
 use crate::mirror::{Spared, WorkBudget, extraneous};
 use crate::quota::{Booking, Quota};
 use crate::session::threads::Reporter;
-use crate::storage_reader::StorageReader;
 use crate::store::failure::failure;
 use crate::store::reports::{Outcome, Reports};
 use crate::store::rules::Rules;
@@ -412,7 +411,7 @@ impl Inspection {
         let contents = |differences: Differences| match &self.storage {
             // the groups of a large file are asked for one by one
             Some(_) if bytes > GROUP_BYTES => Verdict::set(differences),
-            Some(storage) => match storage.root_at(directory, name) {
+            Some(storage) => match root_at(storage, directory, name) {
                 Ok(root) => Verdict::Contents(differences, root.0),
                 Err(error) => unreadable(&error),
             },
@@ -498,4 +497,10 @@ impl Inspection {
 
 fn unreadable(error: &io::Error) -> Verdict {
     Verdict::Fails(Operation::Read, FaultCode::os(error))
+}
+
+/// The root of a file of at most one group, as the storage holds it.
+fn root_at(storage: &StorageReader, directory: &OwnedFd, name: &Name) -> io::Result<Root> {
+    let file = StoredFile::new(open_old(directory.as_fd(), name)?)?;
+    storage.root_of(&file, file.bytes())
 }

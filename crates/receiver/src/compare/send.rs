@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use zmove_disk::{FileIdentity, Task, Turn};
-use zmove_types::{Cv, Lock, Name, RelPath};
+use zmove_types::{Lock, Name, RelPath};
 use zmove_wire::{
     Compare, Differences, EntryGroup, Held, SourceEntry, SourceKind, SourceMark, SourceMetadata,
-    Verdict, WireError,
+    Verdict,
 };
 
 use super::candidate::{Candidate, runs};
@@ -28,72 +28,28 @@ pub(crate) struct Comparison<'r> {
     pub(crate) changed: Vec<Candidate<'r>>,
 }
 
-/// An entry of a request that is a regular file.
-#[derive(Clone, Copy, Debug)]
-struct Asked<'r> {
-    directory: &'r RelPath,
-    name: &'r Name,
-    bytes: u64,
-    mark: Option<SourceMark>,
-    metadata: &'r SourceMetadata,
-}
-
-impl<'r> Asked<'r> {
-    fn of(group: &'r EntryGroup, entry: &'r SourceEntry) -> Option<Self> {
-        let SourceKind::File { bytes, mark } = entry.kind else {
-            return None;
-        };
-        Some(Self {
-            directory: &group.directory,
-            name: &entry.name,
-            bytes,
-            mark,
-            metadata: &entry.metadata,
-        })
-    }
-}
-
-/// Checks that a request asks about files alone: all else is always sent.
-///
-/// # Errors
-/// [`WireError::OutOfOrder`].
-pub(crate) fn check_files(groups: &[EntryGroup]) -> Result<(), WireError> {
-    let are_files = |group: &EntryGroup| {
-        let mut entries = group.entries.iter();
-        group.itself.is_none() && entries.all(|entry| Asked::of(group, entry).is_some())
-    };
-    if groups.iter().all(are_files) {
-        Ok(())
-    } else {
-        Err(WireError::OutOfOrder {
-            what: "a question whether something else than a file is to be sent",
-        })
-    }
-}
-
-/// Judges all files of one request, by several threads where storage answers late; those not yet examined when the
-/// session ends count as needed.
+/// Judges all entries of one request, by several threads where storage answers late; those not yet examined when the
+/// session ends count as needed, and so does all that is no regular file.
 pub(crate) fn compare_all<'r>(
     transfer: &'r Transfer,
     number: u64,
     groups: &'r [EntryGroup],
 ) -> Comparison<'r> {
-    let files = (0..).zip(groups).flat_map(|(place, group)| {
-        let entries = group.entries.iter();
-        entries.filter_map(move |entry| Some((place, Asked::of(group, entry)?)))
-    });
-    let mut verdicts = vec![Verdict::New; files.clone().count()];
-    let waiting = Lock::new((0..).zip(files.zip(&mut verdicts)));
+    let places = (0..).zip(groups);
+    let entries =
+        places.flat_map(|(place, group)| group.entries.iter().map(move |entry| (place, entry)));
+    let mut verdicts = vec![Verdict::New; entries.clone().count()];
+    let waiting = Lock::new((0..).zip(entries.zip(&mut verdicts)));
     let opened_last = Lock::new(None);
     let parts = transfer.side_by_side((Task::Look, "zmove-look"), |turn| {
         let mut part = Part::default();
         let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
         while !turn.is_over() {
-            let Some((index, ((place, file), verdict))) = waiting.lock().next() else {
+            let Some((index, ((place, entry), verdict))) = waiting.lock().next() else {
                 break;
             };
             turn.get_help();
-            let path = file.directory;
+            let path = &groups[place].directory;
             let directory = match opened.take() {
                 Some((last, directory)) if last == place => directory,
                 _ => open_once(&mut opened_last.lock(), place, || {
@@ -102,7 +58,11 @@ pub(crate) fn compare_all<'r>(
                 }),
             };
             if let Some(directory) = &directory {
-                *verdict = part.compare(transfer, turn, (number, index), directory, file);
+                let at = Directory {
+                    path,
+                    opened: directory,
+                };
+                *verdict = part.compare(transfer, turn, (number, index), at, entry);
             }
             opened = Some((place, directory));
         }
@@ -131,6 +91,13 @@ fn open_once(
     }
 }
 
+/// A directory of the target.
+#[derive(Clone, Copy)]
+struct Directory<'r, 'o> {
+    path: &'r RelPath,
+    opened: &'o Arc<OwnedFd>,
+}
+
 /// What one thread has found about a request.
 #[derive(Default)]
 struct Part<'r> {
@@ -144,19 +111,35 @@ impl<'r> Part<'r> {
         transfer: &'r Transfer,
         turn: &Turn<'_>,
         number: (u64, u32),
-        directory: &Arc<OwnedFd>,
-        file: Asked<'r>,
+        directory: Directory<'r, '_>,
+        entry: &'r SourceEntry,
     ) -> Verdict {
-        match compare(transfer, turn, directory, file) {
-            compared @ (Verdict::New | Verdict::Replace(_) | Verdict::Contents(..))
-                if file.mark.is_some() =>
-            {
-                // Give up the core: this may wait for threads with turns of their own.
-                turn.pause();
-                self.look_for_more(transfer, number, directory, file, compared)
-            }
-            verdict => verdict,
-        }
+        let SourceKind::File { bytes, mark } = entry.kind else {
+            return Verdict::New;
+        };
+        let compared = compare(transfer, turn, directory, entry, bytes);
+        let is_needed = matches!(
+            compared,
+            Verdict::New | Verdict::Replace(_) | Verdict::Contents(..)
+        );
+        let Some(SourceMark { inode, ctime }) = mark.filter(|_| is_needed) else {
+            return compared;
+        };
+        // Give up the core: this may wait for threads with turns of their own.
+        turn.pause();
+        let source = SourceVersion {
+            bytes,
+            mtime: entry.metadata.metadata.mtime,
+            ctime,
+            inode,
+        };
+        self.look_for_more(
+            transfer,
+            number,
+            directory,
+            (&entry.name, &source),
+            compared,
+        )
     }
 
     /// Looks for what need not be sent of a large file that is, or may be, needed: earlier parts, an old version.
@@ -164,19 +147,24 @@ impl<'r> Part<'r> {
         &mut self,
         transfer: &'r Transfer,
         (request, number): (u64, u32),
-        directory: &Arc<OwnedFd>,
-        file: Asked<'r>,
+        Directory { path, opened }: Directory<'r, '_>,
+        (name, source): (&'r Name, &SourceVersion),
         compared: Verdict,
     ) -> Verdict {
-        let name = transfer.target.view.name(file.directory, file.name);
-        let Ok(final_path) = file.directory.join(name) else {
+        let name = transfer.target.view.name(path, name);
+        let Ok(final_path) = path.join(name) else {
             return compared;
         };
-        let held = if transfer.target.is_for_change_in_place(directory, name) {
+        let held = if transfer.target.is_for_change_in_place(opened, name) {
             // A part would take the place of the file that is to be changed.
             BTreeMap::new()
         } else {
-            claim(transfer, directory, &final_path, file)
+            let until = || {
+                let turn = transfer.turn(Task::Look);
+                move || turn.is_over()
+            };
+            let parts = &transfer.parts;
+            parts.claim(&final_path, opened, source, transfer.direct, until)
         };
         let left = runs(&held).map(|(first, cvs)| Held {
             request,
@@ -188,13 +176,13 @@ impl<'r> Part<'r> {
         self.held.extend(left);
         let needed = !matches!(compared, Verdict::Contents(..)) || !held.is_empty();
         let delta = transfer.target.view.rules.delta;
-        if delta && needed && Candidate::is_there(directory, name, file.bytes) {
+        if delta && needed && Candidate::is_there(opened, name, source.bytes) {
             self.changed.push(Candidate {
                 request,
                 file: number,
-                directory: file.directory,
+                directory: path,
                 name,
-                bytes: file.bytes,
+                bytes: source.bytes,
                 held: held.into_keys().collect(),
             });
             return Verdict::Delta;
@@ -207,43 +195,20 @@ impl<'r> Part<'r> {
     }
 }
 
-/// The groups that an earlier transfer has left of a large file.
-fn claim(
-    transfer: &Transfer,
-    directory: &Arc<OwnedFd>,
-    path: &RelPath,
-    file: Asked<'_>,
-) -> BTreeMap<u32, Cv> {
-    let Some(SourceMark { inode, ctime }) = file.mark else {
-        return BTreeMap::new();
-    };
-    let source = SourceVersion {
-        bytes: file.bytes,
-        mtime: file.metadata.metadata.mtime,
-        ctime,
-        inode,
-    };
-    transfer
-        .parts
-        .claim(path, directory, &source, transfer.direct, || {
-            let turn = transfer.turn(Task::Look);
-            move || turn.is_over()
-        })
-}
-
 fn compare(
     transfer: &Transfer,
     turn: &Turn<'_>,
-    directory: &Arc<OwnedFd>,
-    file: Asked<'_>,
+    Directory { path, opened }: Directory<'_, '_>,
+    entry: &SourceEntry,
+    bytes: u64,
 ) -> Verdict {
     let target = &transfer.target;
-    let name = target.view.name(file.directory, file.name);
-    let place = (&**directory, name);
+    let directory = &**opened;
+    let name = target.view.name(path, &entry.name);
     let Ok(there) = FileIdentity::at(directory, name) else {
         return Verdict::New;
     };
-    let SourceMetadata { metadata, xattrs } = file.metadata;
+    let SourceMetadata { metadata, xattrs } = &entry.metadata;
     if !there.regular {
         return if target.view.spares(directory, &there, metadata.mtime) {
             Verdict::Stays
@@ -252,7 +217,7 @@ fn compare(
         };
     }
     let source = SourceFile {
-        bytes: file.bytes,
+        bytes,
         metadata,
         xattrs: Xattrs::Digest(xattrs.as_deref()),
     };
@@ -261,17 +226,21 @@ fn compare(
     let contents = |differences| {
         let root = (!target.view.keeps_its_owner(&there, metadata) && is_remembered()).then(|| {
             let place = (directory.as_fd(), name);
-            contents_root(place, file.bytes, target.view.rules.kinds, || {
-                turn.is_over()
-            })
+            contents_root(place, bytes, target.view.rules.kinds, || turn.is_over())
         });
         let none = Verdict::Replace(Differences::CONTENTS);
         root.flatten()
             .map_or(none, |root| Verdict::Contents(differences, root))
     };
     let by_contents = target.view.rules.compare == Compare::Checksum;
-    let at = At(file.directory, Some(name));
-    match target.compare(place, &there, source, by_contents.then_some(contents), at) {
+    let at = At(path, Some(name));
+    match target.compare(
+        (directory, name),
+        &there,
+        source,
+        by_contents.then_some(contents),
+        at,
+    ) {
         Verdict::Set(differences) if !is_remembered() => Verdict::Replace(differences),
         verdict => verdict,
     }

@@ -22,7 +22,7 @@ use zmove_wire::{
     SignedReceipt, StageReport, StoredItem, ToReceiver, ToSender,
 };
 
-use crate::compare::send::{Comparison, check_files, compare_all};
+use crate::compare::send::{Comparison, compare_all};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
@@ -340,7 +340,6 @@ impl Running {
         groups: Vec<EntryGroup>,
         held: Booking,
     ) -> Result<(), SessionError> {
-        check_files(&groups)?;
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
             let Comparison {

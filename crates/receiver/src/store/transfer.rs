@@ -7,7 +7,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_file_mtime};
+use zmove_disk::{
+    Direct, FileIdentity, FileIo, RemovalBudget, StorageReader, Task, Turn, set_file_mtime,
+};
 use zmove_types::{
     Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
     RelPath, Root, TransferId,
@@ -25,7 +27,6 @@ use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::session::threads::Reporter;
 use crate::shared_job::session::{Heart, SharedJobSession};
-use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};

@@ -6,13 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
-use zmove_disk::{FileIo, StoredFile};
+use zmove_disk::{StorageReader, StoredFile, value_or_zeros};
 use zmove_scan::Entry;
-use zmove_types::{BufferPool, Cv, GroupSpan, Root};
+use zmove_types::{Cv, GroupSpan, Root};
 
 use crate::account::failure::FileError;
-use crate::push::config::{BUFFER_BYTES, SenderConfig};
+use crate::push::config::SenderConfig;
 use crate::push::session::Session;
 use crate::push::threads::Threads;
 use crate::read::source::{SourceDirectory, is_unchanged};
@@ -70,12 +69,11 @@ impl Hashing {
         threads: &mut Threads,
     ) -> io::Result<Self> {
         let ((jobs, waiting), (done_in, done)) = (unbounded(), unbounded());
-        let buffers = BufferPool::new(BUFFER_BYTES, config.buffers_max);
+        let storage = Arc::new(StorageReader::new(&config.file_io, config.buffers_max));
         for number in 0..THREADS.min(config.readers_max) {
             let reader = Reader {
                 session: Arc::clone(session),
-                file_io: Arc::clone(&config.file_io),
-                buffers: buffers.clone(),
+                storage: Arc::clone(&storage),
             };
             let (waiting, done): (Receiver<Job>, _) = (waiting.clone(), done_in.clone());
             let work = move || {
@@ -103,8 +101,7 @@ impl Hashing {
 
 struct Reader {
     session: Arc<Session>,
-    file_io: Arc<dyn FileIo>,
-    buffers: BufferPool,
+    storage: Arc<StorageReader>,
 }
 
 impl Reader {
@@ -124,13 +121,8 @@ impl Reader {
 
     fn root_of(&self, source: &Source) -> Result<Root, FileError> {
         self.unchanged(source, |file| {
-            let Some(span) = GroupSpan::of(file.bytes(), 0) else {
-                return Ok(FileHasher::default().finish());
-            };
-            let mut hasher = FileHasher::default();
-            let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
-            let zeros = || sparse_file_root(span.len as usize, std::iter::empty(), &[]);
-            Ok(if has_data { hasher.finish() } else { zeros() })
+            self.go_on()?;
+            self.storage.root_of(file, file.bytes())
         })
     }
 
@@ -143,37 +135,24 @@ impl Reader {
         self.unchanged(source, |file| {
             let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
             let value = |span| {
-                let value = self.value_of(file, span)?;
-                Ok(if holes == Holes::Hashed {
-                    Some(value_of(span, value))
-                } else {
-                    value
+                self.go_on()?;
+                let value = self.storage.value_of(file, span)?;
+                Ok(match holes {
+                    Holes::Hashed => Some(value_or_zeros(span, value)),
+                    Holes::Told => value,
                 })
             };
             spans.map(value).collect()
         })
     }
 
-    fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
-        let mut hasher = GroupHasher::new(span.index);
-        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
-        Ok(has_data.then(|| hasher.finish()))
-    }
-
-    fn show(
-        &self,
-        file: &StoredFile,
-        span: GroupSpan,
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> io::Result<bool> {
+    /// Fails once the session is being stopped.
+    fn go_on(&self) -> io::Result<()> {
         if self.session.in_flight.is_stopping() {
-            return Err(io::ErrorKind::Interrupted.into());
+            Err(io::ErrorKind::Interrupted.into())
+        } else {
+            Ok(())
         }
-        file.show(
-            (self.file_io.as_ref(), &self.buffers),
-            (span.offset(), span.len as usize),
-            seen,
-        )
     }
 
     /// Reads a file that is what the scan has seen, and still is when it has been read.
@@ -192,9 +171,4 @@ impl Reader {
             Err(directory.changed(&entry.name))
         }
     }
-}
-
-/// The value of a group; a hole and zeros are the same contents.
-pub(crate) fn value_of(span: GroupSpan, value: Option<Cv>) -> Cv {
-    value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
 }

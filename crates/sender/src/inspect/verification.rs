@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use zmove_chunk::RootMerger;
+use zmove_disk::value_or_zeros;
 use zmove_types::{Cv, GroupSpan, RelPath, Root};
 use zmove_wire::limits::{HASHED_GROUPS_MAX, HASHES_OUTSTANDING_MAX};
 use zmove_wire::{
@@ -19,7 +20,7 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Done, Hashing, Holes, Job, Source, value_of};
+use crate::inspect::hashing::{Done, Hashing, Holes, Job, Source};
 
 /// A verification under way.
 pub(super) struct Verification {
@@ -287,7 +288,7 @@ impl Whole {
         let spans = (first..).map_while(|index| GroupSpan::of(bytes, index));
         let values = spans
             .zip(values)
-            .map(|(span, value)| value_of(span, *value))
+            .map(|(span, value)| value_or_zeros(span, *value))
             .collect();
         self.ahead.insert(first, values);
         while let Some(next) = self.ahead.remove(&self.ours.groups()) {
@@ -317,7 +318,7 @@ impl LargeFile {
             let Some(span) = GroupSpan::of(bytes, index) else {
                 break;
             };
-            let value = |value: Option<Cv>| value_of(span, value);
+            let value = |value: Option<Cv>| value_or_zeros(span, value);
             let same = match (ours.get(place), theirs.get(place)) {
                 (Some(None), Some(None)) => true,
                 (Some(ours), Some(theirs)) => value(*ours) == value(theirs.map(Cv)),

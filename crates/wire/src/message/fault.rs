@@ -141,6 +141,19 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// Whether the host has had no room for the transfer, and may have some later.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.code == RefusalCode::Full
+    }
+
+    /// Whether another session may succeed without a change of settings.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        use RefusalCode::{Broken, Busy, Full, Stopping};
+        matches!(self.code, Stopping | Broken | Busy | Full)
+    }
+
     /// A refusal of this kind, with the reason in words.
     pub fn new(code: RefusalCode, text: impl Into<String>) -> Self {
         Self {

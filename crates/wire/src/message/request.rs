@@ -244,6 +244,11 @@ impl Question {
     /// in order.
     pub fn check(&self) -> Result<(), WireError> {
         match self {
+            Self::Send(groups) if groups.iter().any(|group| group.itself.is_some()) => {
+                Err(WireError::OutOfOrder {
+                    what: "a question whether a directory is to be sent",
+                })
+            }
             Self::Send(groups) | Self::Report(groups) => {
                 let entries = groups.iter().map(|group| group.entries.len()).sum();
                 let count = groups.len().max(entries);

@@ -1,47 +1,37 @@
-//! The half of a verification at the target: files are hashed as their storage holds them. Used by `zmove verify`, and
-//! by transfers that prove what they have received (`store/proving.rs`) or look whether a failed flush has lost it.
+//! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored or
+//! look whether a failed flush has lost it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
-use zmove_disk::{FileIo, StoredFile};
-use zmove_types::{BufferPool, Cv, GroupSpan, Name, Root};
+use zmove_types::{BufferPool, Cv, GROUP_BYTES, GroupSpan, Root};
 
-use crate::config::BUFFER_BYTES;
-use crate::store::target::tree::open_old;
+use crate::file_io::FileIo;
+use crate::file_io::stored_file::StoredFile;
 
-/// What it takes to read files from the storage.
+/// What it takes to read files from their storage.
 #[derive(Debug)]
-pub(crate) struct StorageReader {
+pub struct StorageReader {
     file_io: Arc<dyn FileIo>,
     buffers: BufferPool,
 }
 
 impl StorageReader {
     /// A reader with so many buffers of a group, each made when it is needed: more threads wait for them.
-    pub(crate) fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
+    #[must_use]
+    pub fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
         Self {
             file_io: Arc::clone(file_io),
-            buffers: BufferPool::new(BUFFER_BYTES, buffers_max),
+            buffers: BufferPool::new(GROUP_BYTES as usize, buffers_max),
         }
-    }
-
-    /// The root of a file of at most one group.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(crate) fn root_at(&self, directory: &OwnedFd, name: &Name) -> io::Result<Root> {
-        let file = StoredFile::new(open_old(directory.as_fd(), name)?)?;
-        self.root_of(&file, file.bytes())
     }
 
     /// The root of the first `bytes` of a file, at most a group.
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn root_of(&self, file: &StoredFile, bytes: u64) -> io::Result<Root> {
+    pub fn root_of(&self, file: &StoredFile, bytes: u64) -> io::Result<Root> {
         let Some(span) = GroupSpan::of(bytes, 0) else {
             return Ok(FileHasher::default().finish());
         };
@@ -55,7 +45,7 @@ impl StorageReader {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
+    pub fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
         let mut hasher = GroupHasher::new(span.index);
         let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
         Ok(has_data.then(|| hasher.finish()))
@@ -65,17 +55,14 @@ impl StorageReader {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn has_value(
+    pub fn has_value(
         &self,
         file: &StoredFile,
         span: GroupSpan,
         wanted: Option<Cv>,
     ) -> io::Result<bool> {
-        let zeros = || sparse_group_cv(span, std::iter::empty(), &[]);
-        Ok(match (self.value_of(file, span)?, wanted) {
-            (None, None) => true,
-            (found, wanted) => found.unwrap_or_else(zeros) == wanted.unwrap_or_else(zeros),
-        })
+        let found = self.value_of(file, span)?;
+        Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
     }
 
     fn show(
@@ -92,12 +79,18 @@ impl StorageReader {
     }
 }
 
+/// The value of a group; a hole and zeros are the same contents.
+#[must_use]
+pub fn value_or_zeros(span: GroupSpan, value: Option<Cv>) -> Cv {
+    value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use zmove_disk::Threads;
+    use crate::file_io::threads::Threads;
     use zmove_types::GROUP_BYTES;
 
     /// Groups of zeros that are a hole, and one that is allocated.
