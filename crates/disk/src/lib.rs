@@ -50,7 +50,7 @@ pub use dead_mount::{CauseAt, is_gone};
 pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
 pub use entry::proven::ProvenKinds;
-pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
+pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, NameAt, mode_without_acl};
 pub use entry::{
     FileIdentity, is_kept_by_other_names, is_of_another_user, is_refused_to_others, is_same_file,
     number_at, number_of, retouch, set_file_mtime,
@@ -59,7 +59,7 @@ pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct, free_bytes};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
-pub use file_io::storage_reader::{StorageReader, value_or_zeros};
+pub use file_io::storage_reader::{BUFFER_BYTES, StorageReader, value_or_zeros};
 pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;

@@ -7,6 +7,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, Special};
 
+use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, number_at};
 use crate::hidden::make_hidden;
 use crate::lease::Lease;
@@ -52,8 +53,11 @@ pub enum Linked {
 /// The system's error; `ESTALE` where `first` leads to another file or to none, `EISDIR` when a directory has the name.
 pub fn place_link(
     lease: &Lease,
-    (from, first): (&OwnedFd, &Name),
-    (directory, name): (&OwnedFd, &Name),
+    NameAt {
+        directory: from,
+        name: first,
+    }: NameAt<'_>,
+    NameAt { directory, name }: NameAt<'_>,
     is_it: impl Fn(&FileIdentity) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
@@ -63,7 +67,13 @@ pub fn place_link(
             |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
         FileIdentity::at(from, first).is_ok_and(is_meant)
     };
-    place(lease, (from, first), (directory, name), is_it, replace)
+    place(
+        lease,
+        NameAt::new(from, first),
+        NameAt::new(directory, name),
+        is_it,
+        replace,
+    )
 }
 
 /// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
@@ -74,15 +84,18 @@ pub fn place_link(
 /// name.
 pub fn place_link_to_non_regular(
     lease: &Lease,
-    (from, first): (&OwnedFd, &Name),
-    (directory, name): (&OwnedFd, &Name),
+    NameAt {
+        directory: from,
+        name: first,
+    }: NameAt<'_>,
+    NameAt { directory, name }: NameAt<'_>,
     entry: NonRegular<'_>,
     replace: Replace,
 ) -> io::Result<Linked> {
     place(
         lease,
-        (from, first),
-        (directory, name),
+        NameAt::new(from, first),
+        NameAt::new(directory, name),
         |_number| entry.is_at(from, first),
         replace,
     )
@@ -90,8 +103,11 @@ pub fn place_link_to_non_regular(
 
 fn place(
     lease: &Lease,
-    (from, first): (&OwnedFd, &Name),
-    (directory, name): (&OwnedFd, &Name),
+    NameAt {
+        directory: from,
+        name: first,
+    }: NameAt<'_>,
+    NameAt { directory, name }: NameAt<'_>,
     is_it: impl Fn(FileNumber) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
@@ -138,8 +154,8 @@ mod tests {
         let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
         place_link(
             &Lease::constant(),
-            (&directory, &of(first)),
-            (&directory, &of(name)),
+            NameAt::new(&directory, &of(first)),
+            NameAt::new(&directory, &of(name)),
             |there| there.bytes == 1,
             replace,
         )
@@ -212,8 +228,8 @@ mod tests {
             |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
         let placed = place_link(
             &Lease::constant(),
-            (&directory, &of("first")),
-            (&directory, &of("name")),
+            NameAt::new(&directory, &of("first")),
+            NameAt::new(&directory, &of("name")),
             swap,
             Replace::Existing,
         );

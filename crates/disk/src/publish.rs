@@ -10,6 +10,7 @@ use zmove_types::{Kinds, Name, Timestamp};
 use crate::attributes::set_times_at;
 use crate::entry::metadata::Miss;
 use crate::entry::proven::ProvenKinds;
+use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, with_access_now};
 use crate::final_names::{link, place, rename, rename_with, symlink};
 use crate::hidden::make_hidden;
@@ -38,14 +39,22 @@ pub fn publish_file(
     name: &Name,
     replace: Replace,
 ) -> io::Result<()> {
-    move_to(lease, (directory, hidden), (directory, name), replace)
+    move_to(
+        lease,
+        NameAt::new(directory, hidden),
+        NameAt::new(directory, name),
+        replace,
+    )
 }
 
 /// The same for an entry of any directory of the file system.
 pub(crate) fn move_to(
     lease: &Lease,
-    (from, hidden): (&OwnedFd, &Name),
-    (directory, name): (&OwnedFd, &Name),
+    NameAt {
+        directory: from,
+        name: hidden,
+    }: NameAt<'_>,
+    NameAt { directory, name }: NameAt<'_>,
     replace: Replace,
 ) -> io::Result<()> {
     let old = place(from, hidden.as_os_str());
@@ -55,7 +64,9 @@ pub(crate) fn move_to(
     }
     match rename_with(lease.permit()?, old, new, RenameFlags::NOREPLACE) {
         // File systems that do not know the flag refuse to link over a name as well.
-        Err(Errno::INVAL | Errno::NOSYS) => publish_from(lease, (from, hidden), directory, name),
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            publish_from(lease, NameAt::new(from, hidden), directory, name)
+        }
         renamed => Ok(renamed?),
     }
 }
@@ -67,7 +78,10 @@ pub(crate) fn move_to(
 /// The system's error; `EEXIST` when something has that name, and what [`Lease::permit`] returns.
 pub fn publish_from(
     lease: &Lease,
-    (directory, file): (&OwnedFd, &Name),
+    NameAt {
+        directory,
+        name: file,
+    }: NameAt<'_>,
     into: &OwnedFd,
     name: &Name,
 ) -> io::Result<()> {
@@ -160,7 +174,12 @@ mod tests {
         let [hidden, name] = [b"h", b"n"].map(|name| Name::from_bytes(name).unwrap());
         let publish = |contents: &str| {
             std::fs::write(home.path().join("from/h"), contents).unwrap();
-            publish_from(&Lease::constant(), (&from, &hidden), &into, &name)
+            publish_from(
+                &Lease::constant(),
+                NameAt::new(&from, &hidden),
+                &into,
+                &name,
+            )
         };
         let count = || {
             directories

@@ -325,6 +325,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::xattrs::NameAt;
     use crate::entry::{FileIdentity, number_of, set_file_mtime};
     use crate::file_io::data_file::Direct;
     use crate::new_files::NewFiles;
@@ -395,18 +396,21 @@ mod tests {
         close(&directory, &root);
         assert!(late.has_ended());
         let (from, to) = (&hidden, name("f"));
-        assert_ended(late.publish(&lease, from, (&root, &to), Replace::Existing));
+        assert_ended(late.publish(&lease, from, NameAt::new(&root, &to), Replace::Existing));
         assert_ended(create(&late, &root));
         assert_ended(open("other"));
         assert_ended(late.has_part(&name("part"), part.file()));
         let part = (&name("part"), part.file());
-        assert_ended(late.publish_part(&lease, part, (&root, &to), Replace::Existing));
+        assert_ended(late.publish_part(&lease, part, NameAt::new(&root, &to), Replace::Existing));
         let ruled = (Replace::Existing, GroupOfNew::Own);
-        assert_ended(
-            late.place(&lease, (&root, &to), ruled, |(directory, name)| {
+        assert_ended(late.place(
+            &lease,
+            NameAt::new(&root, &to),
+            ruled,
+            |NameAt { directory, name }| {
                 Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
-            }),
-        );
+            },
+        ));
         late.give_back_time(&lease, &root, Timestamp::default());
         assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -437,8 +441,8 @@ mod tests {
         let at = |text: &str| home.path().join(text);
         let own = |hidden: &Name| format!("/proc/self/fd/{}/{hidden}", session.own().as_raw_fd());
         let look = |hidden: &Name, staged, error: Errno| {
-            let from = (&**session.own(), hidden);
-            session.look_after_failure(staged, from, (&root, &name("f")), error.into())
+            let from = NameAt::new(session.own(), hidden);
+            session.look_after_failure(staged, from, NameAt::new(&root, &name("f")), error.into())
         };
         let hidden = create(&session, &root).unwrap();
         let staged = number_at(session.own(), hidden.as_os_str()).unwrap();
@@ -460,7 +464,12 @@ mod tests {
             let hidden = create(&session, &root).unwrap();
             rustix::fs::unlinkat(session.own(), hidden.as_os_str(), AtFlags::empty()).unwrap();
             let told = session
-                .publish(&Lease::constant(), &hidden, (&root, &name("f")), replace)
+                .publish(
+                    &Lease::constant(),
+                    &hidden,
+                    NameAt::new(&root, &name("f")),
+                    replace,
+                )
                 .unwrap_err();
             assert_eq!(told.kind(), io::ErrorKind::NotFound);
             assert!(!home.path().join("f").exists() && !session.has_ended());
@@ -569,7 +578,7 @@ mod tests {
         assert!(matches!(late.find_part(&part), Ok(PartFound::Part(_))));
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");
-        let target = (&*root, &file_name);
+        let target = NameAt::new(&root, &file_name);
         fast.publish_part(
             &Lease::constant(),
             (&part, of_fast.file()),
@@ -632,7 +641,8 @@ mod tests {
         std::fs::write(&target, "other").unwrap();
         std::fs::remove_file(&target).unwrap();
         assert!(!is_taken() && is_committed());
-        let target = (&*root, &name("f"));
+        let f = name("f");
+        let target = NameAt::new(&root, &f);
         let staged = (&part, opened.file());
         let gone = dead.publish_part(&Lease::constant(), staged, target, Replace::Existing);
         assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -419,6 +419,7 @@ mod tests {
     use super::*;
     use crate::LastingNames;
     use crate::entry::tests::set_new_file_metadata;
+    use crate::entry::xattrs::NameAt;
     use crate::publish::publish_from;
     use rustix::fs::IFlags;
     use std::io::Write;
@@ -486,8 +487,12 @@ mod tests {
             );
         }
         let publish = || {
-            let published =
-                publish_from(&Lease::constant(), (&fd, &name("hidden")), &fd, &name("x"));
+            let published = publish_from(
+                &Lease::constant(),
+                NameAt::new(&fd, &name("hidden")),
+                &fd,
+                &name("x"),
+            );
             published.map_err(|error| Errno::from_io_error(&error).unwrap())
         };
         let (published, of_that_name) = (publish(), publish());

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use zmove_types::Name;
 
+use crate::entry::xattrs::NameAt;
 use crate::lease::Lease;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
@@ -67,12 +68,12 @@ impl StagingPlace {
         &self,
         lease: &Lease,
         hidden: &Name,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
         match self {
             Self::Beside => publish_file(lease, directory, hidden, name, replace),
-            Self::Job(job) => job.publish(lease, hidden, (directory, name), replace),
+            Self::Job(job) => job.publish(lease, hidden, NameAt::new(directory, name), replace),
         }
     }
 }

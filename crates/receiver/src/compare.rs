@@ -18,11 +18,11 @@ pub(crate) mod inspection;
 pub(crate) mod listed;
 pub(crate) mod send;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use zmove_chunk::xattr_digest;
 use zmove_disk::{
-    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, Named, Wanted, is_kept_by_other_names,
+    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, NameAt, Wanted, is_kept_by_other_names,
     is_of_another_user,
 };
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
@@ -96,7 +96,7 @@ impl View {
     pub(crate) fn file(
         &self,
         purpose: Purpose,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
         source: SourceFile<'_>,
         contents: Option<impl FnOnce(Differences) -> Verdict>,
@@ -123,7 +123,7 @@ impl View {
         }
         let is_needed = differences.has_any(decisive.and(Differences::LINKS));
         if all || contents.is_none() && !is_needed {
-            let entry = Named(directory.as_fd(), name);
+            let entry = NameAt::new(directory, name);
             let metadata = self.rules.of_file(source.metadata);
             let beside = self.beside(purpose, there, (&metadata, source.xattrs), entry);
             differences = differences.and(beside);

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, cores};
-use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RelPath, Root};
+use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
 
 use crate::compare::listed::ListedFiles;
 use crate::grant::{Allowance, Grants, Rights};
@@ -102,7 +103,3 @@ impl Default for ReceiverConfig {
         }
     }
 }
-
-/// The size of a payload buffer: one group.
-#[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
-pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;

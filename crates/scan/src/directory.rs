@@ -3,7 +3,7 @@
 //! **Invariant:** a [`Directory`]'s descriptor and paths name the same place, beneath its root; entries
 //! are to be opened relative to the descriptor, and paths are for messages and for the target.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -164,8 +164,8 @@ impl SourceRoot {
 
     /// The directory, opened with `O_PATH`.
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
     }
 
     /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers that put off
@@ -177,7 +177,7 @@ impl SourceRoot {
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
         // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
         Ok(open_beneath(
-            self.fd(),
+            self.fd().as_fd(),
             path,
             OFlags::RDONLY | OFlags::NONBLOCK,
         )?)
@@ -223,7 +223,7 @@ impl Directory {
             Extent::Tree => OFlags::RDONLY,
             Extent::SingleEntry => OFlags::PATH,
         };
-        let fd = open_beneath(root.fd(), source_path, OFlags::DIRECTORY | access)?;
+        let fd = open_beneath(root.fd().as_fd(), source_path, OFlags::DIRECTORY | access)?;
         let target_path = root
             .target_of(source_path)
             .expect("the scan descends only into paths that fit");
@@ -308,8 +308,8 @@ impl Directory {
 
     /// The open directory, for `openat` and its kin.
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
     }
 
     /// The target path of the entry `name`. Only for a root that is a single entry may it end in another name than at

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
-use zmove_disk::{FoundXattrs, HasXattrs, Named, mode_without_acl};
+use zmove_disk::{FoundXattrs, HasXattrs, NameAt, mode_without_acl};
 use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, NeverCopied, Special, Timestamp};
 
 use crate::directory::{Directory, is_mount};
@@ -154,8 +154,12 @@ impl Entry {
                 .filter(|kinds| !kinds.is_empty()),
             _ => kinds,
         };
-        let (beside, never_copied) =
-            Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
+        let (beside, never_copied) = Beside::look(
+            NameAt::new(directory.fd(), &name),
+            &stat,
+            kinds,
+            &mut metadata,
+        );
         Ok(Self {
             name,
             kind,

@@ -5,6 +5,7 @@
 //! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
 
 use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -101,7 +102,7 @@ impl Walk {
             .config
             .apart
             .filter(|_| directory.root().extent == Extent::Tree)?;
-        apart(directory.fd(), name.to_bytes())
+        apart(directory.fd().as_fd(), name.to_bytes())
     }
 
     /// Whether a name is passed over.
@@ -230,7 +231,7 @@ impl<'walk> Worker<'walk> {
         let mut metadata = metadata_of(&stat);
         let kinds = self.walk.config.xattrs;
         let (beside, _only_entries_are_reported) = Beside::look(
-            Descriptor::Open(directory.fd()),
+            Descriptor::Open(directory.fd().as_fd()),
             &stat,
             kinds,
             &mut metadata,

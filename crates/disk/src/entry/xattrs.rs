@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
@@ -25,7 +25,20 @@ pub enum Descriptor<'a> {
 
 /// An entry by its name in a directory; a link is not followed.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<'a>(pub BorrowedFd<'a>, pub &'a Name);
+pub struct NameAt<'a> {
+    /// The directory.
+    pub directory: &'a OwnedFd,
+    /// The name in it.
+    pub name: &'a Name,
+}
+
+impl<'a> NameAt<'a> {
+    /// That name in that directory.
+    #[must_use]
+    pub fn new(directory: &'a OwnedFd, name: &'a Name) -> Self {
+        Self { directory, name }
+    }
+}
 
 /// The extended attributes of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -155,9 +168,9 @@ fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
     }
 }
 
-impl HasXattrs for Named<'_> {
+impl HasXattrs for NameAt<'_> {
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
-        let Self(directory, name) = self;
+        let Self { directory, name } = self;
         match list_xattrs_at(directory, name.as_os_str(), buffer) {
             // The path through /proc costs three times as much: 3 µs more for each entry of a scan.
             Err(Errno::NOSYS | Errno::PERM) => rustix::fs::llistxattr(self.path(), buffer),
@@ -170,15 +183,17 @@ impl HasXattrs for Named<'_> {
     }
 
     fn file_system(self) -> Option<i64> {
-        rustix::fs::fstatfs(self.0).ok().map(|stat| stat.f_type)
+        rustix::fs::fstatfs(self.directory)
+            .ok()
+            .map(|stat| stat.f_type)
     }
 }
 
-impl Named<'_> {
+impl NameAt<'_> {
     fn path(self) -> Vec<u8> {
-        let mut path = by_descriptor(self.0).into_bytes();
+        let mut path = by_descriptor(self.directory.as_fd()).into_bytes();
         path.push(b'/');
-        path.extend_from_slice(self.1.as_os_str().as_bytes());
+        path.extend_from_slice(self.name.as_os_str().as_bytes());
         path
     }
 }
@@ -339,7 +354,7 @@ pub(crate) mod tests {
     #[test]
     fn attributes_are_read_whole_in_the_order_of_their_names() {
         let home = tempfile::tempdir().unwrap();
-        let directory = File::open(home.path()).unwrap();
+        let directory = OwnedFd::from(File::open(home.path()).unwrap());
         let path = home.path().join("f");
         std::fs::write(&path, "").unwrap();
         let file = File::open(&path).unwrap();
@@ -369,7 +384,7 @@ pub(crate) mod tests {
             rustix::fs::Mode::empty(),
         )
         .unwrap();
-        let named = Named(directory.as_fd(), &entry)
+        let named = NameAt::new(&directory, &entry)
             .xattrs(Kinds::XATTRS)
             .unwrap();
         for found in [
@@ -404,7 +419,7 @@ pub(crate) mod tests {
         assert_eq!(subject.xattrs(Kinds::ALL).unwrap().list.len(), 2);
         let nothing = Name::from_bytes(b"nothing").unwrap();
         assert!(
-            Named(directory.as_fd(), &nothing)
+            NameAt::new(&directory, &nothing)
                 .xattrs(Kinds::ALL)
                 .is_err()
         );

@@ -17,13 +17,17 @@ pub struct StorageReader {
     buffers: BufferPool,
 }
 
+/// The size of a buffer for data: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
+pub const BUFFER_BYTES: usize = GROUP_BYTES as usize;
+
 impl StorageReader {
     /// A reader with so many buffers of a group, each made when it is needed: more threads wait for them.
     #[must_use]
     pub fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
         Self {
             file_io: Arc::clone(file_io),
-            buffers: BufferPool::new(GROUP_BYTES as usize, buffers_max),
+            buffers: BufferPool::new(BUFFER_BYTES, buffers_max),
         }
     }
 

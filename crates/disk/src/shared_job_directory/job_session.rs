@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
 use super::{SharedJobDirectory, make, open};
+use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
@@ -110,18 +111,21 @@ impl JobSession {
         &self,
         lease: &Lease,
         hidden: &Name,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
-        self.publish_from(lease, (&self.own, hidden), place, replace)
+        self.publish_from(lease, NameAt::new(&self.own, hidden), place, replace)
     }
 
     /// Gives an entry of a directory of the job its final name; see [`publish`](Self::publish).
     fn publish_from(
         &self,
         lease: &Lease,
-        from @ (within, hidden): (&OwnedFd, &Name),
-        place @ (directory, name): (&OwnedFd, &Name),
+        from @ NameAt {
+            directory: within,
+            name: hidden,
+        }: NameAt<'_>,
+        place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
         let staged =
@@ -153,8 +157,11 @@ impl JobSession {
     pub(super) fn look_after_failure(
         &self,
         staged: FileNumber,
-        (within, hidden): (&OwnedFd, &Name),
-        (directory, name): (&OwnedFd, &Name),
+        NameAt {
+            directory: within,
+            name: hidden,
+        }: NameAt<'_>,
+        NameAt { directory, name }: NameAt<'_>,
         error: io::Error,
     ) -> io::Result<()> {
         if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
@@ -187,21 +194,23 @@ impl JobSession {
     pub fn place<T>(
         &self,
         lease: &Lease,
-        place @ (directory, _): (&OwnedFd, &Name),
+        place @ NameAt { directory, name: _ }: NameAt<'_>,
         (replace, group): (Replace, GroupOfNew),
-        make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
+        make: impl FnOnce(NameAt<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
         let free = |name: &Name| match number_at(&self.own, name.as_os_str()) {
             Ok(_) => Err(Errno::EXIST),
             Err(_) => Ok(()),
         };
         let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
-        let made = self.create(|| make((&self.own, &fresh))).and_then(|made| {
-            if group == GroupOfNew::OfDirectory {
-                Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
-            }
-            Ok(made)
-        });
+        let made = self
+            .create(|| make(NameAt::new(&self.own, &fresh)))
+            .and_then(|made| {
+                if group == GroupOfNew::OfDirectory {
+                    Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
+                }
+                Ok(made)
+            });
         self.publish_made(lease, made, &fresh, place, replace)
     }
 
@@ -211,7 +220,7 @@ impl JobSession {
         lease: &Lease,
         made: io::Result<T>,
         fresh: &Name,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<T> {
         let published =
@@ -367,12 +376,12 @@ impl JobSession {
         &self,
         lease: &Lease,
         (part, file): (&Name, &File),
-        place @ (directory, name): (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
         self.retire_part(part, file)?;
         let retired = retired_name(part);
-        let from = (&*self.parts, &retired);
+        let from = NameAt::new(&self.parts, &retired);
         let is_it = |there| number_of(file).is_ok_and(|here| here == there);
         if number_at(&self.parts, retired.as_os_str()).is_ok_and(is_it) {
             self.publish_from(lease, from, place, replace)?;

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, Named, StorageReader, StoredFile, Task,
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, NameAt, StorageReader, StoredFile, Task,
     Tree, Turn, is_of_another_user, is_special_at,
 };
 use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
@@ -292,12 +292,12 @@ impl Inspection {
             Ok(there) => there,
             Err(error) => return unreadable(&error),
         };
-        let place = (directory, name);
+        let place = NameAt::new(directory, name);
         let keeps_all = self.view.rules.overwrite == Overwrite::Nothing;
         let in_the_way = |operation| self.over_directory(operation, path, name);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (SourceKind::Directory, FileType::Directory) => {
-                let itself = Named(directory.as_fd(), name);
+                let itself = NameAt::new(directory, name);
                 self.look_at_directory(directory, &there, &entry.metadata, itself)
             }
             (SourceKind::Directory, _) if keeps_all => Verdict::Fails(
@@ -382,7 +382,7 @@ impl Inspection {
 
     fn look_at_special(
         &self,
-        place @ (directory, name): (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
     ) -> Verdict {
@@ -391,14 +391,14 @@ impl Inspection {
         }
         let metadata = self.view.rules.of_file(metadata);
         let wanted = (&*metadata, Xattrs::Digest(xattrs.as_deref()));
-        let entry = Named(directory.as_fd(), name);
+        let entry = NameAt::new(directory, name);
         Verdict::set(self.metadata_differs(directory, there, wanted, entry))
     }
 
     fn look_at_file(
         &self,
         turn: &Turn<'_>,
-        place @ (directory, name): (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
         bytes: u64,
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
@@ -430,12 +430,12 @@ impl Inspection {
     }
 
     /// Whether a name leads to the same file as the first one of its group.
-    fn is_one(&self, name: (&OwnedFd, &Name), first: &RelPath) -> bool {
+    fn is_one(&self, name: NameAt<'_>, first: &RelPath) -> bool {
         let Some((parent, first)) = first.parent().zip(first.file_name()) else {
             return false;
         };
         match self.place(&parent) {
-            Place::There(from) => is_one(name, (&from, &first)),
+            Place::There(from) => is_one(name, NameAt::new(&from, &first)),
             Place::Missing | Place::Closed(_) => false,
         }
     }
@@ -443,7 +443,7 @@ impl Inspection {
     /// Whether a link or special file has another name that belongs to another entry of the source.
     fn is_name_of_another(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
     ) -> bool {
         there.names > 1 && self.view.is_of_another(directory, name, there)
@@ -451,7 +451,7 @@ impl Inspection {
 
     fn look_at_symlink(
         &self,
-        place @ (directory, name): (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
         target: &[u8],
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
@@ -470,7 +470,7 @@ impl Inspection {
             ..*there
         };
         let wanted = (metadata, Xattrs::Digest(xattrs.as_deref()));
-        let entry = Named(directory.as_fd(), name);
+        let entry = NameAt::new(directory, name);
         let differences = self.metadata_differs(directory, &there, wanted, entry);
         if is_same {
             Verdict::set(differences)

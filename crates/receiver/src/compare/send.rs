@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use zmove_disk::{FileIdentity, Task, Turn};
+use zmove_disk::{FileIdentity, NameAt, Task, Turn};
 use zmove_types::{Lock, Name, RelPath};
 use zmove_wire::{
     Compare, Differences, EntryGroup, Held, SourceEntry, SourceKind, SourceMark, SourceMetadata,
@@ -235,7 +235,7 @@ fn compare(
     let by_contents = target.view.rules.compare == Compare::Checksum;
     let at = At(path, Some(name));
     match target.compare(
-        (directory, name),
+        NameAt::new(directory, name),
         &there,
         source,
         by_contents.then_some(contents),

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NewFiles, PartFound};
+use zmove_disk::{FileIdentity, NameAt, NewFiles, PartFound};
 use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
@@ -133,7 +133,7 @@ impl SharedJobSession {
             return Ok(SharedJobResult::Failed(operation, code));
         }
         let replace = transfer.target.view.rules.replaces();
-        let to: (&OwnedFd, &Name) = (directory, name);
+        let to: NameAt<'_> = NameAt::new(directory, name);
         if let Err(error) = self
             .session
             .publish_part(lease, (&place.part, part), to, replace)
@@ -218,7 +218,7 @@ fn finish(
 ) -> Result<(), Failure> {
     let metadata = transfer
         .target
-        .of_file((&place.directory, &place.name), &head.metadata);
+        .of_file(NameAt::new(&place.directory, &place.name), &head.metadata);
     let made = (part, &NewFiles::default(), &*place.directory);
     // Another receiver may have given it its name meanwhile.
     let permit = transfer.target.tree.lease().permit();

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Direct, JobSession, Lease, Replace, SharedJobDirectory, Staged, Tree};
+use zmove_disk::{Direct, JobSession, Lease, NameAt, Replace, SharedJobDirectory, Staged, Tree};
 use zmove_transport::{
     ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
 };
@@ -725,7 +725,8 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let shared = transfer.parts.shared.as_ref().unwrap();
     assert!(!shared.is_gone(&part).unwrap());
     let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
-    let place = (&root, &name("large"));
+    let large = name("large");
+    let place = NameAt::new(&root, &large);
     let staged = (part.hidden_name().unwrap(), part.file());
     shared
         .session
@@ -879,7 +880,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
         .publish_part(
             &Lease::constant(),
             (&first_key.0, first.file()),
-            (&root, &name("f")),
+            NameAt::new(&root, &name("f")),
             Replace::Existing,
         )
         .unwrap();

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, NonRegular, Permit, Staged, StagingDirectory, Task, Tree,
-    Turn, close, write_data,
+    ContentsWriter, FileIdentity, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory,
+    Task, Tree, Turn, close, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -212,14 +212,16 @@ impl<'a> Placer<'a> {
         let metadata = self
             .transfer
             .target
-            .of_file((directory, name), &file.metadata);
+            .of_file(NameAt::new(directory, name), &file.metadata);
         let source = SourceFile {
             bytes: file.bytes.into(),
             metadata: &metadata,
             xattrs: Xattrs::Known,
         };
         let at = At(path, Some(name));
-        self.transfer.target.is_kept((directory, name), source, at)
+        self.transfer
+            .target
+            .is_kept(NameAt::new(directory, name), source, at)
     }
 
     /// Opens a directory of the target, made if need be.
@@ -459,11 +461,16 @@ impl<'a> Placer<'a> {
             return Err(Unmade::NotTaken);
         }
         let name = self.transfer.target.view.name(path, &file.name);
-        let place = (&*opened.directory, name);
+        let place = NameAt::new(&opened.directory, name);
         let metadata = self.transfer.target.of_file(place, &file.metadata);
         self.make_in(&side.staging, opened.flush, path, (file, &metadata), bytes)?;
         let lease = self.transfer.target.tree.lease();
-        if !all.give_name(lease, side, &file.name, (&opened.directory, name)) {
+        if !all.give_name(
+            lease,
+            side,
+            &file.name,
+            NameAt::new(&opened.directory, name),
+        ) {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
@@ -558,7 +565,9 @@ impl<'a> Placer<'a> {
             BatchEntry::Link(link) => return self.place_link(opened, path, batch, *number, link),
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.view.name(path, name);
-                let metadata = transfer.target.of_file((directory, name), metadata);
+                let metadata = transfer
+                    .target
+                    .of_file(NameAt::new(directory, name), metadata);
                 transfer
                     .target
                     .retouch(directory, name, &metadata, At(path, Some(name)))?;
@@ -585,7 +594,7 @@ impl<'a> Placer<'a> {
             .and_then(|first| Some((first.parent()?, first.file_name()?)));
         let first = first.map(|(parent, first)| Ok((self.directories.as_it_is(&parent)?, first)));
         target.place_non_regular(
-            (directory, name),
+            NameAt::new(directory, name),
             (entry, metadata),
             first,
             At(path, Some(name)),
@@ -617,8 +626,13 @@ impl<'a> Placer<'a> {
             .directories
             .as_it_is(&parent)
             .map_err(failed_to(Operation::Link))?;
-        let place = (&*opened.directory, name);
-        match target.place_link((&from, &first), place, link, At(path, Some(name)))? {
+        let place = NameAt::new(&opened.directory, name);
+        match target.place_link(
+            NameAt::new(&from, &first),
+            place,
+            link,
+            At(path, Some(name)),
+        )? {
             Linked::Made => self.transfer.stored_link(|| path.join(&link.name).ok()),
             Linked::There => batch.fault(number, ALREADY_THERE),
         }
@@ -736,7 +750,7 @@ impl<'a> Placer<'a> {
         let target = &transfer.target;
         let name = target.view.name(path, &file.name);
         let directory = &opened.directory;
-        let metadata = target.of_file((directory, name), &file.metadata);
+        let metadata = target.of_file(NameAt::new(directory, name), &file.metadata);
         let existing =
             transfer.begin_in_place(directory, name, u64::from(file.bytes), &metadata)?;
         if let Some(staged) = existing {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_disk::{
-    Answers, FileIdentity, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
+    Answers, FileIdentity, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
 };
 use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
@@ -558,8 +558,8 @@ fn publish_hidden(
     let name = target.view.name(path, &small.file.name);
     if stays_there(
         target,
-        (target.staging_place.of(&directory), hidden),
-        (&directory, name),
+        NameAt::new(target.staging_place.of(&directory), hidden),
+        NameAt::new(&directory, name),
         small,
     ) {
         return Err(ALREADY_THERE);
@@ -567,7 +567,7 @@ fn publish_hidden(
     settled(
         target,
         target.place_over_directory(At(path, Some(name)), || {
-            let place = (&*directory, name);
+            let place = NameAt::new(&directory, name);
             let published = target.staging_place.publish(
                 target.tree.lease(),
                 hidden,
@@ -582,8 +582,8 @@ fn publish_hidden(
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
 fn stays_there(
     target: &TargetTree,
-    whole: (&OwnedFd, &Name),
-    place @ (directory, name): (&OwnedFd, &Name),
+    whole: NameAt<'_>,
+    place @ NameAt { directory, name }: NameAt<'_>,
     small: &SmallFile,
 ) -> bool {
     target.may_not_be_replaced(directory, name, small.file.metadata.mtime)
@@ -776,8 +776,8 @@ fn merge(
         let stays = if let Some(small) = files.get(below.as_bytes()) {
             stays_there(
                 target,
-                (from, &small.file.name),
-                (into, &small.file.name),
+                NameAt::new(from, &small.file.name),
+                NameAt::new(into, &small.file.name),
                 small,
             )
         } else if spoiled

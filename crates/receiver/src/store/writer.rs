@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{PART_GONE, Span, Staged, Task, Turn};
+use zmove_disk::{NameAt, PART_GONE, Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Kinds, Metadata, Name, RelPath};
 use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
@@ -352,7 +352,7 @@ fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> C
     let parent = path.parent().unwrap_or_else(RelPath::root);
     match target.tree.open_directory(&parent) {
         Ok(directory) if !target.view.rules.kinds.has_any(Kinds::MODE) => {
-            target.of_file((&directory, &name_of(path)), &head.metadata)
+            target.of_file(NameAt::new(&directory, &name_of(path)), &head.metadata)
         }
         _modes_are_kept_or_nothing_is_there => target.view.rules.of_file(&head.metadata),
     }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
-use zmove_types::{Account, Accounts, GROUP_BYTES, Kinds, NoAccounts, RateLimit, Timestamp};
+use zmove_types::{Account, Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
 use zmove_wire::Open;
 
 use crate::plan::pack::PackSizes;
@@ -84,10 +85,6 @@ impl Default for SenderConfig {
         }
     }
 }
-
-/// The size of a payload buffer: one group.
-#[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
-pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;
 
 /// Whom entries are said to belong to.
 #[derive(Clone, Debug)]

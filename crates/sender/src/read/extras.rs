@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, data_begins, mode_without_acl,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, NameAt, data_begins, mode_without_acl,
 };
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
@@ -179,7 +179,10 @@ impl Extras {
         let opened = directory.opened();
         let named = opened
             .fd()
-            .map(|directory| Named(directory, &entry.name))
+            .map(|directory| NameAt {
+                directory,
+                name: &entry.name,
+            })
             .filter(|_| beside.xattrs.is_some());
         let form = Form::of(&entry.kind);
         self.with_extra(form, entry.metadata.clone(), beside, named)
@@ -195,7 +198,7 @@ impl Extras {
         let opened = directory.opened();
         let itself = opened
             .fd()
-            .map(Descriptor::Open)
+            .map(|directory| Descriptor::Open(directory.as_fd()))
             .filter(|_| beside.xattrs.is_some());
         self.with_extra(Form::Directory, metadata.clone(), beside, itself)
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -122,7 +122,7 @@ impl SourceDirectory {
     }
 
     /// The directory, if it is open.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<&OwnedFd> {
         self.open.as_ref().map(|directory| directory.fd())
     }
 

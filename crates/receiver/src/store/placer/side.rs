@@ -10,11 +10,10 @@
 //!
 //! **Invariant:** a file that is not flushed has no name outside of the side directory (`--durability none` excepted).
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use zmove_disk::{Lease, StagingDirectory, publish_from};
+use zmove_disk::{Lease, NameAt, StagingDirectory, publish_from};
 use zmove_types::Name;
 
 use crate::quota::StagingBooking;
@@ -64,9 +63,13 @@ impl SideDirectories {
         lease: &Lease,
         SideDirectory { staging, .. }: &SideDirectory,
         file: &Name,
-        (into, name): (&OwnedFd, &Name),
+        NameAt {
+            directory: into,
+            name,
+        }: NameAt<'_>,
     ) -> bool {
-        let is_named = publish_from(lease, (staging.directory(), file), into, name).is_ok();
+        let is_named =
+            publish_from(lease, NameAt::new(staging.directory(), file), into, name).is_ok();
         if !is_named {
             self.refused.store(true, Ordering::Relaxed);
             // A file that stays goes with the side directory.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, Lease, Linked, Miss, Named, NonRegular, Replace, Wanted,
+    Descriptor, FileIdentity, GroupOfNew, Lease, Linked, Miss, NameAt, NonRegular, Replace, Wanted,
     hold_new, is_special_at, place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
@@ -26,7 +26,7 @@ impl TargetTree {
     /// first name, it leads to the same entry as that, in its directory, if it can.
     pub(crate) fn place_non_regular(
         &self,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
         first: Option<io::Result<(Arc<OwnedFd>, Name)>>,
         at: At<'_>,
@@ -42,7 +42,8 @@ impl TargetTree {
         };
         let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
-            let (first, replace) = ((&*from, &first), self.view.rules.replaces());
+            let first = NameAt::new(&from, &first);
+            let replace = self.view.rules.replaces();
             match self.staging_place.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
@@ -78,7 +79,7 @@ impl TargetTree {
     /// Whether a name leads to such an entry already that has other names too and lacks nothing that it can get.
     fn stays(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> bool {
@@ -109,7 +110,7 @@ impl TargetTree {
                 .times
                 .is_kept(directory, there.mtime, metadata.mtime)
             && Xattrs::Known.are_those_of(
-                Named(directory.as_fd(), name),
+                NameAt::new(directory, name),
                 &metadata,
                 self.view.rules.xattr_kinds().common(kinds),
             );
@@ -127,7 +128,7 @@ impl TargetTree {
     /// Makes a symbolic link or special file under its name, in a job under another one first.
     fn have_non_regular(
         &self,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         entry: (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
@@ -165,7 +166,7 @@ impl TargetTree {
     /// is one.
     fn make_non_regular(
         &self,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
@@ -176,8 +177,8 @@ impl TargetTree {
                 let placed = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
-                        place.0.as_fd(),
-                        place.1,
+                        place.directory.as_fd(),
+                        place.name,
                         to,
                         replace,
                         &self.proven,
@@ -202,7 +203,7 @@ impl TargetTree {
 
     fn make_special(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         (special, metadata): (Special, &Metadata),
         at: At<'_>,
     ) -> io::Result<bool> {
@@ -242,7 +243,7 @@ impl TargetTree {
     /// Gives a link its owner, and the attributes that root sets; what it does not get is counted.
     fn own_link(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         metadata: &Metadata,
         at: At<'_>,
     ) -> io::Result<()> {

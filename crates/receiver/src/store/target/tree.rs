@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
     Descriptor, FileIdentity, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease, Linked, Miss,
-    Named, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted, data_begins,
-    is_beyond_range, is_held_everywhere, is_refused_to_others, number_at, open_beneath, place_link,
-    retouch,
+    NameAt, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
+    data_begins, is_beyond_range, is_held_everywhere, is_refused_to_others, number_at,
+    open_beneath, place_link, retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
@@ -118,7 +118,7 @@ impl TargetTree {
     /// The metadata of a file that is to have a name in a directory, where another file may have it.
     pub(crate) fn of_file<'a>(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         metadata: &'a Metadata,
     ) -> Cow<'a, Metadata> {
         if self.view.rules.kinds.has_any(Kinds::MODE) {
@@ -286,7 +286,7 @@ impl TargetTree {
                 .view
                 .keeper
                 .wanted(&self.view.rules, metadata, Some(metadata.mtime));
-            self.touch((directory, name), &there, &wanted, at)
+            self.touch(NameAt::new(directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
         };
@@ -300,7 +300,7 @@ impl TargetTree {
     /// Sets the metadata of a file that is there.
     fn touch(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
         compared: &FileIdentity,
         wanted: &Wanted<'_>,
         at: At<'_>,
@@ -349,7 +349,7 @@ impl TargetTree {
     /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
     pub(crate) fn is_kept(
         &self,
-        place @ (directory, name): (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
         source: SourceFile<'_>,
         at: At<'_>,
     ) -> bool {
@@ -367,8 +367,8 @@ impl TargetTree {
     /// Whether the file of a name looks in all that is kept like another, whole one that would get the name.
     pub(crate) fn looks_like(
         &self,
-        place @ (directory, name): (&OwnedFd, &Name),
-        whole: (&OwnedFd, &Name),
+        place @ NameAt { directory, name }: NameAt<'_>,
+        whole: NameAt<'_>,
     ) -> bool {
         self.is_alike(place, whole)
             && FileIdentity::at(directory, name)
@@ -378,18 +378,18 @@ impl TargetTree {
     /// Whether the files of two names look the same in all that is kept.
     fn is_alike(
         &self,
-        (directory, name): (&OwnedFd, &Name),
-        (elsewhere, whole): (&OwnedFd, &Name),
+        NameAt { directory, name }: NameAt<'_>,
+        NameAt {
+            directory: elsewhere,
+            name: whole,
+        }: NameAt<'_>,
     ) -> bool {
         let look = |directory: &OwnedFd, name| {
             let there = FileIdentity::at(directory, name)
                 .ok()
                 .filter(|there| there.regular)?;
             let kinds = self.view.rules.kinds.common(Kinds::ANY_XATTR);
-            Some((
-                there,
-                Named(directory.as_fd(), name).xattrs(kinds).ok()?.list,
-            ))
+            Some((there, NameAt::new(directory, name).xattrs(kinds).ok()?.list))
         };
         let Some((there, xattrs)) = look(directory, name) else {
             return false;
@@ -408,7 +408,7 @@ impl TargetTree {
     /// far as they are known. If that fails, the file counts as different: sending it again will report why.
     pub(crate) fn compare(
         &self,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         there: &FileIdentity,
         source: SourceFile<'_>,
         contents: Option<impl FnOnce(Differences) -> Verdict>,
@@ -430,7 +430,7 @@ impl TargetTree {
     /// Sets the metadata in which a file differs, as far as they are known here.
     fn settle(
         &self,
-        place: (&OwnedFd, &Name),
+        place: NameAt<'_>,
         there: &FileIdentity,
         SourceFile {
             metadata, xattrs, ..
@@ -485,8 +485,11 @@ impl TargetTree {
     /// contents only the sender compares it.
     pub(crate) fn place_link(
         &self,
-        (from, first): (&OwnedFd, &Name),
-        place: (&OwnedFd, &Name),
+        NameAt {
+            directory: from,
+            name: first,
+        }: NameAt<'_>,
+        place: NameAt<'_>,
         LinkEntry {
             metadata, bytes, ..
         }: &LinkEntry,
@@ -502,13 +505,19 @@ impl TargetTree {
         let lease = self.tree.lease();
         let linked = match self.staging_place.job() {
             None => self.place_over_directory(at, || {
-                place_link(lease, (from, first), place, is_it, replace).map_err(cannot)
+                place_link(lease, NameAt::new(from, first), place, is_it, replace).map_err(cannot)
             }),
-            Some(_) if is_one((from, first), place) => Ok(Linked::There),
+            Some(_) if is_one(NameAt::new(from, first), place) => Ok(Linked::There),
             Some(job) => job
                 .place(lease, place, (replace, GroupOfNew::Own), |fresh| {
                     let hidden = Lease::constant();
-                    place_link(&hidden, (from, first), fresh, is_it, Replace::Nothing)
+                    place_link(
+                        &hidden,
+                        NameAt::new(from, first),
+                        fresh,
+                        is_it,
+                        Replace::Nothing,
+                    )
                 })
                 .map_err(cannot),
         };
@@ -520,7 +529,7 @@ impl TargetTree {
         if let Some(error) = refusal
             && self.view.rules.compare == Compare::Quick
             && FileIdentity::at(from, first).is_ok_and(|there| is_it(&there))
-            && self.is_alike(place, (from, first))
+            && self.is_alike(place, NameAt::new(from, first))
         {
             let misses = [Miss {
                 kind: Kinds::LINKS,
@@ -532,7 +541,7 @@ impl TargetTree {
             return Ok(Linked::There);
         }
         let linked = linked?;
-        self.flush_if_each(place.0)
+        self.flush_if_each(place.directory)
             .map_err(failed_to(Operation::Flush))?;
         Ok(linked)
     }
@@ -585,8 +594,8 @@ fn is_no_link(error: Errno) -> bool {
 }
 
 /// Whether two names lead to one entry.
-pub(crate) fn is_one(one: (&OwnedFd, &Name), other: (&OwnedFd, &Name)) -> bool {
-    let number = |(directory, name): (&OwnedFd, &Name)| number_at(directory, name.as_os_str());
+pub(crate) fn is_one(one: NameAt<'_>, other: NameAt<'_>) -> bool {
+    let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name.as_os_str());
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
 }
 
