@@ -1,6 +1,6 @@
 //! Jobs: submitted, done in the background, killed at any moment, and done all the same, once.
 
-mod telling;
+mod notifications;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -20,12 +20,14 @@ use tokio::runtime::Builder;
 use zmove_disk::{Auto, Direct, FileIo, OwnPaths, RingConfig, Threads, Unavailable, Uring};
 
 use zmove_engine::{DialSettings, UnknownHost};
+use zmove_jobs::{NotifyConfig, NotifyMethod};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::commands::serve::config::Config;
 use crate::display::prompt::Prompt;
 use crate::ownership;
 use crate::runtime;
+use crate::value::exit::usage_error;
 
 pub(crate) use clean::clean;
 pub(crate) use copy::{Copy, CopySettings};
@@ -124,10 +126,23 @@ pub(crate) fn learnt(journals: &Path) -> PathBuf {
     journals.with_file_name("learnt")
 }
 
-/// The file that names who is told what becomes of jobs.
-pub(crate) fn tell() -> Result<PathBuf> {
-    let file = home(Role::Client)?.join("tell.toml");
+/// The file that configures notifications of jobs.
+pub(crate) fn notify() -> Result<PathBuf> {
+    let file = home(Role::Client)?.join("notify.toml");
     std::path::absolute(&file).with_context(|| format!("find '{}'", file.display()))
+}
+
+/// The configuration of notifications, which has to name a hook or a webhook.
+pub(crate) fn notify_config() -> Result<NotifyConfig> {
+    let file = notify()?;
+    let config = NotifyConfig::read(&file)?;
+    if NotifyMethod::ALL.iter().any(|method| config.has(*method)) {
+        return Ok(config);
+    }
+    Err(usage_error(format!(
+        "'{}' has neither a hook nor a webhook",
+        file.display()
+    )))
 }
 
 /// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in

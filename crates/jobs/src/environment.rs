@@ -12,8 +12,9 @@ fn is_handed_on(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else {
         return false;
     };
-    let begins = |parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
-    NAMES.contains(&name) || begins(&FAMILIES) && !begins(&OF_ONE_PROCESS)
+    NAMES.contains(&name)
+        || FAMILIES.iter().any(|family| name.starts_with(family))
+            && !name.starts_with(OF_ONE_PROCESS)
 }
 
 const NAMES: [&str; 11] = [
@@ -30,8 +31,8 @@ const NAMES: [&str; 11] = [
     "USER",
 ];
 const FAMILIES: [&str; 3] = ["LC_", "XDG_", "ZMOVE_"];
-/// Variables that were meant for the process that has started the runner, such as a command that tells.
-const OF_ONE_PROCESS: [&str; 2] = ["ZMOVE_JOB_", "ZMOVE_TELL_"];
+/// Variables that were meant for the process that has started the runner.
+const OF_ONE_PROCESS: &str = "ZMOVE_JOB_";
 
 #[cfg(test)]
 mod tests {
@@ -45,7 +46,6 @@ mod tests {
             ("XDG_RUNTIME_DIR", true),
             ("ZMOVE_JOBS", true),
             ("ZMOVE_JOB_BATCH", false),
-            ("ZMOVE_TELL_JSON", false),
             ("AWS_SECRET_ACCESS_KEY", false),
             ("NOTIFY_SOCKET", false),
             ("LD_PRELOAD", false),

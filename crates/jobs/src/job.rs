@@ -100,8 +100,8 @@ pub struct NewJob {
     pub after: Vec<JobId>,
     /// The longest time in which nothing is moved before it is given up.
     pub deadline: Duration,
-    /// The names of the channels that tell of it; none: those that tell of any job.
-    pub tell: Vec<String>,
+    /// A text of the user for the hook and the webhook.
+    pub notify: Option<String>,
 }
 
 /// What a user asks of a job that is running, until the runner has done so.
@@ -170,6 +170,8 @@ pub struct Job {
     pub submission: Option<String>,
     /// The user's name for it.
     pub label: String,
+    /// A text of the user for the hook and the webhook.
+    pub notify: Option<String>,
     /// What has become of it.
     pub state: State,
     /// What is asked of it while it runs.
@@ -221,19 +223,6 @@ pub struct JobEvent {
     pub attempt: u32,
     /// More of it, for people.
     pub message: Option<String>,
-}
-
-/// Something that is to be told to whom it concerns, at least once.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outgoing {
-    /// The number of the event, by which who hears it twice knows it again.
-    pub number: i64,
-    /// The job.
-    pub job: JobId,
-    /// What has happened: `done`, `failed`, `cancelled`, `expired`, `missed` or `stalled`.
-    pub kind: String,
-    /// The names of the channels that were chosen for the job; none: those that tell of any job.
-    pub tell: Vec<String>,
 }
 
 /// A word of the environment, as `NAME=VALUE`.

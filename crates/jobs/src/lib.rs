@@ -8,20 +8,19 @@ mod error;
 mod job;
 mod moment;
 mod nodes;
+mod notify;
 mod place;
 mod program;
 mod runner;
 mod schedule;
 mod state;
 mod store;
-mod tell;
 
 pub use error::StoreError;
-pub use job::{
-    AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable,
-};
+pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Wish, Words, Work, variable};
 pub use moment::Moment;
 pub use nodes::{Node, Nodes, Pace, Party};
+pub use notify::{NotifyConfig, NotifyError};
 pub use place::{Place, is_shared};
 pub use program::{Program, THIS_PROGRAM, this_program};
 pub use runner::{
@@ -31,7 +30,6 @@ pub use runner::{
 pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started,
-    Store, Submitted, Told, Try, Verdict,
+    Answer, Ending, Notification, NotificationState, NotifyMethod, Page, Queued, Released, Running,
+    Selection, Started, Store, Submitted, Told, Verdict,
 };
-pub use tell::{Channel, Channels, TellError};

@@ -27,11 +27,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
+use crate::notify::Notifier;
 use crate::place::{Place, is_at, lock};
 use crate::program::Program;
 use crate::state::State;
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
-use crate::tell::Teller;
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
@@ -58,8 +58,8 @@ pub struct RunnerConfig {
     pub stay: Stay,
     /// The runner's own program, for whose successor it makes room; `None`: it looks for none.
     pub program: Option<Program>,
-    /// The file that names who is told.
-    pub tell: PathBuf,
+    /// The file that configures notifications.
+    pub notify: PathBuf,
 }
 
 /// Whether a runner ends by itself.
@@ -114,7 +114,7 @@ pub struct Runner {
     copies: Copies,
     /// How the store was when nothing in its queue could begin: reading thousands of jobs anew would show no other.
     nothing_begins: Option<(i64, i64)>,
-    teller: Teller,
+    notifier: Notifier,
     /// What went wrong last, which is told once.
     trouble: Option<String>,
     idle_since: Option<Instant>,
@@ -134,7 +134,7 @@ struct Attempt {
     is_stopped: bool,
     /// The exit code, once the process has ended.
     ended: Option<Option<i32>>,
-    /// Whether it was told that it moves nothing.
+    /// Whether a notification says that it moves nothing.
     stalled: bool,
 }
 
@@ -151,7 +151,7 @@ impl Runner {
         Ok(Self {
             place: place.clone(),
             store,
-            teller: Teller::begin(place, config.tell.clone())?,
+            notifier: Notifier::begin(place, config.notify.clone())?,
             config,
             lock,
             bell,
@@ -171,8 +171,7 @@ impl Runner {
         loop {
             self.check_lock()?;
             self.bell.clear();
-            self.teller.warnings().for_each(|text| warn(&text));
-            let pause = match self.work(Moment::now()) {
+            let pause = match self.work(Moment::now(), &warn) {
                 Ok(None) => return Ok(RunEnd::Idle),
                 Ok(Some(_)) if self.has_successor() => return Ok(RunEnd::Replaced),
                 Ok(Some(pause)) => {
@@ -241,7 +240,7 @@ impl Runner {
     }
 
     /// Does what is to be done now, and returns how long there is nothing more; none where it may end.
-    fn work(&mut self, now: Moment) -> Result<Option<Duration>, StoreError> {
+    fn work(&mut self, now: Moment, warn: &impl Fn(&str)) -> Result<Option<Duration>, StoreError> {
         if !self.bell.is_at(&self.place.wake()) {
             self.bell = open_bell(&self.place)?;
         }
@@ -259,10 +258,12 @@ impl Runner {
             .end(&self.place, &mut self.store, &self.config.words, now);
         trouble = trouble.and(ended);
         self.bury_others();
-        self.store.stall_waiting(self.teller.stalled_after(), now)?;
+        self.store.stall_waiting(self.notifier.stalled_after, now)?;
         self.store.release(now)?;
         self.start_queued(now)?;
-        self.teller.look();
+        if let Some(error) = self.notifier.look(&mut self.store)? {
+            warn(&error);
+        }
         trouble?;
         if self.may_leave()? {
             Ok(None)
@@ -317,7 +318,7 @@ impl Runner {
             store,
             attempts,
             config,
-            teller,
+            notifier,
             ..
         } = self;
         let Some(attempt) = attempts.get_mut(&id) else {
@@ -349,7 +350,7 @@ impl Runner {
                 attempt.tail.told.clear();
             }
             let idle = attempt.tail.moved_at.elapsed();
-            if !attempt.stalled && !attempt.tail.is_idle && idle >= teller.stalled_after() {
+            if !attempt.stalled && !attempt.tail.is_idle && idle >= notifier.stalled_after {
                 store.stall(
                     (id, attempt.number),
                     &format!("nothing moved for {} s", idle.as_secs()),

@@ -1,11 +1,11 @@
 //! The store of jobs: a database of SQLite in a directory of this host, which any process of the user may open.
 //!
 //! **Invariants:** a state changes only by a [`Step`] that the job can take, in one transaction with its event and, at
-//! its end, with what is to be told. What has been committed has been flushed.
+//! its end, with its notifications. What has been committed has been flushed.
 
 mod change;
 mod copies;
-mod outbox;
+mod notifications;
 mod read;
 mod rows;
 mod step;
@@ -25,7 +25,7 @@ use crate::place::{Place, private};
 pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
 
 pub use change::{Answer, Ending, Started, Told, Verdict};
-pub use outbox::{Delivery, DeliveryState, Try};
+pub use notifications::{Notification, NotificationState, NotifyMethod};
 pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
 pub use waiting::Released;

@@ -201,8 +201,8 @@ class RealRunner(unittest.TestCase):
         self.assertEqual((refused.exception.status, refused.exception.exit), (422, 1))
         self.assertIn("fast", str(refused.exception))
         with self.assertRaises(zmove.ApiError) as refused:
-            self.submit(tell=["nobody"])
-        self.assertIn("has no channel 'nobody'", str(refused.exception))
+            self.submit(notify="nobody")
+        self.assertIn("has neither a hook nor a webhook", str(refused.exception))
         with self.assertRaises(zmove.ApiError) as refused:
             self.client.job(99)
         self.assertEqual((refused.exception.status, str(refused.exception)[:20]), (404, "there is no job 99: "))

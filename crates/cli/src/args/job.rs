@@ -54,9 +54,9 @@ pub(crate) struct SubmitArgs {
     /// How long to try again before giving up; an attempt that comes further than all before begins this anew
     #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
     pub(crate) deadline: Age,
-    /// Have this channel of tell.toml tell what becomes of it, and not those that tell of any job
-    #[arg(long, value_name = "NAME", help_heading = JOB, hide_short_help = true)]
-    pub(crate) tell: Vec<String>,
+    /// Give this text, such as a mail address, to the hook and the webhook of notify.toml with each event of the job
+    #[arg(long, value_name = "TEXT", help_heading = JOB, hide_short_help = true)]
+    pub(crate) notify: Option<String>,
 }
 
 pub(crate) const JOB: &str = "The job";
@@ -76,7 +76,7 @@ impl SubmitArgs {
             rest: None,
             rescan: None,
             deadline: DEADLINE,
-            tell: Vec::new(),
+            notify: None,
         }
     }
 }
@@ -211,11 +211,8 @@ pub(crate) struct RunnerArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunnerCommand {
-    /// Try whether a channel of tell.toml works: it tells that this is a test, now
-    Tell {
-        /// The channel's name
-        name: String,
-    },
+    /// Send a test event to the hook and the webhook of notify.toml, now
+    Notify,
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use zmove_jobs::{Answer, JobId, Moment, Place, State, Store};
+use zmove_jobs::{
+    Answer, JobId, Moment, Notification, NotificationState, NotifyConfig, Place, State, Store,
+};
 
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
@@ -69,7 +71,7 @@ fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     let details = Details {
         ends,
         events,
-        deliveries: store.deliveries(args.id)?,
+        notifications: notifications(store, args.id)?,
         log: place.log(args.id),
     };
     if args.json {
@@ -78,6 +80,20 @@ fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
         terminal::print(one(&row, &details, Moment::now()));
     }
     Ok(())
+}
+
+/// The notifications of a job, without those that the runner drops in its next turn because their method is not
+/// configured.
+fn notifications(store: &Store, id: JobId) -> Result<Vec<Notification>> {
+    let mut notifications = store.notifications(id)?;
+    if let Ok(config) = NotifyConfig::read(&settings::notify()?) {
+        notifications.retain(|notification| {
+            let is_new =
+                notification.state == NotificationState::Waiting && notification.tries == 0;
+            !is_new || config.has(notification.method)
+        });
+    }
+    Ok(notifications)
 }
 
 fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {

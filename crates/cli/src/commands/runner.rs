@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use rustix::fs::Mode;
 use zmove_engine::After;
 use zmove_jobs::{
-    COPY_TO_END, Channels, Limits, Place, Program, RunEnd, Runner, RunnerConfig, RunnerError, Stay,
-    Store, THIS_PROGRAM,
+    COPY_TO_END, Limits, NotifyMethod, Place, Program, RunEnd, Runner, RunnerConfig, RunnerError,
+    Stay, Store, THIS_PROGRAM,
 };
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
@@ -19,13 +19,13 @@ use crate::commands::submit::UMASK;
 use crate::commands::{copy, follow, mount};
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, failure, usage_error, verdict};
+use crate::value::exit::{Exit, failure, verdict};
 
 /// Runs `zmove runner`.
 pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     let place = Place::open(&settings::jobs()?)?;
-    if let Some(RunnerCommand::Tell { name }) = &args.command {
-        return try_out(&place, name);
+    if let Some(RunnerCommand::Notify) = &args.command {
+        return send_tests(&place);
     }
     if args.detached {
         leave_terminal();
@@ -77,17 +77,24 @@ fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
     }
 }
 
-/// Tells by one channel that this is a test.
-fn try_out(place: &Place, name: &str) -> Result<Exit> {
-    let file = settings::tell()?;
-    let channels = Channels::read(&file)?;
-    let channel = channels
-        .find(name, &file)
-        .map_err(|error| usage_error(error.to_string()))?;
-    let told = channel.try_out(&Store::open(place)?.id()?);
-    told.map_err(|why| failure(Exit::Connection, format!("'{name}' could not tell: {why}")))?;
-    terminal::say(format_args!("'{name}' has told {}", channel.shown()));
-    Ok(Exit::Done)
+/// Sends a test event by each method that is configured. All are tried before an error is returned.
+fn send_tests(place: &Place) -> Result<Exit> {
+    let config = settings::notify_config()?;
+    let store = Store::open(place)?.id()?;
+    let mut result = Ok(Exit::Done);
+    for method in NotifyMethod::ALL
+        .into_iter()
+        .filter(|method| config.has(*method))
+    {
+        match config.send_test(method, &store) {
+            Ok(()) => terminal::say(format_args!("the {method} has accepted a test event")),
+            Err(why) => {
+                let text = format!("the {method} has not accepted a test event: {why}");
+                result = result.and(Err(failure(Exit::Connection, text)));
+            }
+        }
+    }
+    result
 }
 
 fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
@@ -106,7 +113,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
         },
         stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
         program: Some(Program::of_this_process().context("find this program")?),
-        tell: settings::tell()?,
+        notify: settings::notify()?,
     })
 }
 

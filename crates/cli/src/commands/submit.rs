@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote, SourcesError};
 use zmove_jobs::{
-    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
+    JobId, Moment, NewJob, NotifyConfig, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
     first_time, shown, this_program, variable,
 };
 use zmove_types::Escaped;
@@ -126,10 +126,10 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         every,
         after,
         deadline,
-        tell,
+        notify,
         ..
     } = args;
-    refuse_unknown_channels(&tell)?;
+    check_notify(notify.as_deref())?;
     if let Some(at) = &at {
         tell_if_past(at.moment());
     }
@@ -180,7 +180,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         schedule: every,
         after,
         deadline: deadline.0,
-        tell,
+        notify,
     })
 }
 
@@ -287,21 +287,24 @@ fn types_password(command: &str) -> bool {
         && words.any(|word| word.starts_with("-p"))
 }
 
-/// Refuses channels that are not there. Where none is chosen, a file that cannot be read holds up no job.
-fn refuse_unknown_channels(names: &[String]) -> Result<()> {
-    let file = settings::tell()?;
-    let channels = match Channels::read(&file) {
-        Err(error) if names.is_empty() => {
-            terminal::warn(format_args!("nobody will be told: {error}"));
-            return Ok(());
+/// Refuses a text that no hook and no webhook would get. Without a text, an invalid file holds up no job.
+fn check_notify(text: Option<&str>) -> Result<()> {
+    let Some(text) = text else {
+        if let Err(error) = NotifyConfig::read(&settings::notify()?) {
+            terminal::warn(format_args!("no notifications will be sent: {error}"));
         }
-        channels => channels?,
+        return Ok(());
     };
-    let known = names
-        .iter()
-        .try_for_each(|name| channels.find(name, &file).map(drop));
-    known.map_err(|error| usage_error(error.to_string()))
+    if text.len() > NOTIFY_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(usage_error(format!(
+            "--notify: one line of {NOTIFY_BYTES_MAX} bytes at most"
+        )));
+    }
+    settings::notify_config().map(drop)
 }
+
+/// The longest text for the hook and the webhook: some mail addresses.
+const NOTIFY_BYTES_MAX: usize = 1000;
 
 /// What a job needs of the environment in which it was submitted, and the variables that record its mounts.
 fn environment(mounts: Vec<OsString>) -> Words {

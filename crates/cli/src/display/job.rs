@@ -326,6 +326,7 @@ pub(super) mod tests {
             message: None,
             moved: None,
             previous: None,
+            notify: None,
         }
     }
 

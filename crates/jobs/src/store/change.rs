@@ -1,4 +1,4 @@
-//! Changes of jobs: each is a [`Step`], an event and, at the end, an entry of the outbox, in one transaction.
+//! Changes of jobs: each is a [`Step`], an event and, at the end, its notifications, in one transaction.
 
 use std::time::Duration;
 
@@ -6,8 +6,9 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
 use super::copies::note_copy;
+use super::notifications::notify;
 use super::rows::{read_moved, read_wish, read_work};
-use super::step::{add_event, send, state_of, take};
+use super::step::{add_event, state_of, take};
 use super::waiting::{RETRY_WAIT_MAX_MILLIS, do_again};
 use crate::error::StoreError;
 use crate::job::{JobId, Moved, Wish, Work};
@@ -285,14 +286,14 @@ impl Store {
                 .query_row(params![id.0, attempt], |row| row.get(0))?;
             if is_news {
                 let number = add_event(transaction, id, "stalled", Some(message), now)?;
-                send(transaction, number, id, "stalled")?;
+                notify(transaction, number, now)?;
             }
             Ok(Ok(()))
         })
     }
 
-    /// Forgets jobs that ended before a moment, unless one that has not ended needs them, or something is to be told of
-    /// them still; returns which.
+    /// Forgets jobs that ended before a moment, unless one that has not ended needs them, or notifications of them
+    /// wait; returns which.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -301,9 +302,8 @@ impl Store {
             let mut found = transaction.prepare(
                 "SELECT id FROM jobs WHERE ended < ?1 AND id NOT IN
                      (SELECT needs FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL)
-                     AND id NOT IN (SELECT job FROM outbox)
-                     AND id NOT IN (SELECT e.job FROM deliveries d JOIN events e ON e.number = d.number
-                         WHERE d.state = 'waiting')",
+                     AND id NOT IN (SELECT e.job FROM notifications n JOIN events e ON e.number = n.number
+                         WHERE n.state = 'waiting')",
             )?;
             let ids: Vec<i64> = found.query_map([before.0], |row| row.get(0))?.collect::<Result<_, _>>()?;
             for id in &ids {

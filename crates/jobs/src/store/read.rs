@@ -353,7 +353,8 @@ impl Store {
         Ok(found.map(Moment))
     }
 
-    /// Whether a runner has anything to do, now or later by itself, or to tell: paused jobs are not its business.
+    /// Whether a runner has anything to do, now or later by itself, or notifications to send: paused jobs are not
+    /// its business.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -363,8 +364,7 @@ impl Store {
                 .prepare(&format!(
                     "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
                          OR EXISTS (SELECT 1 FROM jobs WHERE {IS_LEFT})
-                         OR EXISTS (SELECT 1 FROM outbox)
-                         OR EXISTS (SELECT 1 FROM deliveries WHERE state = 'waiting')",
+                         OR EXISTS (SELECT 1 FROM notifications WHERE state = 'waiting')",
                 ))?
                 .query_row((), |row| row.get(0))
         })
@@ -373,7 +373,7 @@ impl Store {
 
 /// All that a [`Job`] has.
 const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, host, priority, submitted, not_before, \
-    started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous FROM jobs";
+    started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous, notify FROM jobs";
 
 /// The newest jobs: before ?1, at most ?2.
 pub(super) fn newest_sql() -> String {
@@ -416,6 +416,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
         message: row.get(17)?,
         moved: read_moved(row, 18)?,
         previous: row.get::<_, Option<i64>>(22)?.map(JobId),
+        notify: row.get(23)?,
     })
 }
 

@@ -40,8 +40,8 @@ CREATE TABLE jobs (
     seconds REAL,
     limited_by TEXT,
     previous INTEGER,
-    -- the names of the channels that were chosen for the job, a line each; NULL: those that are told of any job
-    tell TEXT,
+    -- a text of the user for the hook and the webhook
+    notify TEXT,
     -- the id of a copy between two other hosts that may go on without a process of the job
     copy TEXT
 ) STRICT;
@@ -77,25 +77,20 @@ CREATE TABLE events (
     message TEXT
 ) STRICT;
 CREATE INDEX events_by_job ON events (job, number);
--- what is to be told, written with the state that it tells
-CREATE TABLE outbox (
-    number INTEGER PRIMARY KEY REFERENCES events (number) ON DELETE CASCADE,
-    job INTEGER NOT NULL,
-    kind TEXT NOT NULL
-) STRICT;
--- what is in the outbox, once it is known who is to be told
-CREATE TABLE deliveries (
+-- events to send, and sent, by each method
+CREATE TABLE notifications (
     number INTEGER NOT NULL REFERENCES events (number) ON DELETE CASCADE,
-    channel TEXT NOT NULL,
-    dealt INTEGER NOT NULL,
+    method TEXT NOT NULL CHECK (method IN ('hook', 'webhook')),
     due INTEGER NOT NULL,
     tries INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'given_up')),
-    -- why the last try has failed
+    -- the first failed attempt of the method while this one waited
+    failing_since INTEGER,
+    -- the reason why the last attempt failed
     error TEXT,
-    PRIMARY KEY (number, channel)
+    PRIMARY KEY (number, method)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX deliveries_waiting ON deliveries (channel, due) WHERE state = 'waiting';
--- who hears of events of several stores knows them apart
+CREATE INDEX notifications_waiting ON notifications (method, due) WHERE state = 'waiting';
+-- distinguishes the events of several stores
 CREATE TABLE store (id TEXT NOT NULL) STRICT;
 INSERT INTO store VALUES (lower(hex(randomblob(8))));

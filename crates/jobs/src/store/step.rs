@@ -2,11 +2,12 @@
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
+use super::notifications::notify;
 use crate::job::JobId;
 use crate::moment::Moment;
 use crate::state::{IllegalStep, State, Step};
 
-/// Lets a job take a step: its state, an event and, where it ends, an entry of the outbox.
+/// Lets a job take a step: its state, an event and, where it ends, notifications.
 pub(super) fn take(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -31,7 +32,7 @@ pub(super) fn take(
         ])?;
     let number = add_event(transaction, id, next.word(), message, now)?;
     if next.is_final() {
-        send(transaction, number, id, next.word())?;
+        notify(transaction, number, now)?;
     }
     Ok(Ok(next))
 }
@@ -51,19 +52,6 @@ pub(super) fn add_event(
         )?
         .execute(params![id.0, now.0, kind, message])?;
     Ok(transaction.last_insert_rowid())
-}
-
-/// Puts an event into the outbox.
-pub(super) fn send(
-    transaction: &Transaction<'_>,
-    number: i64,
-    id: JobId,
-    kind: &str,
-) -> rusqlite::Result<()> {
-    let mut send =
-        transaction.prepare("INSERT INTO outbox (number, job, kind) VALUES (?1, ?2, ?3)")?;
-    send.execute(params![number, id.0, kind])?;
-    Ok(())
 }
 
 /// The state of a job; none if there is no such job.

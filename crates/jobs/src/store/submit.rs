@@ -114,7 +114,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     transaction
         .prepare(
             "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
-                 priority, submitted, not_before, schedule, deadline, tell, message, at)
+                 priority, submitted, not_before, schedule, deadline, notify, message, at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
         )?
         .execute(params![
@@ -132,7 +132,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             job.not_before.map(|moment| moment.0),
             job.schedule.as_ref().map(ToString::to_string),
             i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
-            (!job.tell.is_empty()).then(|| job.tell.join("\n")),
+            job.notify,
             waits_for(&job.after),
             job.at.as_ref().map(StartTime::typed),
         ])?;
@@ -180,9 +180,9 @@ pub(super) fn again(
     transaction
         .prepare(
             "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
-                 submitted, not_before, schedule, deadline, tell, previous)
+                 submitted, not_before, schedule, deadline, notify, previous)
              SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline,
-                 tell, id
+                 notify, id
              FROM jobs WHERE id = ?1",
         )?
         .execute(params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule])?;

@@ -17,7 +17,7 @@ pub(crate) struct Site {
     pub(crate) store: Store,
 }
 
-fn site() -> Site {
+pub(crate) fn site() -> Site {
     let directory = tempfile::tempdir().unwrap();
     let place = Place::open(&directory.path().join("jobs")).unwrap();
     let store = Store::open(&place).unwrap();
@@ -34,7 +34,7 @@ fn later(seconds: u64) -> Moment {
     START.after(Duration::from_secs(seconds))
 }
 
-fn job(label: &str) -> NewJob {
+pub(crate) fn job(label: &str) -> NewJob {
     NewJob {
         submission: None,
         label: label.to_owned(),
@@ -52,7 +52,7 @@ fn job(label: &str) -> NewJob {
         schedule: None,
         after: Vec::new(),
         deadline: Duration::from_secs(3600),
-        tell: Vec::new(),
+        notify: None,
     }
 }
 
@@ -84,7 +84,7 @@ fn ended(verdict: Verdict) -> Ending {
 }
 
 impl Site {
-    fn submit(&mut self, job: &NewJob) -> JobId {
+    pub(crate) fn submit(&mut self, job: &NewJob) -> JobId {
         self.store.submit(job, START).unwrap().id
     }
 
@@ -101,23 +101,16 @@ impl Site {
             .unwrap()
     }
 
-    fn told(&self, id: JobId) -> Vec<String> {
-        let outbox = self.store.outbox().unwrap();
-        outbox
-            .into_iter()
-            .filter(|entry| entry.job == id)
-            .map(|entry| entry.kind)
+    /// The events of a job of which the webhook is notified.
+    fn notified(&self, id: JobId) -> Vec<String> {
+        let sent = self.store.notifications(id).unwrap().into_iter();
+        sent.filter(|sent| sent.method == NotifyMethod::Webhook)
+            .map(|sent| sent.event.kind)
             .collect()
     }
 
-    /// Deals all that is in the outbox to these channels.
-    fn deal(&mut self, channels: &[&str]) {
-        let channels: Vec<_> = channels.iter().map(ToString::to_string).collect();
-        let outbox = self.store.outbox().unwrap().into_iter();
-        let dealt: Vec<_> = outbox
-            .map(|entry| (entry.number, channels.clone()))
-            .collect();
-        self.store.deal(&dealt, START).unwrap();
+    fn drop_notifications(&mut self) {
+        self.store.drop_notifications(&NotifyMethod::ALL).unwrap();
     }
 
     fn kinds(&self, id: JobId) -> Vec<String> {
@@ -143,7 +136,7 @@ fn a_job_runs_and_ends_once() {
         Some(State::Done)
     );
     assert_eq!(site.store.settle((id, 1), &done, later(2)).unwrap(), None);
-    assert_eq!(site.told(id), ["done"]);
+    assert_eq!(site.notified(id), ["done"]);
     assert_eq!(site.kinds(id), ["submitted", "running", "done"]);
     let job = site.store.job(id).unwrap();
     assert_eq!(
@@ -229,7 +222,7 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
     assert_eq!(site.state(id), State::Expired);
     assert_eq!(waits[..11], [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
     assert_eq!(now, later(3600));
-    assert_eq!(site.told(id), ["expired"]);
+    assert_eq!(site.notified(id), ["expired"]);
 }
 
 #[test]
@@ -385,7 +378,7 @@ fn an_order_that_comes_too_late_changes_nothing() {
         site.store.cancel(JobId(9), START),
         Err(StoreError::NoJob(JobId(9)))
     ));
-    assert_eq!(site.told(id), ["done"]);
+    assert_eq!(site.notified(id), ["done"]);
 }
 
 #[test]
@@ -496,7 +489,7 @@ fn each_attempt_s_end_is_kept() {
         Some(all),
         "the job has moved what its attempts have"
     );
-    site.deal(&[]);
+    site.drop_notifications();
     site.store.forget(later(1_000_000)).unwrap();
     assert_eq!(site.store.attempts(id).unwrap(), []);
 }
@@ -687,97 +680,91 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
     assert_eq!(
         site.store.forget(later(1)).unwrap(),
         [],
-        "they are to be told"
+        "notifications wait"
     );
-    site.deal(&[]);
+    site.drop_notifications();
     assert_eq!(site.store.forget(later(1)).unwrap(), [first]);
     assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
     assert_eq!(site.kinds(first), Vec::<String>::new());
     site.store.release(later(1)).unwrap();
     site.run(third, &ended(Verdict::Done), later(1));
-    site.deal(&[]);
+    site.drop_notifications();
     assert_eq!(site.store.forget(later(2)).unwrap(), [second, third]);
     let next = site.submit(&job("d"));
     assert!(next > third, "a number is never another job's");
 }
 
 #[test]
-fn what_was_told_is_told_no_more() {
+fn an_event_is_sent_once_by_each_method() {
     let mut site = site();
     let id = site.submit(&NewJob {
-        tell: vec!["a".into(), "b".into()],
+        notify: Some("alice".into()),
         ..job("x")
     });
     site.store.cancel(id, START).unwrap();
-    let [entry] = &site.store.outbox().unwrap()[..] else {
-        panic!("one entry")
-    };
-    assert_eq!(
-        (entry.job, &entry.kind[..], &entry.tell[..]),
-        (id, "cancelled", &["a".into(), "b".into()][..])
-    );
-    site.deal(&["a", "b"]);
-    assert_eq!(site.store.outbox().unwrap(), []);
-    assert_eq!(site.store.channels_due(START).unwrap(), ["a", "b"]);
     assert!(site.store.has_work().unwrap(), "a runner is to stay");
-    for channel in ["a", "b"] {
-        let [delivery] = &site.store.due(channel, START).unwrap()[..] else {
-            panic!("one delivery")
-        };
+    for method in NotifyMethod::ALL {
+        let sent = site.store.next_notification(method, START).unwrap();
+        let sent = sent.unwrap();
         assert_eq!(
-            (&delivery.event.kind[..], delivery.event.job),
-            ("cancelled", id)
+            (&sent.event.kind[..], sent.event.job, sent.method),
+            ("cancelled", id, method)
         );
-        site.store.note(delivery, &Try::Delivered, START).unwrap();
-        assert_eq!(site.store.due(channel, later(1_000_000)).unwrap(), []);
+        site.store.record_attempt(&sent, &Ok(()), START).unwrap();
+        let next = site.store.next_notification(method, later(1_000_000));
+        assert_eq!(next.unwrap(), None);
     }
     assert!(!site.store.has_work().unwrap());
     let states: Vec<_> = site
         .store
-        .deliveries(id)
+        .notifications(id)
         .unwrap()
         .into_iter()
-        .map(|told| told.state)
+        .map(|sent| sent.state)
         .collect();
-    assert_eq!(states, [DeliveryState::Delivered; 2]);
+    assert_eq!(states, [NotificationState::Delivered; 2]);
     let again = site.store.rerun(id, START).unwrap();
-    site.store.cancel(again, START).unwrap();
     assert_eq!(
-        site.store.outbox().unwrap()[0].tell,
-        ["a", "b"],
-        "who does it again is told too"
+        site.store.job(again).unwrap().notify.as_deref(),
+        Some("alice"),
+        "the next run has the same text"
     );
 }
 
 /// A server that answers 500 for more than three days.
 #[test]
-fn what_cannot_be_told_is_tried_ever_more_seldom_and_given_up_after_days() {
+fn a_failing_notification_is_sent_ever_more_seldom_and_given_up_after_days() {
     let mut site = site();
     let ids = ["x", "y"].map(|label| site.submit(&job(label)));
     for id in ids {
         site.store.cancel(id, START).unwrap();
     }
-    site.deal(&["a", "b"]);
+    let [hook, webhook] = NotifyMethod::ALL;
     let mut tries = 0;
     let mut tries_in_a_day = None;
     let mut waits = Vec::new();
     let mut now = START;
     let last = loop {
-        let due = site.store.due("a", now).unwrap();
-        let Some(first) = due.first() else { break now };
+        let Some(first) = site.store.next_notification(hook, now).unwrap() else {
+            break now;
+        };
         site.store
-            .note(first, &Try::NotNow("500".into()), now)
+            .record_attempt(&first, &Err("500".into()), now)
             .unwrap();
         tries += 1;
-        assert_eq!(site.store.due("a", now).unwrap(), [], "the channel rests");
-        if now < later(60) {
-            assert_eq!(
-                site.store.due("b", now).unwrap().len(),
-                2,
-                "the other one does not"
-            );
-        }
-        let Some(next) = site.store.next_telling(now).unwrap() else {
+        assert_eq!(
+            site.store.next_notification(hook, now).unwrap(),
+            None,
+            "all notifications of the method wait"
+        );
+        assert!(
+            site.store
+                .next_notification(webhook, now)
+                .unwrap()
+                .is_some(),
+            "the other method does not wait"
+        );
+        let Some(next) = site.store.next_attempt(hook, now).unwrap() else {
             break now;
         };
         waits.push(next.since(now));
@@ -793,54 +780,84 @@ fn what_cannot_be_told_is_tried_ever_more_seldom_and_given_up_after_days() {
         (later(72 * 3600)..later(74 * 3600)).contains(&last),
         "{last:?}"
     );
-    let mut left = ids
-        .into_iter()
-        .flat_map(|id| site.store.deliveries(id).unwrap());
-    let [a, b, ..] = [left.next().unwrap(), left.next().unwrap()];
-    assert_eq!(
-        (a.state, a.error.as_deref()),
-        (DeliveryState::GivenUp, Some("500"))
-    );
-    assert_eq!((b.state, b.tries), (DeliveryState::Waiting, 0));
-    let other = left.next().unwrap();
-    assert_eq!(
-        (&other.channel[..], other.state, other.error.as_deref()),
-        ("a", DeliveryState::GivenUp, Some("500"))
-    );
+    for id in ids {
+        let [a, b] = &site.store.notifications(id).unwrap()[..] else {
+            panic!("a notification by each method")
+        };
+        assert_eq!(
+            (a.method, a.state, a.error.as_deref()),
+            (hook, NotificationState::GivenUp, Some("500"))
+        );
+        assert_eq!(
+            (b.method, b.state, b.tries),
+            (webhook, NotificationState::Waiting, 0)
+        );
+    }
     assert!(tries < 120, "{tries} tries for two events");
 }
 
+/// The runner was away for days: an old event is new to the hook.
 #[test]
-fn what_never_can_be_told_holds_back_nothing() {
+fn the_time_to_give_up_begins_with_the_first_failure() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.cancel(id, START).unwrap();
+    let now = later(10 * 24 * 3600);
+    let first = site.store.next_notification(NotifyMethod::Hook, now);
+    let first = first.unwrap().unwrap();
+    site.store
+        .record_attempt(&first, &Err("500".into()), now)
+        .unwrap();
+    let sent = &site.store.notifications(id).unwrap()[0];
+    assert_eq!(
+        (sent.state, sent.tries, sent.due),
+        (
+            NotificationState::Waiting,
+            1,
+            now.after(Duration::from_secs(10))
+        )
+    );
+}
+
+#[test]
+fn notifications_without_a_method_are_dropped_and_failed_ones_stay_visible() {
     let mut site = site();
     let ids = ["x", "y"].map(|label| site.submit(&job(label)));
     for id in ids {
         site.store.cancel(id, START).unwrap();
     }
-    site.deal(&["a"]);
-    let due = site.store.due("a", START).unwrap();
+    let first = site.store.next_notification(NotifyMethod::Hook, START);
     site.store
-        .note(&due[0], &Try::Never("no such user".into()), START)
+        .record_attempt(&first.unwrap().unwrap(), &Err("exit 3".into()), START)
         .unwrap();
-    assert_eq!(site.store.due("a", START).unwrap(), due[1..]);
+    site.drop_notifications();
+    let [sent] = &site.store.notifications(ids[0]).unwrap()[..] else {
+        panic!("the failed one")
+    };
     assert_eq!(
-        site.store.deliveries(ids[0]).unwrap()[0].state,
-        DeliveryState::GivenUp
+        (sent.method, sent.state, sent.error.as_deref()),
+        (
+            NotifyMethod::Hook,
+            NotificationState::GivenUp,
+            Some("exit 3")
+        )
     );
+    assert_eq!(site.store.notifications(ids[1]).unwrap(), []);
+    assert!(!site.store.has_work().unwrap());
 }
 
 #[test]
-fn a_clock_that_is_set_back_does_not_hold_up_what_is_to_be_told() {
+fn a_clock_that_is_set_back_does_not_hold_up_notifications() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.cancel(id, START).unwrap();
-    site.deal(&["a"]);
     let before = Moment(START.0 - 48 * 3600 * 1000);
-    assert_eq!(site.store.due("a", before).unwrap().len(), 1);
+    let next = site.store.next_notification(NotifyMethod::Hook, before);
+    assert!(next.unwrap().is_some());
 }
 
 #[test]
-fn a_job_that_stalls_tells_so_once_in_an_attempt() {
+fn a_stall_is_an_event_once_in_an_attempt() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
@@ -848,18 +865,18 @@ fn a_job_that_stalls_tells_so_once_in_an_attempt() {
     site.store
         .stall((id, 2), "of an attempt that is not there", START)
         .unwrap();
-    assert_eq!(site.told(id), ["stalled"]);
+    assert_eq!(site.notified(id), ["stalled"]);
     site.store
         .settle((id, 1), &ended(Verdict::Vanished), START)
         .unwrap();
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     (0..2).for_each(|_| site.store.stall((id, 2), "nothing", START).unwrap());
-    assert_eq!(site.told(id), ["stalled", "stalled"]);
+    assert_eq!(site.notified(id), ["stalled", "stalled"]);
     site.store
         .settle((id, 2), &ended(Verdict::Done), START)
         .unwrap();
     site.store.stall((id, 2), "too late", START).unwrap();
-    assert_eq!(site.told(id), ["stalled", "stalled", "done"]);
+    assert_eq!(site.notified(id), ["stalled", "stalled", "done"]);
 }
 
 /// A submission and the runner that it starts open a new store together.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
-use super::step::{add_event, send, state_of, take};
+use super::notifications::notify;
+use super::step::{add_event, state_of, take};
 use super::submit::{Again, again};
 use crate::error::StoreError;
 use crate::job::JobId;
@@ -136,7 +137,7 @@ impl Store {
                         now.since(further).as_secs()
                     );
                     let number = add_event(transaction, id, "stalled", Some(&message), now)?;
-                    send(transaction, number, id, "stalled")?;
+                    notify(transaction, number, now)?;
                 }
             }
             Ok(Ok(()))
@@ -157,7 +158,7 @@ fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlit
     {
         let why = format!("it was due at {}, and begins now", shown(due));
         let number = add_event(transaction, id, "missed", Some(&why), now)?;
-        send(transaction, number, id, "missed")?;
+        notify(transaction, number, now)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `torture --jobs`: jobs whose runner and whose processes are killed at random moments. Each must be there at the end,
-//! be done, be told as done once, and have the right tree at its target; and a command must have heard of it at least
-//! once, of one event by one id.
+//! be done, have one event that says so, and have the right tree at its target. The hook must have got each event at
+//! least once, with one id for each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,8 +31,8 @@ pub(crate) struct JobsTally {
     runners_killed: u64,
     processes_killed: u64,
     submits_killed: u64,
-    told: u64,
-    told_again: u64,
+    notified: u64,
+    notified_again: u64,
     pub(crate) failures: Vec<String>,
 }
 
@@ -44,8 +44,8 @@ impl JobsTally {
         self.runners_killed += other.runners_killed;
         self.processes_killed += other.processes_killed;
         self.submits_killed += other.submits_killed;
-        self.told += other.told;
-        self.told_again += other.told_again;
+        self.notified += other.notified;
+        self.notified_again += other.notified_again;
         self.failures.extend(other.failures);
     }
 }
@@ -56,8 +56,8 @@ impl fmt::Display for JobsTally {
             rounds,
             jobs,
             attempts,
-            told,
-            told_again,
+            notified,
+            notified_again,
             ..
         } = self;
         let Self {
@@ -69,7 +69,7 @@ impl fmt::Display for JobsTally {
         write!(
             f,
             "{rounds} rounds, {jobs} jobs, {attempts} attempts; killed: {runners_killed} runners, {processes_killed} \
-             processes, {submits_killed} submits; told: {told}, {told_again} of them again; {} failures",
+             processes, {submits_killed} submits; notified: {notified}, {notified_again} of them again; {} failures",
             self.failures.len()
         )
     }
@@ -110,7 +110,7 @@ fn round(zmove: &str, directory: &Path, mut dice: Dice) -> Result<JobsTally> {
     let address = free_address(&mut dice)?;
     let _daemon = place.serve(address, &[])?;
     let features = Features::of(directory)?;
-    write_channel(&place, dice.within(0..=100))?;
+    write_hook(&place, dice.within(0..=100))?;
     let tally = JobsTally {
         rounds: 1,
         ..Default::default()
@@ -299,7 +299,10 @@ impl Round<'_> {
                 .filter(|event| event["event"] == "done")
                 .count();
             if done != 1 {
-                fail(&mut self.tally, format!("told {done} times as done"));
+                fail(
+                    &mut self.tally,
+                    format!("{done} events say that it is done"),
+                );
             }
             for difference in same::differences(tree.root(), target, &[])? {
                 fail(&mut self.tally, difference);
@@ -311,7 +314,7 @@ impl Round<'_> {
                 .failures
                 .push(format!("{} jobs of {}", jobs.len(), orders.len()));
         }
-        self.judge_told(orders)?;
+        self.judge_notified(orders)?;
         if !self.processes().is_empty() {
             self.tally
                 .failures
@@ -320,64 +323,65 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Waits until nothing is to be told any more, and holds what the command has heard against what has happened.
-    fn judge_told(&mut self, orders: &[Order]) -> Result<()> {
+    /// Waits until no notification waits, and compares the documents that the hook has got with the events.
+    fn judge_notified(&mut self, orders: &[Order]) -> Result<()> {
         let mut expected = BTreeSet::new();
         for Order { id, .. } in orders {
-            let deliveries = self.wait_until_told(id)?;
-            if deliveries
-                .iter()
-                .any(|delivery| delivery["state"] != "delivered")
-            {
+            let sent = self.wait_until_sent(id)?;
+            if sent.iter().any(|sent| sent["state"] != "delivered") {
                 self.tally
                     .failures
-                    .push(format!("job {id}: not told: {deliveries:?}"));
+                    .push(format!("job {id}: not delivered: {sent:?}"));
             }
-            expected.extend(deliveries.iter().map(|delivery| {
-                format!(
-                    "{} {id} {}",
-                    delivery["number"],
-                    delivery["event"].as_str().unwrap_or_default()
-                )
-            }));
-            if !deliveries
-                .iter()
-                .any(|delivery| delivery["event"] == "done")
-            {
+            expected.extend(
+                sent.iter()
+                    .map(|sent| format!("{} {id} {}", sent["number"], sent["event"])),
+            );
+            if !sent.iter().any(|sent| sent["event"] == "done") {
                 self.tally
                     .failures
-                    .push(format!("job {id}: nobody is told that it is done"));
+                    .push(format!("job {id}: no notification says that it is done"));
             }
         }
-        let heard = fs::read_to_string(self.place.directory.join(HEARD)).unwrap_or_default();
-        let heard: Vec<_> = heard.lines().collect();
-        // An id is that of the store, which is the same for all, and the event's number.
-        let events: BTreeSet<_> = heard
+        let documents = fs::read_to_string(self.place.directory.join(HOOKED)).unwrap_or_default();
+        let documents = documents.lines().map(serde_json::from_str);
+        let documents: Vec<Value> = documents
+            .collect::<Result<_, _>>()
+            .context("failed to read the documents of the hook")?;
+        // An id is that of the store, which is the same for all, and the number of the event.
+        let number =
+            |document: &Value| Some(document["id"].as_str()?.split_once('-')?.1.to_owned());
+        let events: BTreeSet<_> = documents
             .iter()
-            .filter_map(|line| line.split_once('-').map(|(_, event)| event.to_owned()))
+            .filter_map(|document| {
+                let number = number(document)?;
+                Some(format!(
+                    "{number} {} {}",
+                    document["job"], document["event"]
+                ))
+            })
             .collect();
         if events != expected {
             self.tally
                 .failures
-                .push(format!("heard {events:?} and not {expected:?}"));
+                .push(format!("the hook got {events:?} and not {expected:?}"));
         }
-        self.tally.told += heard.len() as u64;
-        self.tally.told_again += heard.len().saturating_sub(events.len()) as u64;
+        self.tally.notified += documents.len() as u64;
+        self.tally.notified_again += documents.len().saturating_sub(events.len()) as u64;
         Ok(())
     }
 
-    fn wait_until_told(&self, id: &str) -> Result<Vec<Value>> {
+    fn wait_until_sent(&self, id: &str) -> Result<Vec<Value>> {
         let until = Instant::now() + PATIENCE;
         loop {
             let job = self
                 .lines(&["job", id, "--json"])?
                 .pop()
                 .context("no such job")?;
-            let told = job["told"].as_array().cloned().unwrap_or_default();
-            let is_told =
-                !told.is_empty() && told.iter().all(|delivery| delivery["state"] != "waiting");
-            if is_told || Instant::now() > until {
-                return Ok(told);
+            let sent = job["notifications"].as_array().cloned().unwrap_or_default();
+            let is_sent = !sent.is_empty() && sent.iter().all(|sent| sent["state"] != "waiting");
+            if is_sent || Instant::now() > until {
+                return Ok(sent);
             }
             sleep(Duration::from_millis(50));
         }
@@ -411,26 +415,21 @@ impl Drop for Round<'_> {
     }
 }
 
-/// Has a command told, which adds what it hears to a file and then takes a while, in which the runner may be killed.
-fn write_channel(place: &Place, millis: u64) -> Result<()> {
-    let heard = place.directory.join(HEARD);
-    let script = format!(
-        "echo $ZMOVE_TELL_ID $ZMOVE_TELL_JOB $ZMOVE_TELL_EVENT >> '{}'; sleep 0.{millis:03}",
-        heard.display()
-    );
-    let text = format!(
-        "[[tell]]\nname = 'heard'\nkind = 'command'\ncommand = ['/bin/sh', '-c', \"\"\"{script}\"\"\"]\n"
-    );
+/// Configures a hook that adds the documents to a file and then takes a while, in which the runner may be killed.
+fn write_hook(place: &Place, millis: u64) -> Result<()> {
+    let hooked = place.directory.join(HOOKED);
+    let script = format!("cat >> '{}'; sleep 0.{millis:03}", hooked.display());
+    let text = format!("[hook]\ncommand = ['/bin/sh', '-c', \"\"\"{script}\"\"\"]\n");
     let home = place.directory.join(CLIENT_HOME);
     fs::create_dir_all(&home).context("failed to make a home")?;
-    let file = home.join("tell.toml");
-    fs::write(&file, text).context("failed to write a channel")?;
+    let file = home.join("notify.toml");
+    fs::write(&file, text).context("failed to configure a hook")?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600))
         .context("failed to close a file to others")
 }
 
-/// What the command has heard: an id, a job and an event on each line.
-const HEARD: &str = "heard";
+/// The documents that the hook has got, one on each line.
+const HOOKED: &str = "hooked";
 /// Small trees: what counts is how often something happens to them.
 const SHAPE: Shape = Shape {
     weight: 1,

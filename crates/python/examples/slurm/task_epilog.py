@@ -8,7 +8,7 @@ own, and what is at the target already is not sent again. It does nothing where 
 environment: where it was not exported (sbatch --export=NONE), and in an Epilog, which is root's and has nothing of it.
 
 A job that was requeued keeps its number, and its output is another: SLURM_RESTART_COUNT is part of the id. What the
-runner does is its own: it tries for seven days, and tells by the channels of tell.toml.
+runner does is its own: it tries for seven days, and notifies by the hook and the webhook of notify.toml.
 """
 
 import os

@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     ]
     no_t: bool
     no_wait: bool
+    notify: str
     numeric_ids: bool
     omit_dir_times: bool
     one_file_system: bool
@@ -75,7 +76,6 @@ class Options(TypedDict, total=False):
     streams: int
     strict_metadata: bool
     submission_id: str
-    tell: Iterable[str]
     timeout: str
     times: bool
     trace: str

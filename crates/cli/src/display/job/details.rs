@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use zmove_jobs::{
-    AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Node, Nodes, State, Watching, shown,
+    AttemptEnd, Job, JobEvent, Moment, Node, Nodes, Notification, NotificationState, State,
+    Watching, shown,
 };
 use zmove_types::{ByteCount, ByteRate};
 
@@ -21,7 +22,7 @@ pub(crate) struct Details {
     /// What has happened.
     pub(crate) events: Vec<JobEvent>,
     /// What channels have told, or have to.
-    pub(crate) deliveries: Vec<Delivery>,
+    pub(crate) notifications: Vec<Notification>,
     /// Where what its processes say is.
     pub(crate) log: PathBuf,
 }
@@ -120,7 +121,7 @@ impl Details {
             ));
         }
         lines.extend(self.failed().map(|failed| format!("failed: {failed}")));
-        lines.extend(self.deliveries.iter().map(delivery));
+        lines.extend(self.notifications.iter().map(notification));
         lines.push(format!("log: {}", self.log.display()));
         let lines = lines.into_iter().map(|line| Printable(line).to_string());
         lines
@@ -138,7 +139,11 @@ impl Details {
         object["ends"] = ends.collect();
         object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
         object["failed"] = self.failed().collect();
-        object["told"] = self.deliveries.iter().map(delivery_as_json).collect();
+        object["notifications"] = self
+            .notifications
+            .iter()
+            .map(notification_as_json)
+            .collect();
         object["log"] = self.log.to_string_lossy().into();
         object
     }
@@ -247,51 +252,45 @@ pub(crate) fn taking_part(
         .collect()
 }
 
-/// Whether an event was told by a channel, as a line for people.
-fn delivery(delivery: &Delivery) -> String {
-    let Delivery {
+/// A notification and its result, as a line for people.
+fn notification(notification: &Notification) -> String {
+    let Notification {
         event,
-        channel,
+        method,
         state,
         tries,
         due,
         error,
-    } = delivery;
+    } = notification;
+    let attempts = counted(u64::from(*tries), "attempt");
     let state = match state {
-        DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
-        DeliveryState::Waiting => {
-            format!(
-                "not told yet ({}), again at {}",
-                counted(u64::from(*tries), "attempt"),
-                shown(*due)
-            )
+        NotificationState::Waiting if error.is_none() => "waiting".to_owned(),
+        NotificationState::Waiting => {
+            format!("not delivered yet ({attempts}), again at {}", shown(*due))
         }
-        DeliveryState::Delivered => "told".to_owned(),
-        DeliveryState::GivenUp => format!(
-            "not told, given up ({})",
-            counted(u64::from(*tries), "attempt")
-        ),
+        NotificationState::Delivered => "delivered".to_owned(),
+        NotificationState::GivenUp => format!("not delivered, given up ({attempts})"),
     };
     let error = error
         .as_ref()
         .map(|error| format!(": {error}"))
         .unwrap_or_default();
-    format!("{channel}: '{}' {state}{error}", event.kind)
+    format!("{method}: '{}' {state}{error}", event.kind)
 }
 
-/// Whether an event was told by a channel, as an object for programs.
-fn delivery_as_json(delivery: &Delivery) -> Value {
-    let Delivery {
+/// A notification and its result, as an object for programs.
+fn notification_as_json(notification: &Notification) -> Value {
+    let Notification {
         event,
-        channel,
+        method,
         state,
         tries,
         due,
         error,
-    } = delivery;
-    let waits = *state == DeliveryState::Waiting;
+    } = notification;
+    let waits = *state == NotificationState::Waiting;
     json!({
-        "channel": channel,
+        "method": method.word(),
         "event": event.kind,
         "number": event.number,
         "state": state.word(),
@@ -362,7 +361,7 @@ mod tests {
             events: std::iter::once(event(9, "9 failed".into()))
                 .chain((0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))))
                 .collect(),
-            deliveries: Vec::new(),
+            notifications: Vec::new(),
             log: "/state/12/log".into(),
         };
         let text = one(&row, &details, Moment(0));
@@ -418,11 +417,11 @@ mod tests {
             event(1, "an attempt before"),
             event(2, "moved by 2 receivers: x"),
         ];
-        let (ends, deliveries) = (Vec::new(), Vec::new());
+        let (ends, notifications) = (Vec::new(), Vec::new());
         let details = Details {
             ends,
             events,
-            deliveries,
+            notifications,
             log: PathBuf::new(),
         };
         let lines = |state, progress| details.lines(&Row::new(Job { state, ..job() }, progress));

@@ -178,7 +178,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     // three hours late
     let now = later(4 * 3600 + 5);
     assert_eq!(site.store.release(now).unwrap().queued, 1);
-    assert_eq!(site.told(first), ["missed"]);
+    assert_eq!(site.notified(first), ["missed"]);
     assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
     let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
     let [next] = &live[..] else {
@@ -196,7 +196,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
         [],
         "a schedule ends with its job"
     );
-    assert_eq!(site.told(next), ["cancelled"]);
+    assert_eq!(site.notified(next), ["cancelled"]);
     let running = site.submit(&hourly);
     site.store.release(now).unwrap();
     site.store.start(running, now).unwrap();
@@ -270,12 +270,12 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
             .stall_waiting(Duration::from_secs(300), now)
             .unwrap();
         assert_eq!(
-            site.told(stuck).len(),
+            site.notified(stuck).len(),
             usize::from(minute >= 5),
             "after {minute} min"
         );
     }
-    assert_eq!(site.told(moving), [""; 0]);
+    assert_eq!(site.notified(moving), [""; 0]);
     let events = site.store.events(stuck, 0, u32::MAX).unwrap();
     let told = events.iter().find(|event| event.kind == "stalled").unwrap();
     assert_eq!(
@@ -286,5 +286,5 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
     site.store
         .stall_waiting(Duration::ZERO, later(9000))
         .unwrap();
-    assert_eq!(site.told(stuck), ["stalled", "cancelled"]);
+    assert_eq!(site.notified(stuck), ["stalled", "cancelled"]);
 }

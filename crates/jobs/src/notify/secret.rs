@@ -1,32 +1,34 @@
-//! Secrets, which are in files that their user alone can read.
+//! Files of which the permissions matter: the configuration, and secrets, which only their owner can read.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Reads a secret, without the white space around it.
-pub(super) fn read(path: &Path) -> Result<String, String> {
-    let fail = |error: std::io::Error| format!("read '{}': {error}", path.display());
+pub(super) fn read_secret(path: &Path) -> Result<String, String> {
+    let fail = |error: io::Error| format!("read '{}': {error}", path.display());
     let file = File::open(path).map_err(fail)?;
-    let metadata = file.metadata().map_err(fail)?;
-    let owner = metadata.uid();
-    if metadata.mode() & 0o077 != 0 || (owner != rustix::process::geteuid().as_raw() && owner != 0)
-    {
+    if !is_closed_to_others(&file, 0o077).map_err(fail)? {
         return Err(format!(
             "'{}' has a secret, and others can read it: chmod 600",
             path.display()
         ));
     }
-    let mut text = String::new();
-    file.take(BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(fail)?;
+    let text = io::read_to_string(file.take(BYTES_MAX)).map_err(fail)?;
     let text = text.trim();
     if text.is_empty() {
         return Err(format!("'{}' is empty", path.display()));
     }
     Ok(text.to_owned())
+}
+
+/// Whether the file belongs to this user or root, and gives other users none of these permissions.
+pub(super) fn is_closed_to_others(file: &File, permissions: u32) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    let owner = metadata.uid();
+    let is_owned = owner == rustix::process::geteuid().as_raw() || owner == 0;
+    Ok(is_owned && metadata.mode() & permissions == 0)
 }
 
 /// More than any secret has.
@@ -45,15 +47,12 @@ mod tests {
         std::fs::write(file.path(), " word\n").unwrap();
         for (mode, is_private) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false)] {
             std::fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
-            let secret = read(file.path());
-            match secret {
+            match read_secret(file.path()) {
                 Ok(word) => assert!(is_private && word == "word", "{mode:o}"),
-                Err(why) => {
-                    assert!(
-                        !is_private && why.contains("others can read it: chmod 600"),
-                        "{mode:o}: {why}"
-                    )
-                }
+                Err(why) => assert!(
+                    !is_private && why.contains("others can read it: chmod 600"),
+                    "{mode:o}: {why}"
+                ),
             }
         }
     }

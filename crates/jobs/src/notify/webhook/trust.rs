@@ -1,4 +1,4 @@
-//! The authorities whose certificates of servers are believed: those of the host, or one that is named.
+//! The authorities that vouch for the server: those of the host, or those in a file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
                 roots.add(certificate).map_err(|error| fail(&error))?;
             }
         }
-        // One of them that cannot be read is no reason to believe none.
+        // An unreadable certificate does not exclude the others.
         None => {
             let system = rustls_native_certs::load_native_certs().certs;
             let (_added, _ignored) = roots.add_parsable_certificates(system);
@@ -26,7 +26,7 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     }
     if roots.is_empty() {
         return Err(
-            "no authority is known that could vouch for a server: install ca-certificates, or name a ca_file"
+            "no authority is known that vouches for a server: install ca-certificates, or name a ca_file"
                 .to_owned(),
         );
     }

@@ -1,0 +1,17 @@
+//! Notifications: ends, stalls and late starts of jobs go to a command hook and to a webhook, at least once each.
+//!
+//! `notify.toml` configures both. The store has a notification for each event and [`NotifyMethod`], written in the
+//! transaction that changes the job. For each method a thread of the runner's [`Notifier`] sends the notifications and
+//! records the results. If the runner is killed before the record, the event is sent again with the same id.
+//!
+//! **Invariant:** nothing here holds up a job: each method has its own thread, and each attempt has a time limit.
+
+mod config;
+mod event;
+mod hook;
+mod notifier;
+mod secret;
+mod webhook;
+
+pub use config::{NotifyConfig, NotifyError};
+pub(crate) use notifier::Notifier;

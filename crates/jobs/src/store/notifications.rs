@@ -1,0 +1,289 @@
+//! Notifications: an event and a method by which it is sent. They are written in the transaction that adds the event.
+//!
+//! **Invariant:** a notification waits until a result is recorded that ends it, so each event is sent at least once.
+//! Only events of a method that is not configured are dropped.
+
+use std::fmt;
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+use super::Store;
+use crate::error::StoreError;
+use crate::job::{JobEvent, JobId};
+use crate::moment::Moment;
+
+/// A way to send events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotifyMethod {
+    /// A command of this host.
+    Hook,
+    /// A server.
+    Webhook,
+}
+
+/// An event that is sent by one method.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notification {
+    /// The event.
+    pub event: JobEvent,
+    /// The method.
+    pub method: NotifyMethod,
+    /// The state.
+    pub state: NotificationState,
+    /// The number of attempts.
+    pub tries: u32,
+    /// The time of the next attempt, if it waits.
+    pub due: Moment,
+    /// The reason why the last attempt failed.
+    pub error: Option<String>,
+}
+
+/// The state of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotificationState {
+    /// To be sent.
+    Waiting,
+    /// Accepted by the hook or the server.
+    Delivered,
+    /// Not accepted, and not sent again.
+    GivenUp,
+}
+
+impl NotifyMethod {
+    /// All methods.
+    pub const ALL: [Self; 2] = [Self::Hook, Self::Webhook];
+
+    /// The word for it, in the database and for users.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Hook => "hook",
+            Self::Webhook => "webhook",
+        }
+    }
+
+    fn of(word: &str) -> Self {
+        match word {
+            "webhook" => Self::Webhook,
+            _ => Self::Hook,
+        }
+    }
+}
+
+impl fmt::Display for NotifyMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl NotificationState {
+    /// The word for it, in the database and for users.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Delivered => "delivered",
+            Self::GivenUp => "given_up",
+        }
+    }
+
+    fn of(word: &str) -> Self {
+        match word {
+            "delivered" => Self::Delivered,
+            "given_up" => Self::GivenUp,
+            _ => Self::Waiting,
+        }
+    }
+}
+
+/// Adds the notifications of an event. The runner drops those whose method is not configured: other processes, which
+/// add events too, do not read the configuration.
+pub(super) fn notify(
+    transaction: &Transaction<'_>,
+    number: i64,
+    now: Moment,
+) -> rusqlite::Result<()> {
+    let mut add = transaction
+        .prepare("INSERT INTO notifications (number, method, due) VALUES (?1, ?2, ?3)")?;
+    for method in NotifyMethod::ALL {
+        add.execute(params![number, method.word(), now.0])?;
+    }
+    Ok(())
+}
+
+impl Store {
+    /// The id of this store, which no other store has.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn id(&self) -> Result<String, StoreError> {
+        self.read(|connection| connection.query_row("SELECT id FROM store", (), |row| row.get(0)))
+    }
+
+    /// Drops the waiting notifications of methods that are not configured. Those that have failed stay visible as
+    /// given up.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn drop_notifications(&mut self, methods: &[NotifyMethod]) -> Result<(), StoreError> {
+        let words: Vec<_> = methods.iter().map(|method| format!("'{method}'")).collect();
+        let waiting = format!("state = 'waiting' AND method IN ({})", words.join(", "));
+        // Each turn of the runner looks, and few have anything to change.
+        let exists = format!("SELECT EXISTS (SELECT 1 FROM notifications WHERE {waiting})");
+        if !self.read(|connection| connection.query_row(&exists, (), |row| row.get(0)))? {
+            return Ok(());
+        }
+        self.transact(|transaction| {
+            transaction.execute_batch(&format!(
+                "UPDATE notifications SET state = 'given_up' WHERE {waiting} AND tries > 0;
+                 DELETE FROM notifications WHERE {waiting};"
+            ))?;
+            Ok(Ok(()))
+        })
+    }
+
+    /// The first notification of a method that is due. A wait that is longer than any began before the clock was set
+    /// back, and is over.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn next_notification(
+        &self,
+        method: NotifyMethod,
+        now: Moment,
+    ) -> Result<Option<Notification>, StoreError> {
+        self.read(|connection| {
+            let sql = format!(
+                "{NOTIFICATIONS} WHERE n.method = ?1 AND n.state = 'waiting' AND (n.due <= ?2 OR n.due > ?2 + ?3)
+                 ORDER BY n.number LIMIT 1"
+            );
+            connection
+                .prepare(&sql)?
+                .query_row(params![method.word(), now.0, WAIT_MAX_MILLIS], read_notification)
+                .optional()
+        })
+    }
+
+    /// The next time at which a notification of a method is due.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn next_attempt(
+        &self,
+        method: NotifyMethod,
+        now: Moment,
+    ) -> Result<Option<Moment>, StoreError> {
+        let due: Option<i64> = self.read(|connection| {
+            connection
+                .prepare("SELECT min(due) FROM notifications WHERE method = ?1 AND state = 'waiting' AND due > ?2")?
+                .query_row(params![method.word(), now.0], |row| row.get(0))
+        })?;
+        Ok(due.map(Moment))
+    }
+
+    /// The notifications of a job.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn notifications(&self, id: JobId) -> Result<Vec<Notification>, StoreError> {
+        self.read(|connection| {
+            let sql = format!("{NOTIFICATIONS} WHERE e.job = ?1 ORDER BY n.number, n.method");
+            connection
+                .prepare(&sql)?
+                .query_map([id.0], read_notification)?
+                .collect()
+        })
+    }
+
+    /// Records the result of an attempt. After a failure all notifications of the method wait, so that a server that is
+    /// down is not asked for each event. They are given up once the method has failed for too long.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn record_attempt(
+        &mut self,
+        notification: &Notification,
+        result: &Result<(), String>,
+        now: Moment,
+    ) -> Result<(), StoreError> {
+        let number = notification.event.number;
+        let method = notification.method.word();
+        self.transact(|transaction| {
+            match result {
+                Ok(()) => transaction.execute(
+                    "UPDATE notifications SET state = 'delivered', error = NULL, tries = tries + 1
+                     WHERE number = ?1 AND method = ?2",
+                    params![number, method],
+                )?,
+                Err(error) => transaction.execute(
+                    "UPDATE notifications SET tries = tries + (number = ?1), error = ?3,
+                         due = iif(number = ?1, ?4, max(due, ?4)), failing_since = coalesce(failing_since, ?5),
+                         state = iif(failing_since <= ?6, 'given_up', state)
+                     WHERE method = ?2 AND state = 'waiting'",
+                    params![
+                        number,
+                        method,
+                        error,
+                        now.after(wait_after(notification.tries + 1)).0,
+                        now.0,
+                        now.0.saturating_sub(GIVEN_UP_AFTER_MILLIS)
+                    ],
+                )?,
+            };
+            Ok(Ok(()))
+        })
+    }
+}
+
+/// The wait after this number of failed attempts.
+fn wait_after(tries: u32) -> Duration {
+    let wait = WAIT_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16));
+    wait.min(Duration::from_millis(WAIT_MAX_MILLIS.unsigned_abs()))
+}
+
+fn read_notification(row: &Row<'_>) -> rusqlite::Result<Notification> {
+    let event = JobEvent {
+        number: row.get(0)?,
+        job: JobId(row.get(1)?),
+        time: Moment(row.get(2)?),
+        kind: row.get(3)?,
+        attempt: row.get(4)?,
+        message: row.get(5)?,
+    };
+    let method: String = row.get(6)?;
+    let state: String = row.get(7)?;
+    Ok(Notification {
+        event,
+        method: NotifyMethod::of(&method),
+        state: NotificationState::of(&state),
+        tries: row.get(8)?,
+        due: Moment(row.get(9)?),
+        error: row.get(10)?,
+    })
+}
+
+const NOTIFICATIONS: &str = "SELECT n.number, e.job, e.time, e.kind, e.attempt, e.message, n.method, n.state, \
+    n.tries, n.due, n.error FROM notifications n JOIN events e ON e.number = n.number";
+
+/// The wait after the first attempt. Each wait is twice as long as the one before.
+const WAIT_MIN: Duration = Duration::from_secs(10);
+/// The longest wait.
+const WAIT_MAX_MILLIS: i64 = 60 * 60 * 1000;
+/// How long after its first failure a notification is given up.
+const GIVEN_UP_AFTER_MILLIS: i64 = 3 * 24 * 60 * 60 * 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_an_hour() {
+        let seconds: Vec<_> = (1..=11).map(|tries| wait_after(tries).as_secs()).collect();
+        assert_eq!(
+            seconds,
+            [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]
+        );
+        assert_eq!(wait_after(u32::MAX).as_secs(), 3600);
+    }
+}
