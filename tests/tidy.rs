@@ -118,7 +118,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 38] = [
+const RESERVED: [(&str, &[&str]); 37] = [
     ("axum", &["api"]),
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
@@ -167,7 +167,6 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("chrono", &["jobs"]),
     ("croner", &["jobs"]),
     ("rusqlite", &["jobs"]),
-    ("lettre", &["jobs"]),
     ("rustls-native-certs", &["jobs"]),
     ("async-nats", &["cluster"]),
     ("nkeys", &["cluster", "lab"]),
