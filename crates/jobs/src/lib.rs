@@ -30,6 +30,6 @@ pub use runner::{
 pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Ending, Notification, NotificationState, NotifyMethod, Page, Queued, Released, Running,
-    Selection, Started, Store, Submitted, Told, Verdict,
+    Answer, AttemptEvent, Ending, Notification, NotificationState, NotifyMethod, Page, Queued,
+    Released, Running, Selection, Started, Store, Submitted, Verdict,
 };

@@ -115,7 +115,7 @@ pub struct Runner {
     /// How the store was when nothing in its queue could begin: reading thousands of jobs anew would show no other.
     nothing_begins: Option<(i64, i64)>,
     notifier: Notifier,
-    /// What went wrong last, which is told once.
+    /// The last error, which is reported once.
     trouble: Option<String>,
     idle_since: Option<Instant>,
 }
@@ -311,7 +311,7 @@ impl Runner {
         }
     }
 
-    /// Reads what an attempt has told, and settles it if it has ended.
+    /// Reads the events of an attempt, and settles it if it has ended.
     fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
         let Self {
             place,
@@ -340,14 +340,14 @@ impl Runner {
             .map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
             // The last object is to be read by whoever settles the attempt, which may be another runner.
-            if !attempt.tail.told.is_empty() && attempt.tail.last.is_none() {
+            if !attempt.tail.unrecorded.is_empty() && attempt.tail.last.is_none() {
                 store.record(
                     (id, attempt.number),
-                    &attempt.tail.told,
+                    &attempt.tail.unrecorded,
                     attempt.tail.read,
                     now,
                 )?;
-                attempt.tail.told.clear();
+                attempt.tail.unrecorded.clear();
             }
             let idle = attempt.tail.moved_at.elapsed();
             if !attempt.stalled && !attempt.tail.is_idle && idle >= notifier.stalled_after {
@@ -468,7 +468,7 @@ impl Runner {
                     message: Some(format!("start a process in '{directory}': {error}")),
                     moved: None,
                     furthest: 0,
-                    told: Vec::new(),
+                    events: Vec::new(),
                 };
                 self.store.settle((id, started.attempt), &ending, now)?;
             }
@@ -545,7 +545,7 @@ fn ending(
 ) -> Ending {
     let moved = attempt.tail.moved();
     let Last {
-        exit: told,
+        exit: printed,
         message,
         ..
     } = attempt.tail.last.take().unwrap_or(Last {
@@ -553,7 +553,7 @@ fn ending(
         message: None,
         moved: None,
     });
-    let exit = exit.or((told >= 0).then_some(told));
+    let exit = exit.or((printed >= 0).then_some(printed));
     let verdict = match exit.map_or(Verdict::Vanished, judge) {
         Verdict::Passing if attempt.is_stopped => Verdict::Stopped,
         verdict => verdict,
@@ -563,14 +563,14 @@ fn ending(
         Verdict::Vanished => Some("its process was killed".to_owned()),
         Verdict::Fatal | Verdict::Passing => message.or_else(|| last_line(log)),
     };
-    let told = std::mem::take(&mut attempt.tail.told);
+    let events = std::mem::take(&mut attempt.tail.unrecorded);
     Ending {
         verdict,
         exit,
         message,
         moved,
         furthest: attempt.tail.furthest,
-        told,
+        events,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::place::{Place, private};
 
 pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
 
-pub use change::{Answer, Ending, Started, Told, Verdict};
+pub use change::{Answer, AttemptEvent, Ending, Started, Verdict};
 pub use notifications::{Notification, NotificationState, NotifyMethod};
 pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;

@@ -1,5 +1,5 @@
 //! The process of an attempt. It holds its job's lock as its standard input, and prints its events into a file: both
-//! outlive the runner, so that another one finds whether it lives, and what it has told.
+//! outlive the runner, so that another one finds whether it lives, and which events it has printed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -202,7 +202,7 @@ fn holds(pid: Pid, lock: &Path) -> bool {
 pub const OF_THE_SUBMITTER: [&str; 5] =
     ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 
-/// The variable by which a job's process is told to end the copy of this id between two other hosts, and nothing else.
+/// The variable by which a job's process is asked to end the copy of this id between two other hosts, and nothing else.
 pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
 
 /// The length from which on a job's log is begun anew with an attempt.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::job::{JobId, Moved};
 use crate::nodes::Nodes;
 use crate::place::Place;
-use crate::store::Told;
+use crate::store::AttemptEvent;
 
 /// How far a running attempt is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -74,8 +74,8 @@ pub(super) struct Last {
 pub(super) struct Tail {
     /// How far whole lines have been read.
     pub(super) read: u64,
-    /// What was told and is not recorded yet.
-    pub(super) told: Vec<Told>,
+    /// Events that are not recorded yet.
+    pub(super) unrecorded: Vec<AttemptEvent>,
     pub(super) last: Option<Last>,
     /// The furthest that it has come, in files and bytes.
     pub(super) furthest: u64,
@@ -124,7 +124,7 @@ impl Tail {
     pub(super) fn new(read: u64, before: u64) -> Self {
         Self {
             read,
-            told: Vec::new(),
+            unrecorded: Vec::new(),
             last: None,
             furthest: 0,
             moved_at: Instant::now(),
@@ -215,7 +215,7 @@ impl Tail {
             kind => {
                 self.failures += usize::from(kind == "failed");
                 if kind != "failed" || self.failures <= FAILURES_MAX {
-                    self.told.push(Told {
+                    self.unrecorded.push(AttemptEvent {
                         kind: kind.to_owned(),
                         message: line.message.or(line.id),
                     });
@@ -269,7 +269,7 @@ impl Follower {
         }
     }
 
-    /// How far the attempt is, if it has told more since it was last asked.
+    /// How far the attempt is, if it has printed more since the last call.
     pub fn look(&mut self) -> Option<Progress> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -318,16 +318,19 @@ mod tests {
         tail.read_on(file.path()).unwrap();
         write("{\"event\":\"warning\",\"message\":\"w\"}\n\0\0\nnonsense\n{\"event\":\"prog");
         tail.read_on(file.path()).unwrap();
-        let told = vec![Told {
+        let events = vec![AttemptEvent {
             kind: "warning".into(),
             message: Some("w".into()),
         }];
-        assert_eq!((&tail.told, tail.furthest), (&told, 0));
+        assert_eq!((&tail.unrecorded, tail.furthest), (&events, 0));
         write(
             "ress\",\"bytes_done\":7,\"files_done\":1,\"bytes_moved\":3,\"limited_by\":\"path\"}\n",
         );
         tail.read_on(file.path()).unwrap();
-        assert_eq!((&tail.told, tail.furthest, &tail.last), (&told, 8, &None));
+        assert_eq!(
+            (&tail.unrecorded, tail.furthest, &tail.last),
+            (&events, 8, &None)
+        );
         let moved = Some(Moved {
             files: 0,
             bytes: 3,
@@ -397,6 +400,6 @@ mod tests {
     fn failures_without_end_do_not_fill_the_store() {
         let mut tail = Tail::new(0, 0);
         (0..1000).for_each(|_| tail.take(b"{\"event\":\"failed\",\"message\":\"f\"}"));
-        assert_eq!(tail.told.len(), FAILURES_MAX);
+        assert_eq!(tail.unrecorded.len(), FAILURES_MAX);
     }
 }

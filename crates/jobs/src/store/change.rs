@@ -37,9 +37,9 @@ pub struct Started {
     pub furthest: u64,
 }
 
-/// Something that an attempt has told.
+/// An event that an attempt has printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct AttemptEvent {
     /// The name of the event.
     pub kind: String,
     /// More of it.
@@ -74,8 +74,8 @@ pub struct Ending {
     pub moved: Option<Moved>,
     /// How far it has come, in files and bytes.
     pub furthest: u64,
-    /// What it has told since that was last recorded.
-    pub told: Vec<Told>,
+    /// The events that are not recorded yet.
+    pub events: Vec<AttemptEvent>,
 }
 
 impl Store {
@@ -110,7 +110,7 @@ impl Store {
         })
     }
 
-    /// Records what a running attempt has told, and how far that has been read: both or neither, so that no event is
+    /// Records events of a running attempt, and how far they have been read: both or neither, so that no event is
     /// there twice.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Store {
     pub fn record(
         &mut self,
         (id, attempt): (JobId, u32),
-        told: &[Told],
+        events: &[AttemptEvent],
         events_read: u64,
         now: Moment,
     ) -> Result<(), StoreError> {
@@ -131,7 +131,7 @@ impl Store {
                 )?
                 .execute(params![id.0, attempt, read])?;
             if changed == 1 {
-                add_told(transaction, id, told, now)?;
+                add_events(transaction, id, events, now)?;
             }
             Ok(Ok(()))
         })
@@ -155,7 +155,7 @@ impl Store {
             let terms = found.query_row(params![id.0, attempt], Terms::read).optional()?;
             let Some(terms) = terms else { return Ok(Ok(None)) };
             drop(found);
-            add_told(transaction, id, &ending.told, now)?;
+            add_events(transaction, id, &ending.events, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
             let moved = match (terms.moved, ending.moved.clone()) {
@@ -183,7 +183,7 @@ impl Store {
                     furthest,
                     step == Step::Finish,
                 ])?;
-            // What a process says that was told to end is no news, and its advice is not meant for a job.
+            // The message of a process that was asked to end is no news, and its advice is not meant for a job.
             let message = match step {
                 Step::Hold | Step::Cancel => None,
                 Step::Expire => Some(expired(terms.deadline, ending)),
@@ -395,7 +395,7 @@ impl Terms {
     }
 }
 
-/// Why a job has expired. One that was at work then was told to end, which is no reason.
+/// Why a job has expired. A process that was running was asked to end then, which is no reason.
 fn expired(deadline: Duration, ending: &Ending) -> String {
     let within = format!(
         "no attempt has come further within its deadline of {} s",
@@ -407,7 +407,7 @@ fn expired(deadline: Duration, ending: &Ending) -> String {
     }
 }
 
-/// The exit code of a transfer that was told to end.
+/// The exit code of a transfer that was asked to end.
 const INTERRUPTED: i32 = 20;
 
 /// How long a job waits after so many attempts in a row that have come no further.
@@ -450,15 +450,15 @@ fn add_attempt(
     Ok(())
 }
 
-fn add_told(
+fn add_events(
     transaction: &Transaction<'_>,
     id: JobId,
-    told: &[Told],
+    events: &[AttemptEvent],
     now: Moment,
 ) -> rusqlite::Result<()> {
-    for told in told {
-        add_event(transaction, id, &told.kind, told.message.as_deref(), now)?;
-        note_copy(transaction, id, &told.kind, told.message.as_deref())?;
+    for event in events {
+        add_event(transaction, id, &event.kind, event.message.as_deref(), now)?;
+        note_copy(transaction, id, &event.kind, event.message.as_deref())?;
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ impl Store {
     }
 }
 
-/// Notes what an attempt has told of its copy.
+/// Records an event of an attempt about its copy.
 pub(super) fn note_copy(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -82,7 +82,7 @@ pub(super) fn note_copy(
 const COPY_RUNS: &str = "copy_runs";
 /// The event of a copy that has ended with its job.
 pub(crate) const COPY_ENDED: &str = "copy_ended";
-/// The event of a copy that could not be told to end.
+/// The event of a copy that could not be ended.
 pub(crate) const COPY_LEFT: &str = "copy_left";
 
 pub(super) const IS_LEFT: &str =

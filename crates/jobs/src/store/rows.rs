@@ -25,7 +25,7 @@ pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
     }
 }
 
-/// What has been moved, by the columns from this one on; none where nobody has told.
+/// What has been moved, by the columns from this one on; `None` if it is not known.
 pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Moved>> {
     let Some(files) = row.get::<_, Option<i64>>(first)? else {
         return Ok(None);

@@ -79,7 +79,7 @@ fn ended(verdict: Verdict) -> Ending {
         message: None,
         moved: None,
         furthest: 0,
-        told: Vec::new(),
+        events: Vec::new(),
     }
 }
 
@@ -460,7 +460,7 @@ fn each_attempt_s_end_is_kept() {
         State::Done
     );
     let ends = site.store.attempts(id).unwrap();
-    let told: Vec<_> = ends
+    let recorded: Vec<_> = ends
         .iter()
         .map(|end| {
             (
@@ -477,7 +477,7 @@ fn each_attempt_s_end_is_kept() {
         (1, State::Waiting, Some(10), Some("lost"), 3, 30),
         (2, State::Done, Some(0), None, 4, 40),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(recorded, expected);
     let all = Moved {
         files: 7,
         bytes: 70,
@@ -522,16 +522,16 @@ fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
 }
 
 #[test]
-fn what_an_attempt_tells_is_recorded_once() {
+fn an_event_of_an_attempt_is_recorded_once() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
-    let told = [Told {
+    let events = [AttemptEvent {
         kind: "warning".into(),
         message: Some("w".into()),
     }];
     for read in [10, 10, 5] {
-        site.store.record((id, 1), &told, read, START).unwrap();
+        site.store.record((id, 1), &events, read, START).unwrap();
     }
     assert_eq!(site.kinds(id), ["submitted", "running", "warning"]);
     assert_eq!(site.store.running().unwrap()[0].events_read, 10);
@@ -565,7 +565,7 @@ fn a_store_of_another_version_is_refused_by_path_and_version() {
 }
 
 #[test]
-fn a_damaged_store_is_told() {
+fn a_damaged_store_is_reported() {
     let site = site();
     let path = site.place.database();
     drop(site.store);
@@ -602,7 +602,7 @@ fn a_page_that_was_overwritten_is_found_by_the_check() {
 }
 
 #[test]
-fn a_full_disk_changes_nothing_and_is_told() {
+fn a_full_disk_changes_nothing_and_is_reported() {
     let mut site = site();
     let pages: i64 = site
         .store
@@ -627,7 +627,7 @@ fn a_full_disk_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn a_locked_store_is_told() {
+fn a_locked_store_is_reported() {
     let mut site = site();
     let other = Store::open(&site.place).unwrap();
     other.connection.execute_batch("BEGIN IMMEDIATE").unwrap();

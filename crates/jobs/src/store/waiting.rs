@@ -68,7 +68,7 @@ impl Store {
                 if state_of(transaction, id)? != Some(State::Waiting) {
                     continue;
                 }
-                tell_missed(transaction, id, now)?;
+                report_missed(transaction, id, now)?;
                 released.queued +=
                     usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
             }
@@ -145,9 +145,9 @@ impl Store {
     }
 }
 
-/// Tells of a waiting job whose time has come that it was missed, if it is one of a schedule and late: it is done now,
+/// Adds an event to a waiting job whose time was missed, if it is one of a schedule and late: it is done now,
 /// once.
-fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
     let mut found =
         transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
     type Found = (u32, Option<String>, Option<i64>);
@@ -233,7 +233,7 @@ const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
     AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
     AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
     ORDER BY id";
-/// Jobs that wait for another attempt and last came further before this moment, which was not told yet. Whenever a job
+/// Jobs that wait for another attempt and last came further before this moment, without an event for it. Whenever a job
 /// comes further, `retry_until` is set to its deadline after that.
 const STALLED: &str = "SELECT id, message, retry_until - deadline FROM jobs j
     WHERE state = 'waiting' AND failures > 0 AND retry_until - deadline <= ?1
@@ -245,5 +245,5 @@ const VAIN: &str =
 
 /// The longest wait for another attempt.
 pub(super) const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
-/// How late a scheduled job begins before that is told.
+/// How late a scheduled job begins before an event reports it.
 const MISSED_AFTER: Duration = Duration::from_secs(60);

@@ -227,11 +227,11 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     );
     let now = later(3600);
     site.store.release(now).unwrap();
-    let told = Ending {
+    let stopped = Ending {
         message: Some("refused".into()),
         ..ended(Verdict::Passing)
     };
-    assert_eq!(site.run(expiring, &told, now), State::Expired);
+    assert_eq!(site.run(expiring, &stopped, now), State::Expired);
     assert_eq!(
         site.store.job(expiring).unwrap().message.as_deref(),
         Some("no attempt has come further within its deadline of 3600 s; the last one: refused")
@@ -277,9 +277,9 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
     }
     assert_eq!(site.notified(moving), [""; 0]);
     let events = site.store.events(stuck, 0, u32::MAX).unwrap();
-    let told = events.iter().find(|event| event.kind == "stalled").unwrap();
+    let stalled = events.iter().find(|event| event.kind == "stalled").unwrap();
     assert_eq!(
-        told.message.as_deref(),
+        stalled.message.as_deref(),
         Some("nothing moved for 300 s: no route")
     );
     site.store.cancel(stuck, later(9000)).unwrap();
