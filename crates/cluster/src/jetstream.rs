@@ -9,6 +9,8 @@
 //! - **Replicas.** A broker of three servers keeps three copies. A single server keeps one, in a file that it does not
 //!   flush before it answers.
 //! - **Losses.** The queue may lose items, and reports how often it has ([`WorkQueue::losses`]).
+//! - **Silence.** A server whose files were cut short may count items that no consumer delivers, a new one neither. The
+//!   head of the job that finds this deletes the stream. Each job that has items there notices a loss.
 //! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it
 //!   waited for room, all might wait.
 //! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an
@@ -88,6 +90,10 @@ pub struct Settings {
     /// How long each call except `take` tries again if the broker does not answer. Default: 60 s. Longer, and a job
     /// outlives a longer outage; shorter, and callers get the error sooner.
     pub patience: Duration,
+    /// How long items may be left of which none is taken, before the head looks for the reason. Default: 10 s. Longer,
+    /// and a job waits longer for items that a damaged broker does not deliver; shorter, and idle nodes are told of
+    /// more often. The head's counts.
+    pub silence: Duration,
 }
 
 /// What a process does at a queue.
@@ -137,6 +143,7 @@ impl Settings {
             lease: LEASE,
             items_max: 65_536,
             patience: Duration::from_secs(60),
+            silence: Duration::from_secs(10),
         }
     }
 }

@@ -249,7 +249,7 @@ async fn start(broker: &LocalBroker) -> Result<LocalServer> {
     })
 }
 
-/// Warns when the broker is away, and when it is back.
+/// Warns when the broker is away, when it is back, and when nothing is taken from it.
 async fn warn_of_outages(
     broker: &str,
     mut state: watch::Receiver<BrokerState>,
@@ -257,7 +257,16 @@ async fn warn_of_outages(
 ) -> Result<Infallible> {
     let warn = |message| participants.on(&Event::Warned { message });
     loop {
-        state.wait_for(|state| *state == BrokerState::Lost).await?;
+        let news = *state.wait_for(|state| *state != BrokerState::Ready).await?;
+        if news == BrokerState::Silent {
+            warn(format!(
+                "the broker {broker} has items, and none was taken for a while: the job waits"
+            ));
+            state
+                .wait_for(|state| *state != BrokerState::Silent)
+                .await?;
+            continue;
+        }
         let lost = Instant::now();
         warn(format!("the broker {broker} is away: the job waits for it"));
         state.wait_for(|state| *state == BrokerState::Ready).await?;
@@ -278,3 +287,46 @@ const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);
 const GRANTED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long before its end a grant is renewed: so much may the clocks of receivers be ahead of the head's.
 const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);
+
+#[cfg(test)]
+mod tests {
+    use zmove_jobs::Nodes;
+    use zmove_types::Lock;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Warnings(Lock<Vec<String>>);
+
+    impl Observer for Warnings {
+        fn on(&self, event: &Event) {
+            if let Event::Warned { message } = event {
+                self.0.lock().push(message.clone());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_broker_from_which_nothing_is_taken_is_reported_once_and_again_later() {
+        let warnings = Arc::new(Warnings::default());
+        let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
+        let shown = watch::Sender::new(Nodes::default());
+        let participants = Arc::new(Participants::new(None, [], observer, shown));
+        let states = watch::Sender::new(BrokerState::Ready);
+        let warning = tokio::spawn({
+            let states = states.subscribe();
+            async move { warn_of_outages("b", states, participants).await }
+        });
+        for count in 1..3 {
+            states.send_replace(BrokerState::Silent);
+            tokio::task::yield_now().await;
+            let told = warnings.0.lock().clone();
+            assert_eq!(told.len(), count, "{told:?}");
+            assert!(told[0].contains("the broker b has items, and none was taken"));
+            states.send_replace(BrokerState::Ready);
+            tokio::task::yield_now().await;
+        }
+        drop(states);
+        assert!(warning.await.unwrap().is_err());
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_nats::Subscriber;
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
+use async_nats::jetstream::consumer::{AckPolicy, Info, PullConsumer, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType, Stream};
@@ -21,7 +21,7 @@ use zmove_types::{Hex, Lock};
 
 use super::Settings;
 use super::answers::{BrokerError, answer_in};
-use super::connection::Connection;
+use super::connection::{BrokerState, Connection};
 use super::seal::Seal;
 use crate::work::WorkItem;
 
@@ -37,7 +37,16 @@ pub(super) struct Broker {
     /// The highest sequence that the broker is known to have acknowledged.
     pub(super) stored: AtomicU64,
     losses: Lock<Losses>,
+    silence: Lock<Silence>,
     began: Instant,
+}
+
+/// How long the number of items has been the same.
+#[derive(Debug)]
+struct Silence {
+    left: u64,
+    /// When it changed, or was found to be right.
+    since: Instant,
 }
 
 /// The losses of the stream.
@@ -68,6 +77,10 @@ impl Broker {
             has_made: Mutex::default(),
             stored: AtomicU64::default(),
             losses: Lock::default(),
+            silence: Lock::new(Silence {
+                left: 0,
+                since: Instant::now(),
+            }),
             began: Instant::now(),
         }
     }
@@ -153,16 +166,59 @@ impl Broker {
         Ok(try_join(consumer(DATA), consumer(WALK)).await?.into())
     }
 
-    /// The number of items that are not done. `Missing` if there are some, and no consumers that deliver them.
+    /// The number of items that are not done. `Missing` if there are some, and nothing that delivers them.
     pub(super) async fn left(&self) -> Result<u64, BrokerError> {
-        self.connection.check()?;
-        let counts = self.stream.info_with_subjects(self.subject("*")).await?;
-        let left = counts.try_fold(0, async |sum, (_, count)| Ok(sum + count as u64));
-        let left = left.await?;
-        if left > 0 && self.consumer_names().await?.len() < 2 {
+        let left = self.count().await?;
+        let is_silent = self.is_silent(left);
+        if left == 0 {
+            return Ok(0);
+        }
+        let names = self.consumer_names().await?;
+        if names.len() < 2 {
+            return Err(BrokerError::Missing);
+        }
+        if is_silent && !self.has_items(&names).await? && self.count().await? == left {
+            self.connection.context.delete_stream(STREAM).await?;
             return Err(BrokerError::Missing);
         }
         Ok(left)
+    }
+
+    /// The number of items of the job in the stream. A server whose files were cut short may count items that it does
+    /// not have.
+    async fn count(&self) -> Result<u64, BrokerError> {
+        self.connection.check()?;
+        let counts = self.stream.info_with_subjects(self.subject("*")).await?;
+        let count = counts.try_fold(0, async |sum, (_, count)| Ok(sum + count as u64));
+        Ok(count.await?)
+    }
+
+    /// Whether the number of items, which is this one now, has not changed for a while. From then on only once in this
+    /// while.
+    fn is_silent(&self, left: u64) -> bool {
+        let mut silence = self.silence.lock();
+        let is_other = std::mem::replace(&mut silence.left, left) != left;
+        if is_other {
+            self.connection
+                .turn(BrokerState::Silent, BrokerState::Ready);
+        }
+        let is_silent = !is_other && silence.since.elapsed() >= self.settings.silence;
+        if is_other || is_silent {
+            silence.since = Instant::now();
+        }
+        is_silent
+    }
+
+    /// Whether any of these consumers has an item, taken or not. Reports a silence if none is taken.
+    async fn has_items(&self, consumers: &[String]) -> Result<bool, BrokerError> {
+        let infos = consumers.iter().map(|name| self.stream.consumer_info(name));
+        let infos = try_join_all(infos).await?;
+        if infos.iter().all(|info| info.num_ack_pending == 0) {
+            self.connection
+                .turn(BrokerState::Ready, BrokerState::Silent);
+        }
+        let items = |info: &Info| info.num_ack_pending as u64 + info.num_pending;
+        Ok(infos.iter().map(items).sum::<u64>() > 0)
     }
 
     /// Puts in an item. An item that the broker had within the last two minutes is stored once.

@@ -22,6 +22,8 @@ use crate::error::{Hindrance, WorkError};
 pub enum BrokerState {
     /// The broker is there.
     Ready,
+    /// The broker is there, and has items of which none was taken for a while.
+    Silent,
     /// The broker cannot be reached, and is dialled again.
     Lost,
 }
@@ -99,6 +101,17 @@ impl Connection {
     /// What is known of the broker. A connection that has been made anew is a change.
     pub(super) fn state(&self) -> watch::Receiver<BrokerState> {
         self.told.state.subscribe()
+    }
+
+    /// Turns one state into another, if it is the present one.
+    pub(super) fn turn(&self, from: BrokerState, to: BrokerState) {
+        self.told.state.send_if_modified(|state| {
+            let is_present = *state == from;
+            if is_present {
+                *state = to;
+            }
+            is_present
+        });
     }
 
     /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but

@@ -237,6 +237,15 @@ pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = W
     );
 }
 
+/// Does items, some of which may come again, until only this number of `left` is left.
+pub(crate) async fn do_until(remaining: usize, left: &mut Vec<WorkItem>, mover: &JetStream) {
+    while left.len() > remaining {
+        let taken = next(mover).await;
+        left.retain(|item| *item != taken.item);
+        mover.done(taken).await.unwrap();
+    }
+}
+
 /// Puts in items one at a time, so that they keep their order.
 pub(crate) async fn put_in_order(queue: &JetStream, items: impl IntoIterator<Item = WorkItem>) {
     for item in items {

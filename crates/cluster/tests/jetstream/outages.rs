@@ -10,8 +10,8 @@ use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
 
 use crate::lab::{
-    LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, data, next, put_all, put_in_order, settings, until,
-    walk,
+    LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, data, do_until, next, put_all, put_in_order,
+    settings, until, walk,
 };
 
 #[tokio::test]
@@ -170,6 +170,48 @@ async fn a_broker_that_has_less_than_it_has_acknowledged_has_lost_items() {
         mover_reports(&head, &mover);
         assert_eq!(head.losses().await.unwrap(), 1);
     }
+}
+
+/// A server whose file was cut short within the items that are done counts those that come later, and delivers none.
+#[tokio::test]
+async fn items_that_a_damaged_broker_does_not_deliver_are_reported_and_count_as_lost() {
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
+    let settings = Settings {
+        silence: Duration::from_millis(300),
+        ..settings(Role::Head)
+    };
+    let head = lab.open(settings).await.unwrap();
+    let mover = Arc::new(lab.mover().await);
+    put_in_order(&head, (0..10).map(data)).await;
+    assert_eq!(head.losses().await.unwrap(), 0);
+    for _ in 0..5 {
+        let taken = next(&mover).await;
+        mover.done(taken).await.unwrap();
+    }
+    lab.server.stop().unwrap();
+    let block = lab.streams().join("$G/streams/zmove/msgs/1.blk");
+    let file = std::fs::File::options().write(true).open(block).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    file.set_len(bytes * 3 / 10).unwrap();
+    lab.start_again().await;
+    put_in_order(&head, (10..20).map(data)).await;
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { do_until(0, &mut vec![data(20)], &mover).await }
+    });
+    let waiting = async {
+        while head.waiting().await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::join!(waiting, until(&head, BrokerState::Silent));
+    assert!(head.losses().await.unwrap() > 0);
+    put_all(&head, [data(20)]).await;
+    head.waiting().await.unwrap();
+    taker.await.unwrap();
+    assert_eq!(*head.state().borrow(), BrokerState::Ready);
 }
 
 #[tokio::test]

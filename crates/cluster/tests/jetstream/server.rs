@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 use zmove_cluster::jetstream::program;
@@ -70,6 +71,12 @@ impl Server {
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Has the server write its files and end.
+    pub(crate) fn stop(&mut self) -> io::Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        self.child.wait().map(drop)
     }
 
     /// Kills the server without a word.

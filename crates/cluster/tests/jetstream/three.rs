@@ -6,10 +6,10 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{Access, JetStream, Role, Settings, program};
-use zmove_cluster::{WorkItem, WorkQueue};
 
-use crate::lab::{Lab, STREAM, data, must_end, next, put_all, settings};
+use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
 use crate::server::free_port;
 
 /// Three servers on loopback, which are one broker.
@@ -104,15 +104,6 @@ impl Drop for Three {
             let _ended_in_any_case = server.kill();
             let _waited_for = server.wait();
         }
-    }
-}
-
-/// Does items, some of which may come again, until only this number of `left` is left.
-async fn do_until(remaining: usize, left: &mut Vec<WorkItem>, mover: &JetStream) {
-    while left.len() > remaining {
-        let taken = next(mover).await;
-        left.retain(|item| *item != taken.item);
-        mover.done(taken).await.unwrap();
     }
 }
 
