@@ -8,7 +8,9 @@
 //!
 //! - **Replicas.** A broker of three servers keeps three copies. A single server keeps one, in a file that it does not
 //!   flush before it answers.
-//! - **Losses.** The queue may lose items, and reports how often it has ([`WorkQueue::losses`]).
+//! - **Losses.** The queue may lose items, and reports how often it may have ([`WorkQueue::losses`]). A single server
+//!   keeps consumers in memory, so consumers that are missing show that it was started again. Nobody knows which items
+//!   it had written to its disk by then.
 //! - **Silence.** A server whose files were cut short may count items that no consumer delivers, a new one neither. The
 //!   head of the job that finds this deletes the stream. Each job that has items there notices a loss.
 //! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it

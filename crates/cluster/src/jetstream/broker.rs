@@ -53,10 +53,16 @@ struct Silence {
 #[derive(Debug, Default)]
 struct Losses {
     count: u64,
-    /// When the stream was created, in nanoseconds since 1970.
-    created: Option<i128>,
     /// The highest sequence that was acknowledged before the last loss.
     stored_before: u64,
+}
+
+impl Losses {
+    /// Counts a loss. This sequence is the highest that was acknowledged before.
+    const fn add(&mut self, stored: u64) {
+        self.count += 1;
+        self.stored_before = stored;
+    }
 }
 
 /// Whether the broker took an item.
@@ -89,7 +95,8 @@ impl Broker {
         format!("{STREAM}.{}.{line}", self.seal.job_name())
     }
 
-    /// Makes the stream and the consumers that are missing.
+    /// Makes the stream and the consumers that are missing. If they were made before, the stream was created anew, or
+    /// the server was started again and may have lost any of its items.
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut has_made = self.has_made.lock().await;
         let names = match self.consumer_names().await {
@@ -100,10 +107,14 @@ impl Broker {
             names => names?,
         };
         let again = if *has_made { AGAIN } else { "" };
-        let missing = [DATA, WALK]
-            .into_iter()
-            .filter(|line| find(&names, line).is_none());
-        try_join_all(missing.map(|line| self.make_consumer(line, again))).await?;
+        let lines = [DATA, WALK].into_iter();
+        let missing: Vec<_> = lines.filter(|line| find(&names, line).is_none()).collect();
+        if *has_made && !missing.is_empty() {
+            let stored = self.stored.load(Ordering::Relaxed);
+            self.losses.lock().add(stored);
+        }
+        let making = missing.iter().map(|line| self.make_consumer(line, again));
+        try_join_all(making).await?;
         *has_made = true;
         Ok(())
     }
@@ -253,19 +264,17 @@ impl Broker {
         }
     }
 
-    /// How often the stream has lost items, as far as that can be seen: it was created anew, its last sequence is lower
-    /// than an acknowledged one, or items may have been removed by their age.
+    /// How often the stream has lost items, or may have: consumers were made again, its last sequence is lower than an
+    /// acknowledged one, or items were removed by their age. `Missing` if consumers are missing.
     pub(super) async fn losses(&self) -> Result<u64, BrokerError> {
-        self.connection.check()?;
+        if self.consumer_names().await?.len() < 2 {
+            return Err(BrokerError::Missing);
+        }
         let stored = self.stored.load(Ordering::Relaxed);
         let info = self.stream.get_info().await?;
-        let created = info.created.unix_timestamp_nanos();
         let mut losses = self.losses.lock();
-        let before = losses.created.replace(created);
-        let is_another = before.is_some_and(|before| before != created);
-        if is_another || stored > info.state.last_sequence.max(losses.stored_before) {
-            losses.count += 1;
-            losses.stored_before = stored;
+        if stored > info.state.last_sequence.max(losses.stored_before) {
+            losses.add(stored);
         }
         Ok(losses.count + self.began.elapsed().as_secs() / KEPT_FOR.as_secs())
     }
@@ -336,8 +345,9 @@ const ENDED: &str = "zmove-ended";
 /// How long items and ends are kept.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How much longer than a lease nobody may ask a consumer before the broker removes it.
-const INACTIVE_BEYOND: Duration = Duration::from_secs(600);
+/// How much longer than a lease nobody may ask a consumer before the broker removes it. A job whose consumers are
+/// removed walks again, and at a low rate movers do not ask for long.
+const INACTIVE_BEYOND: Duration = Duration::from_secs(24 * 3600);
 
 /// The maximum number of pulls that wait at a consumer: two for each node.
 const PULLS_MAX: i64 = 4096;

@@ -104,7 +104,15 @@ impl Lab {
         fs::remove_dir_all(self.streams()).unwrap();
     }
 
-    pub(crate) fn streams(&self) -> PathBuf {
+    /// The file with the items is cut to this part of its length.
+    pub(crate) fn cut_to(&self, percent: u64) {
+        let block = self.streams().join("$G/streams/zmove/msgs/1.blk");
+        let file = fs::File::options().write(true).open(block).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        file.set_len(bytes * percent / 100).unwrap();
+    }
+
+    fn streams(&self) -> PathBuf {
         self.config.directory.join("jetstream")
     }
 
