@@ -415,15 +415,19 @@ fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
     let push = lab.push(&[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
+    let has_come = |directory| lab.site.path(&format!("shared/t/d{directory}/f0")).exists();
+    wait_for("file at the target", || (0..40).any(has_come));
     drop(broker);
     std::fs::remove_dir_all(lab.site.path("broker")).unwrap();
     let _broker = lab.start_broker();
     let outcome = finish(push)
         .expect(0)
         .says(&["the broker", "is away: the job waits for it"])
-        .says(&["the broker", "is there again after"]);
+        .says(&["the broker", "is there again after"])
+        .says(&["the sources are walked once more"]);
     assert_own_words(&outcome);
+    let stdout = &outcome.stdout;
+    assert!(stdout.starts_with("at least "), "{stdout}");
     lab.assert_done();
 }
 

@@ -329,6 +329,7 @@ fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
         files > 5300 && summary["failed"] == 0 && summary["skipped"] == 0,
         "{summary}"
     );
+    assert_eq!(summary["inexact"], false);
     spread.assert_several_have_received();
     let again = spread
         .push(&["--json"], "source")

@@ -166,6 +166,14 @@ pub(crate) fn picture(root: &Path) -> Picture {
     picture
 }
 
+/// The number of regular files below `root`.
+pub(crate) fn count_files(root: &Path) -> u64 {
+    let nodes = picture(root).into_values();
+    nodes
+        .filter(|node| matches!(node.content, Content::File(_)))
+        .count() as u64
+}
+
 fn add_directory(picture: &mut Picture, fd: OwnedFd, path: Vec<u8>) {
     picture.insert(path.clone(), node(&fd, c"".to_bytes(), Content::Directory));
     for entry in Dir::read_from(&fd).unwrap() {

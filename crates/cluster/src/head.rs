@@ -427,6 +427,10 @@ impl<W: WorkQueue> Head<W> {
                 if course.passes > PASSES_AFTER_LOSS_MAX {
                     return Err(Stop::QueueLoses(course.passes));
                 }
+                if course.pass_has_begun {
+                    let message = WALKED_AGAIN.to_owned();
+                    events.on(&Event::Warned { message });
+                }
                 course.passes += 1;
                 course.losses = losses;
                 course.pass_has_begun = false;
@@ -502,6 +506,8 @@ fn is_closed(error: &SessionEnd) -> bool {
     error.is_absent() || matches!(error, SessionEnd::Stop(Stop::Ended))
 }
 
+const WALKED_AGAIN: &str = "work may have been lost from the queue: the sources are walked once more, and files that are equal are \
+     skipped";
 /// How many passes follow those in which the queue has lost something, before the job is given up.
 const PASSES_AFTER_LOSS_MAX: u32 = 5;
 /// How long after its death the receivers of a node may write: it holds a lease from the head as long, and they from

@@ -22,7 +22,7 @@ mod large;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
@@ -61,7 +61,7 @@ pub(crate) struct Mover<W> {
 pub(crate) enum MoverEnd {
     /// All work of the job has ended.
     Over,
-    /// The mover was called away.
+    /// The mover was called away, or another pass has begun.
     Left,
 }
 
@@ -95,14 +95,16 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Does items until the job is over, or the mover is called away; calls `ended` after each. What waits for others
-    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also.
+    /// Does items until the job is over, a later pass than this has begun, or the mover is called away; calls `ended`
+    /// after each. What waits for others then goes back to the queue, and what does not end within [`LEAVES_WITHIN`]
+    /// also.
     ///
     /// # Errors
     /// The session or the queue fails, or what is under way hangs.
     pub(crate) async fn run(
         self,
         mut called_away: watch::Receiver<bool>,
+        pass: &AtomicU32,
         mut ended: impl FnMut(),
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
@@ -111,6 +113,7 @@ impl<W: WorkQueue> Mover<W> {
         let mut taking = FuturesUnordered::new();
         let mut end = None;
         let mut ends_by = Instant::now();
+        let opened_in = pass.load(Ordering::Relaxed);
         while end != Some(MoverEnd::Over) || !doing.is_empty() {
             let waiting = holders(&mover.waiting);
             let is_idle = doing.len() <= waiting;
@@ -128,6 +131,13 @@ impl<W: WorkQueue> Mover<W> {
                 Some(taken) = taking.next() => match taken? {
                     // it goes back to the queue: others are there for it
                     Some(taken) if mover.stands() => drop(taken),
+                    // a session that has found the target empty would send again what an earlier pass has sent
+                    Some(taken) if taken.item.pass > opened_in => {
+                        pass.store(taken.item.pass, Ordering::Relaxed);
+                        drop(taken);
+                        end = Some(MoverEnd::Left);
+                        ends_by = Instant::now() + LEAVES_WITHIN;
+                    }
                     Some(taken) => {
                         let turn = mover.turn_for(&taken.item);
                         doing.spawn(Arc::clone(&mover).do_taken(taken, turn));

@@ -9,6 +9,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -119,6 +120,7 @@ impl<W: WorkQueue> Node<W> {
             outages: Outages::new(patience).with_waits_within(WAIT_MAX),
             is_under_way: false,
             refusals: 0,
+            pass: AtomicU32::new(1),
             leaves: self.leaves.subscribe(),
             events,
         }
@@ -140,6 +142,8 @@ pub(crate) struct Sessions<W> {
     pub(crate) is_under_way: bool,
     /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,
+    /// The newest pass of which the mover has had an item.
+    pass: AtomicU32,
     /// Set when the node leaves the job.
     leaves: watch::Receiver<bool>,
     events: Arc<JobEvents>,
@@ -178,7 +182,7 @@ impl<W: WorkQueue> Sessions<W> {
                     |feeder| {
                         let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
                         let mover = Mover::new(job, queue, feeder, Arc::clone(&events));
-                        mover.run(called_away, || events.note_use())
+                        mover.run(called_away, &self.pass, || events.note_use())
                     }
                 ));
                 let mut session = pin!(self.outages.watch(session));

@@ -98,6 +98,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
             exit,
             transfer,
             sessions: Sessions::One,
+            is_inexact: false,
         },
     );
     if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {

@@ -94,6 +94,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             exit,
             transfer,
             sessions: Sessions::One,
+            is_inexact: false,
         },
     );
     Ok(exit)

@@ -97,6 +97,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         exit,
         transfer,
         sessions: Sessions::One,
+        is_inexact: false,
     };
     summary::print(&summary, args, carriage, &shares, &ending);
     bare_name.into_iter().for_each(tell_made);

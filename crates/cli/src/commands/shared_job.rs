@@ -130,6 +130,7 @@ pub(crate) fn tell_end(
             exit,
             transfer: Some(led.id.to_string()),
             sessions: Sessions::Several,
+            is_inexact: ended.tally.is_inexact,
         };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     }

@@ -31,6 +31,8 @@ pub(crate) struct Ending {
     /// The id of the transfer.
     pub(crate) transfer: Option<String>,
     pub(crate) sessions: Sessions,
+    /// Whether work was lost or done again, so that the counts may be wrong.
+    pub(crate) is_inexact: bool,
 }
 
 /// How many sessions a transfer has had at a time.
@@ -57,6 +59,7 @@ pub(crate) fn print(
         said["schema"] = json!(SCHEMA);
         said["exit"] = json!(ending.exit as i32);
         said["transfer"] = json!(ending.transfer);
+        said["inexact"] = json!(ending.is_inexact);
         print_json(&said);
     } else if args.quiet {
         // An exit code that is not 0 has its reason on standard error.

@@ -230,6 +230,7 @@ fn large_file(
 mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
     use tokio::sync::watch;
@@ -244,8 +245,25 @@ mod tests {
     use crate::work::WorkItem;
     use crate::work_queue::LEASE;
 
+    static PASS: AtomicU32 = AtomicU32::new(1);
+
     fn item() -> WorkItem {
         WorkItem::first(1, Marks::new(), Work::Begin(1))
+    }
+
+    #[tokio::test]
+    async fn a_mover_leaves_its_session_when_another_pass_has_begun() {
+        let mover = mover();
+        let queue = Arc::clone(&mover.queue);
+        let of_second = WorkItem { pass: 2, ..item() };
+        queue.put(vec![of_second.clone()]).await.unwrap();
+        let (_call, called_away) = watch::channel(false);
+        let pass = AtomicU32::new(1);
+        let end = mover.run(called_away, &pass, || ()).await;
+        assert!(matches!(end, Ok(MoverEnd::Left)), "{end:?}");
+        assert_eq!(pass.into_inner(), 2);
+        let again = queue.take().await.unwrap().unwrap();
+        assert_eq!(again.item, of_second);
     }
 
     /// An item that it begins ends it, since its session is over.
@@ -256,7 +274,7 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
-        let running = tokio::spawn(mover.run(called_away, || ()));
+        let running = tokio::spawn(mover.run(called_away, &PASS, || ()));
         sleep(2 * RENEW_EVERY).await;
         let taken = queue.take().await.unwrap().expect("it is there for others");
         assert!(taken.deliveries > 1 && !running.is_finished(), "{taken:?}");
@@ -317,7 +335,7 @@ mod tests {
         let mover = mover();
         let queue = Arc::clone(&mover.queue);
         let (call, called_away) = watch::channel(true);
-        let running = tokio::spawn(mover.run(called_away, || ()));
+        let running = tokio::spawn(mover.run(called_away, &PASS, || ()));
         sleep(RENEW_EVERY).await;
         queue.put(vec![item()]).await.unwrap();
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
