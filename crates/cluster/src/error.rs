@@ -32,6 +32,17 @@ pub enum WorkError {
         /// Why it was not done.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The queue has lost items in each pass.
+    #[error(
+        "the broker may have lost work in each of {passes} passes over the sources (is it restarted again and again?): what \
+         the last one has lost is not known, so not all of {unconfirmed} may be at the target"
+    )]
+    Loses {
+        /// How many passes.
+        passes: u32,
+        /// The sources, as they are shown.
+        unconfirmed: String,
+    },
     /// Somebody is there, and no broker for this node.
     #[error(transparent)]
     Hindered(#[from] Hindrance),
@@ -82,12 +93,6 @@ pub enum Stop {
     /// No mover goes on.
     #[error("no mover goes on: {0}")]
     Movers(Box<SessionEnd>),
-    /// The queue has lost items in each pass.
-    #[error(
-        "the broker has lost work in each of {0} passes over the sources: the last one has sent what it found missing, \
-         and what was lost in it is not known"
-    )]
-    QueueLoses(u32),
     /// A receiver does not see the job that another has begun.
     #[error(
         "{unseen_at} does not see the push that is under way at {seen_at}: all receivers must have one directory '{target}' \
@@ -172,7 +177,6 @@ impl SessionEnd {
                     stop,
                     Stop::Ended
                         | Stop::Movers(_)
-                        | Stop::QueueLoses(_)
                         | Stop::Queue(_)
                         | Stop::NotShared { .. }
                         | Stop::Differs(_)

@@ -425,7 +425,7 @@ impl<W: WorkQueue> Head<W> {
                     return Ok(());
                 }
                 if course.passes > PASSES_AFTER_LOSS_MAX {
-                    return Err(Stop::QueueLoses(course.passes));
+                    return Err(job.given_up_after(course.passes).into());
                 }
                 if course.pass_has_begun {
                     let message = WALKED_AGAIN.to_owned();

@@ -16,7 +16,7 @@ use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, TopName,
 };
 
-use crate::error::Stop;
+use crate::error::{Stop, WorkError};
 use crate::work::Marks;
 
 /// A job of many nodes, as each of its movers knows it.
@@ -213,12 +213,32 @@ impl SharedJob {
         }
     }
 
+    /// The error of a job whose queue has lost items in each of so many passes. Nobody knows which items the last one
+    /// has lost.
+    pub(crate) fn given_up_after(&self, passes: u32) -> WorkError {
+        let paths = self.sources.iter().map(|source| &source.source);
+        let mut unconfirmed: Vec<_> = paths
+            .take(SOURCES_NAMED_MAX)
+            .map(|path| format!("'{}'", Escaped::path(path)))
+            .collect();
+        let more = self.sources.len() - unconfirmed.len();
+        if more > 0 {
+            unconfirmed.push(format!("{more} more"));
+        }
+        WorkError::Loses {
+            passes,
+            unconfirmed: unconfirmed.join(", "),
+        }
+    }
+
     /// How many sources there are.
     pub(crate) fn source_count(&self) -> u32 {
         u32::try_from(self.sources.len()).unwrap_or(u32::MAX)
     }
 }
 
+/// The maximum number of sources that one error names.
+const SOURCES_NAMED_MAX: usize = 10;
 const NO_SOURCE: Stop =
     Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 

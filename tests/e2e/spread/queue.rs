@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use zmove_cluster::{
-    Head, JobEnd, LocalQueue, Node, Receiver, SharedJob, Work, WorkError, WorkItem, WorkQueue,
+    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Work, WorkError, WorkItem,
+    WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -170,6 +171,15 @@ impl Spread {
         receivers: Vec<Receiver>,
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
+        Self::run_job(job, queue, receivers, observer).expect("it ends well")
+    }
+
+    fn run_job<W: WorkQueue>(
+        job: SharedJob,
+        queue: &Arc<W>,
+        receivers: Vec<Receiver>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<JobEnd, JobError> {
         let movers = receivers.len();
         let head = Head::new(Node::new(
             job,
@@ -184,7 +194,7 @@ impl Spread {
             .unwrap();
         let running = head.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
-        ended.expect("the job ends").expect("it ends well")
+        ended.expect("the job ends")
     }
 
     fn receivers(&self) -> Vec<Receiver> {
@@ -234,6 +244,36 @@ fn a_queue_that_loses_and_repeats_work_costs_passes_and_nothing_else() {
         assert!(counters.files <= all, "{} of {all}", counters.files);
         spread.assert_done();
     }
+}
+
+/// A queue that loses something in each pass.
+struct Losing(AtomicU64);
+
+impl Hooks for Losing {
+    fn losses(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_job_whose_queue_loses_work_in_each_pass_ends_and_names_its_sources() {
+    let spread = Spread::new(1);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("file"), 1000);
+    let queue = HookedQueue::new(Losing(AtomicU64::new(0)));
+    let ended = Spread::run_job(
+        spread.job(),
+        &queue,
+        spread.receivers(),
+        Arc::new(NoObserver),
+    );
+    let error = ended.unwrap_err().to_string();
+    let named = format!(
+        "not all of '{}' may be at the target",
+        spread.source().display()
+    );
+    assert!(error.contains("in each of 6 passes"), "{error}");
+    assert!(error.contains(&named), "{error}");
 }
 
 /// Whoever is to give the file its name sends after a while what nobody else does.

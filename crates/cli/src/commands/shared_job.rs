@@ -330,7 +330,7 @@ mod tests {
             let led = lead_again(3, |begins_at| {
                 begun_at.push(begins_at);
                 let absent_at = absent_at[begun_at.len() - 1];
-                let error = Box::new(SessionEnd::from(Stop::QueueLoses(6)));
+                let error = Box::new(SessionEnd::from(Stop::Ended));
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });
                 Ok(Led {
                     id: SharedJobId([0; 16]),
