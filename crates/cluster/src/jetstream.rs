@@ -16,7 +16,7 @@
 //! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it
 //!   waited for room, all might wait.
 //! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an
-//!   item counts as a repeat (`mover.rs`), and so does each delivery by a consumer that replaced another one.
+//!   item counts as a repeat (`mover.rs`). A consumer that replaces another one counts anew, after a loss.
 //! - **Messages say nothing** (`seal.rs`). Nothing acts upon a body that does not open.
 //!
 //! **The end.** A missing stream or consumer says nothing, because a broker that has lost its files comes back without

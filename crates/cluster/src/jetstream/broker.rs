@@ -106,14 +106,13 @@ impl Broker {
             }
             names => names?,
         };
-        let again = if *has_made { AGAIN } else { "" };
         let lines = [DATA, WALK].into_iter();
         let missing: Vec<_> = lines.filter(|line| find(&names, line).is_none()).collect();
         if *has_made && !missing.is_empty() {
             let stored = self.stored.load(Ordering::Relaxed);
             self.losses.lock().add(stored);
         }
-        let making = missing.iter().map(|line| self.make_consumer(line, again));
+        let making = missing.iter().map(|line| self.make_consumer(line));
         try_join_all(making).await?;
         *has_made = true;
         Ok(())
@@ -136,10 +135,10 @@ impl Broker {
     }
 
     /// Makes the consumer of a line. It is kept in memory: none outlives a server that may have lost some of its items.
-    async fn make_consumer(&self, line: &str, again: &str) -> Result<(), BrokerError> {
+    async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
-        let name = format!("{}-{line}{again}-{}", self.seal.job_name(), Hex(&random));
+        let name = format!("{}-{line}-{}", self.seal.job_name(), Hex(&random));
         let config = pull::Config {
             durable_name: Some(name),
             filter_subject: self.subject(line),
@@ -360,6 +359,3 @@ const NO_ROOM: [ErrorCode; 5] = [
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
     ErrorCode::MEMORY_RESOURCES_EXCEEDED,
 ];
-
-/// Part of the name of a consumer that replaced another one, and may repeat its deliveries.
-pub(super) const AGAIN: &str = "-again";

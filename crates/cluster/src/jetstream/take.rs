@@ -16,7 +16,6 @@ use futures_util::{StreamExt, TryStreamExt};
 use tokio::time::timeout;
 
 use super::answers::BrokerError;
-use super::broker::AGAIN;
 use super::connection::BrokerState;
 use super::{JetStream, Lease, Role};
 use crate::work_queue::{LEASE, Taken};
@@ -147,10 +146,8 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
     let id = message.headers.as_ref();
     let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
-    let deliveries = message.info().ok().and_then(|info| {
-        let before = u64::from(info.consumer.contains(AGAIN));
-        Some(before + u64::try_from(info.delivered).ok()?)
-    });
+    let deliveries = message.info().ok();
+    let deliveries = deliveries.and_then(|info| u64::try_from(info.delivered).ok());
     let delivery = message.split().1;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
         return Some(Taken {
