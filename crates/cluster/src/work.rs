@@ -17,7 +17,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_scan::{DirectoryMark, MarkedPath};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
-use zmove_wire::GroupRange;
+use zmove_wire::{GroupRange, SentTimestamp, Time};
 
 /// A work item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub struct Place {
     /// The number of the source among those of the job.
     pub source: u32,
     /// The directory's path below it.
-    #[serde(with = "as_bytes")]
+    #[serde(with = "zmove_wire::bytes")]
     pub path: RelPath,
 }
 
@@ -77,12 +77,12 @@ pub struct LargeFile {
     /// The directory that it is in.
     pub directory: Place,
     /// The name there.
-    #[serde(with = "as_bytes")]
+    #[serde(with = "zmove_wire::bytes")]
     pub name: Name,
     /// The length.
     pub bytes: u64,
     /// The time.
-    #[serde(with = "Time")]
+    #[serde(with = "SentTimestamp")]
     pub mtime: Timestamp,
 }
 
@@ -165,36 +165,6 @@ impl Work {
     }
 }
 
-/// A [`Timestamp`], as it travels.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Timestamp")]
-struct Time {
-    seconds: i64,
-    nanos: u32,
-}
-
-/// A name or a path, which is checked where it comes in.
-mod as_bytes {
-    use super::{Deserialize, Deserializer, Serializer};
-    use serde::de::Error;
-
-    pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
-        text: &T,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(text.as_ref())
-    }
-
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: TryFrom<&'de [u8], Error: std::fmt::Display>,
-        D: Deserializer<'de>,
-    {
-        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
-        T::try_from(bytes).map_err(D::Error::custom)
-    }
-}
-
 /// Names, packed end to end: none of them holds a NUL.
 mod names {
     use super::{Deserialize, Deserializer, Name, Serializer};
@@ -220,27 +190,23 @@ mod names {
 }
 
 mod marks {
-    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serializer, Timestamp};
-
-    type Time = (i64, u32);
+    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serializer, Time};
 
     pub(super) fn serialize<S: Serializer>(
         marks: &[Option<DirectoryMark>],
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let time = |time: Timestamp| (time.seconds, time.nanos);
-        let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.above_ctime.map(time));
+        let mark = |mark: DirectoryMark| (mark.inode, Time(mark.ctime), mark.above_ctime.map(Time));
         serializer.collect_seq(marks.iter().map(|seen| seen.map(mark)))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Marks, D::Error> {
-        let time = |(seconds, nanos): Time| Timestamp { seconds, nanos };
-        let mark = |(inode, ctime, above): (u64, Time, Option<Time>)| DirectoryMark {
+        let mark = |(inode, Time(ctime), above): (_, _, Option<Time>)| DirectoryMark {
             inode,
-            ctime: time(ctime),
-            above_ctime: above.map(time),
+            ctime,
+            above_ctime: above.map(|Time(above)| above),
         };
         let marks: Vec<Option<_>> = Deserialize::deserialize(deserializer)?;
         Ok(marks.into_iter().map(|seen| seen.map(mark)).collect())

@@ -14,7 +14,7 @@ use crate::error::WireError;
 use crate::extensions::take_refusal;
 use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
-mod bytes;
+pub mod bytes;
 mod copy;
 mod counted;
 mod counters;
@@ -48,7 +48,7 @@ pub use fetch::{
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};
 pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
-pub use metadata::Time;
+pub use metadata::{SentTimestamp, Time};
 pub use mirror::{Extraneous, ListedName, Remove, RemoveGroup};
 pub use open::{
     Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,

@@ -20,7 +20,9 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 use zmove_types::{Hex, SharedJobId};
-use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
+use zmove_wire::{
+    FileTotal, GreetingError, PROTOCOL_VERSION, Time, TransferProgress, check_version,
+};
 
 use super::access::Access;
 use super::answers::BrokerError;
@@ -130,8 +132,8 @@ pub struct Reader {
 /// What entries get where their own is not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InsteadNotice {
-    /// The modification time, in seconds and nanoseconds.
-    pub mtime: Option<(i64, u32)>,
+    /// The modification time.
+    pub mtime: Option<Time>,
     /// The umask.
     pub umask: Option<u32>,
 }

@@ -5,14 +5,22 @@ use std::fmt::Display;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
+/// Writes bytes.
+///
+/// # Errors
+/// The serializer fails.
+pub fn serialize<T: AsRef<[u8]>, S: Serializer>(
     bytes: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.serialize_bytes(bytes.as_ref())
 }
 
-pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+/// Reads bytes.
+///
+/// # Errors
+/// The bytes are not such a value, or the deserializer fails.
+pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: TryFrom<&'de [u8], Error: Display>,
     D: Deserializer<'de>,

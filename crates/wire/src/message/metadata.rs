@@ -61,9 +61,9 @@ fn received<E: Error>(SentAccount { id, name }: SentAccount<'_>) -> Result<Accou
 pub struct Time(#[serde(with = "SentTimestamp")] pub Timestamp);
 
 /// A [`Timestamp`] as it travels.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(remote = "Timestamp")]
-pub(super) struct SentTimestamp {
+pub struct SentTimestamp {
     seconds: i64,
     #[serde(deserialize_with = "nanos")]
     nanos: u32,

@@ -26,7 +26,8 @@ use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_sender::Instead;
-use zmove_types::{Escaped, RelPath, Timestamp};
+use zmove_types::{Escaped, RelPath};
+use zmove_wire::Time;
 
 /// The sources as the head sees them, from a directory.
 pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
@@ -215,7 +216,7 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
 /// What entries get where their own is not kept, as all nodes are told.
 pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice {
     InsteadNotice {
-        mtime: mtime.map(|mtime| (mtime.seconds, mtime.nanos)),
+        mtime: mtime.map(Time),
         umask,
     }
 }
@@ -223,7 +224,7 @@ pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice
 /// The same, as a node is told.
 pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Instead {
     Instead {
-        mtime: mtime.map(|(seconds, nanos)| Timestamp { seconds, nanos }),
+        mtime: mtime.map(|Time(mtime)| mtime),
         umask,
     }
 }
