@@ -30,7 +30,7 @@ use crate::one_target::Witness;
 use crate::orders::Orders;
 use crate::others::{Others, Standby};
 use crate::phase::Phase;
-use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, in_session};
+use crate::session::{ENDS_WITHIN, SessionEvents, in_session};
 use crate::tally::Tally;
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
@@ -168,12 +168,7 @@ impl<W: WorkQueue> Head<W> {
     /// Ends the job at the first receiver that does so. What is left of one that is not ended keeps the next push
     /// waiting until it is known to be dead.
     async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
-        let events = JobEvents::new(
-            Arc::new(NoObserver),
-            listener,
-            Arc::default(),
-            Arc::default(),
-        );
+        let events = self.node.events(Arc::new(NoObserver), listener);
         let receivers = self.node.receivers.iter().enumerate();
         let mut closing: FuturesUnordered<_> = receivers
             .map(async |(number, receiver)| {

@@ -13,6 +13,7 @@ use async_nats::jetstream::consumer::pull::Batch;
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{Subscriber, header};
 use futures_util::{StreamExt, TryStreamExt};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::answers::BrokerError;
@@ -38,8 +39,8 @@ impl Taker {
             if next.is_err() {
                 self.consumers = None;
             }
-            if let Some(message) = next?
-                && let Some(taken) = open(queue, message).await
+            if let Some(pulled) = next?
+                && let Some(taken) = open(queue, pulled).await
             {
                 return Ok(taken);
             }
@@ -47,7 +48,7 @@ impl Taker {
     }
 
     /// The next message, if one comes before the connection is lost and before the pulls end.
-    async fn next(&mut self, queue: &JetStream) -> Result<Option<Message>, BrokerError> {
+    async fn next(&mut self, queue: &JetStream) -> Answer {
         let mut state = queue.state();
         // waits without end for a broker that is away
         drop(state.wait_for(|state| *state != BrokerState::Lost).await);
@@ -63,7 +64,7 @@ impl Taker {
         let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
         tokio::select! {
             biased;
-            message = pull_next(queue, consumers, walks_are_due) => message,
+            pulled = pull_next(queue, consumers, walks_are_due) => pulled,
             _ = ended.next() => Err(BrokerError::Missing),
             // a pull from before a connection was lost gets no answer
             _ = state.changed() => Ok(None),
@@ -75,94 +76,77 @@ async fn pull_next(
     queue: &JetStream,
     [data, walks]: &[PullConsumer; 2],
     walks_are_due: bool,
-) -> Result<Option<Message>, BrokerError> {
+) -> Answer {
     let mut lines = [data, walks];
     if walks_are_due {
         lines.reverse();
     }
     for line in lines {
         let batch = line.fetch().max_messages(1).messages();
-        if let Some(message) = Pull::new(queue, batch.await?).next().await? {
-            return Ok(Some(message));
+        if let Some(pulled) = pull(queue, batch.await?).await?? {
+            return Ok(Some(pulled));
         }
     }
     let open = async |line: &PullConsumer| {
         let batch = line.batch().max_messages(1).expires(PULL_MAX).messages();
-        Ok::<_, BrokerError>(Pull::new(queue, batch.await?))
+        Ok::<_, BrokerError>(pull(queue, batch.await?))
     };
-    let mut data = open(data).await?;
-    let mut walks = open(walks).await?;
+    let data = open(data).await?;
+    let walks = open(walks).await?;
     tokio::select! {
         biased;
-        message = data.next() => message,
-        message = walks.next() => message,
+        pulled = data => pulled?,
+        pulled = walks => pulled?,
     }
 }
 
-/// A request to a consumer for one item.
-struct Pull {
-    /// `None` after the answer.
-    batch: Option<Batch>,
-    /// Gives back an item that comes when nobody waits any more.
-    lease: Option<Lease>,
+type Answer = Result<Option<Pulled>, BrokerError>;
+
+/// A message with an item, which is given back when this is dropped.
+struct Pulled {
+    message: Message,
+    lease: Lease,
 }
 
-impl Pull {
-    fn new(queue: &JetStream, batch: Batch) -> Self {
-        Self {
-            batch: Some(batch),
-            lease: Some(queue.lease(None)),
-        }
-    }
-
-    /// The item; `None` if none comes in time. A consumer that refuses is `Missing`.
-    async fn next(&mut self) -> Result<Option<Message>, BrokerError> {
-        let Some(batch) = &mut self.batch else {
-            return Ok(None);
-        };
+/// Waits for the answer to a request for one item, also when the handle is dropped. `None` if no item comes in time. A
+/// consumer that refuses is `Missing`.
+fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
+    let mut lease = queue.lease(None);
+    tokio::spawn(async move {
         // a consumer that was removed is silent
-        let answer = timeout(ANSWER_MAX, batch.try_next()).await;
-        self.batch = None;
-        answer?.map_err(|_refused| BrokerError::Missing)
-    }
-}
-
-impl Drop for Pull {
-    fn drop(&mut self) {
-        if let (Some(mut batch), Some(mut lease)) = (self.batch.take(), self.lease.take()) {
-            tokio::spawn(async move {
-                if let Ok(Ok(Some(message))) = timeout(ANSWER_MAX, batch.try_next()).await {
-                    lease.delivery = Some(message.split().1);
-                }
-                drop(lease);
-            });
-        }
-    }
+        let answer = timeout(ANSWER_MAX, batch.try_next()).await?;
+        let message = answer.map_err(|_refused| BrokerError::Missing)?;
+        Ok(message.map(|message| {
+            lease.delivery = Some(message.clone().split().1);
+            Pulled { message, lease }
+        }))
+    })
 }
 
 /// The item in a message. The head removes a message that does not open. A mover gives it back, because one that has a
 /// wrong key would empty the queue.
-async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
+async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
+    let Pulled { message, mut lease } = pulled;
     let id = message.headers.as_ref();
     let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
     let deliveries = message.info().ok();
     let deliveries = deliveries.and_then(|info| u64::try_from(info.delivered).ok());
-    let delivery = message.split().1;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
         return Some(Taken {
             item,
             deliveries,
             lease: LEASE,
-            delivery: queue.lease(Some(delivery)),
+            delivery: lease,
         });
     }
+    lease.delivery = None;
     let answer = match queue.broker.settings.role {
         Role::Head => AckKind::Ack,
         Role::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
     // if the broker does not receive the answer, the message comes again
-    let _best_effort = delivery.double_ack_with(answer).await;
+    let _best_effort = message.double_ack_with(answer).await;
     None
 }
 
