@@ -92,7 +92,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("transport", &["sockopt", "types", "wire"]),
     ("sweep", &["disk", "types"]),
     ("wire", &["types"]),
-    ("disk", &["types", "uring"]),
+    ("disk", &["chunk", "types", "uring"]),
     ("scan", &["chunk", "disk", "types"]),
     ("chunk", &["types"]),
     ("sockopt", &[]),

@@ -1,5 +1,5 @@
-//! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored or
-//! look whether a failed flush has lost it.
+//! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored
+//! or look whether a failed flush has lost it.
 
 use std::io;
 use std::sync::Arc;

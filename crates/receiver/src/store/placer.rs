@@ -30,7 +30,6 @@ use zmove_wire::{
     BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite,
 };
 
-use crate::compare::{SourceFile, Xattrs};
 use crate::store::failure::{
     ALREADY_THERE, Failure, again, failed_to, failed_to_enter, failure, is_no_room,
 };
@@ -162,7 +161,9 @@ impl<'a> Placer<'a> {
             turns.get_help(self.transfer);
             if batch.known == Known::PerhapsThere
                 && let BatchEntry::File(file) = &entry.entry
-                && self.is_there(&opened, &path, file)
+                && opened
+                    .as_ref()
+                    .is_ok_and(|opened| self.transfer.target.has(&opened.directory, &path, file))
             {
                 batch.fault(entry.number, ALREADY_THERE);
                 continue;
@@ -201,27 +202,6 @@ impl<'a> Placer<'a> {
                 batch.fault(entry.number, fault);
             }
         }
-    }
-
-    /// Whether a file is at the target already, as the entry describes it.
-    fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
-        let Ok(Opened { directory, .. }) = opened else {
-            return false;
-        };
-        let name = self.transfer.target.view.name(path, &file.name);
-        let metadata = self
-            .transfer
-            .target
-            .of_file(NameAt::new(directory, name), &file.metadata);
-        let source = SourceFile {
-            bytes: file.bytes.into(),
-            metadata: &metadata,
-            xattrs: Xattrs::Known,
-        };
-        let at = At(path, Some(name));
-        self.transfer
-            .target
-            .is_kept(NameAt::new(directory, name), source, at)
     }
 
     /// Opens a directory of the target, made if need be.

@@ -18,7 +18,8 @@ use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
 };
 use zmove_wire::{
-    Compare, Differences, FileHead, LinkEntry, Operation, Overwrite, TargetState, Verdict,
+    Compare, Differences, FileEntry, FileHead, LinkEntry, Operation, Overwrite, TargetState,
+    Verdict,
 };
 
 use crate::compare::{Purpose, SourceFile, View, Xattrs};
@@ -346,20 +347,23 @@ impl TargetTree {
         Ok(self.view.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
     }
 
-    /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
-    pub(crate) fn is_kept(
-        &self,
-        place @ NameAt { directory, name }: NameAt<'_>,
-        source: SourceFile<'_>,
-        at: At<'_>,
-    ) -> bool {
-        let Ok(there) = FileIdentity::at(directory, name) else {
+    /// Whether a file need not be stored: what has its name may not be replaced, or is a file of that size and time.
+    pub(crate) fn has(&self, directory: &OwnedFd, path: &RelPath, file: &FileEntry) -> bool {
+        let place = NameAt::new(directory, self.view.name(path, &file.name));
+        let Ok(there) = FileIdentity::at(directory, place.name) else {
             return false;
         };
+        let metadata = self.of_file(place, &file.metadata);
         if !there.regular {
-            return self.view.spares(directory, &there, source.metadata.mtime);
+            return self.view.spares(directory, &there, metadata.mtime);
         }
+        let source = SourceFile {
+            bytes: file.bytes.into(),
+            metadata: &metadata,
+            xattrs: Xattrs::Known,
+        };
         let by_contents = None::<fn(Differences) -> Verdict>;
+        let at = At(path, Some(place.name));
         let verdict = self.compare(place, &there, source, by_contents, at);
         matches!(verdict, Verdict::Same | Verdict::Stays)
     }
