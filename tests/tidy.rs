@@ -79,15 +79,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ),
     (
         "receiver",
-        &[
-            "chunk",
-            "disk",
-            "scan",
-            "sweep",
-            "transport",
-            "types",
-            "wire",
-        ],
+        &["chunk", "disk", "scan", "transport", "types", "wire"],
     ),
     ("transport", &["sockopt", "types", "wire"]),
     ("sweep", &["disk", "types"]),

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub(crate) use zmove_disk::BUFFER_BYTES;
-use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, cores};
+use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, Tree, cores};
 use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
+use zmove_wire::{SweepOrder, Swept};
 
 use crate::compare::listed::ListedFiles;
 use crate::grant::{Allowance, Grants, Rights};
@@ -20,6 +22,24 @@ pub trait NamedFiles: std::fmt::Debug + Send + Sync {
     /// The file of this path at the source has its name. Called before the sender is told; must not block.
     fn named(&self, path: RelPath, root: Root);
 }
+
+/// A directory whose storage is measured, and how transfers use that storage.
+#[derive(Debug)]
+pub struct SweepTarget {
+    /// The open directory.
+    pub tree: Tree,
+    /// The path of the directory, for messages.
+    pub shown: PathBuf,
+    /// Threads that write.
+    pub threads: usize,
+    /// The storage engine.
+    pub file_io: Arc<dyn FileIo>,
+    /// Whether large files pass by the page cache.
+    pub direct: Direct,
+}
+
+/// Measures storage within the bounds of the order, until the flag is set. It removes whatever it has written.
+pub type MeasureStorage = fn(SweepTarget, SweepOrder, &AtomicBool) -> Swept;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -47,6 +67,8 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// What was found of targets' storages before. Default: nothing, and nothing is remembered.
     pub storage: StorageMemory,
+    /// The function that measures the target's storage for a probe. Default: none, and the probe reports that.
+    pub measure_storage: Option<MeasureStorage>,
     /// What the sender may do. Default: what this process may, except to set owners.
     pub rights: Rights,
     /// The meaning of names of users and groups on this host. Default: none, so that numbers count.
@@ -88,6 +110,7 @@ impl Default for ReceiverConfig {
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),
+            measure_storage: None,
             rights: Rights::default(),
             accounts: Arc::new(NoAccounts),
             target_sessions: TargetSessions::default(),
@@ -100,6 +123,19 @@ impl Default for ReceiverConfig {
             named: None,
             brought: None,
             meter: Arc::default(),
+        }
+    }
+}
+
+impl ReceiverConfig {
+    /// The directory at a target, to be measured.
+    pub(crate) fn sweep_target(&self, tree: Tree, shown: PathBuf) -> SweepTarget {
+        SweepTarget {
+            tree,
+            shown,
+            threads: self.writers,
+            file_io: Arc::clone(&self.file_io),
+            direct: self.direct,
         }
     }
 }

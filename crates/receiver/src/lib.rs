@@ -25,7 +25,7 @@ mod sync;
 mod top_names;
 
 pub use compare::listed::{ListError, ListedFiles, Unlisted};
-pub use config::{NamedFiles, ReceiverConfig};
+pub use config::{MeasureStorage, NamedFiles, ReceiverConfig, SweepTarget};
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, Leading, Owning, Rights, SetIds, Stored, TakenUp};
 pub use meters::{Failures, MeterReading, TransferMeter};

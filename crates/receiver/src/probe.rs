@@ -31,7 +31,7 @@ use crate::store::target::Seen;
 
 mod sweeping;
 
-use sweeping::{Place, Sweeping};
+use sweeping::Sweeping;
 
 /// Counts until the sender has announced the end. Only a key that may write to the target is admitted.
 pub(crate) async fn run(
@@ -60,11 +60,9 @@ pub(crate) async fn run(
         usize::from(lanes_max),
         Arc::clone(&config.meter),
     );
-    let place = seen.tree.map(|tree| Place {
-        tree,
-        shown: shown(&target),
-        config: config.clone(),
-    });
+    let place = seen
+        .tree
+        .map(|tree| config.sweep_target(tree, shown(&target)));
     let mut probe = Probe {
         connections,
         lanes: LaneThreads::new(config),
@@ -74,7 +72,7 @@ pub(crate) async fn run(
         news,
         lanes_max: usize::from(lanes_max),
         waiting: Vec::new(),
-        sweeping: Sweeping::new(place),
+        sweeping: Sweeping::new(place, config.measure_storage),
     };
     let ended = tokio::select! {
         ended = probe.converse() => ended,

@@ -20,6 +20,7 @@ use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshM
 use zmove_receiver::ReceiverConfig;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
+use crate::commands::sweep::target;
 use crate::display::terminal;
 use crate::runtime;
 use crate::settings::{self, Role};
@@ -78,6 +79,7 @@ async fn receive(
             .unwrap_or_default(),
         allow_clear: request.allow_clear,
         accounts: Arc::new(SystemAccounts),
+        measure_storage: Some(target::measure),
         ..ReceiverConfig::default()
     };
     let begun = Arc::new(Notify::new());

@@ -48,6 +48,7 @@ use self::metrics::{Counts, Page};
 use self::privileges::Belongings;
 use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
+use crate::commands::sweep::target;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
 use crate::ownership::{become_user, end_with, run_apart};
@@ -297,6 +298,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
         parts_kept: config.journal_age.0,
+        measure_storage: Some(target::measure),
         ..ReceiverConfig::default()
     }
 }

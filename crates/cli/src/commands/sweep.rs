@@ -3,6 +3,7 @@
 mod comparing;
 mod picture;
 mod table;
+pub(crate) mod target;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,0 +1,130 @@
+//! The sweep of a receiver's target, which a probe asks for.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use zmove_receiver::SweepTarget;
+use zmove_sweep::{Direction, Measured, Sweep, SweepConfig, SweepError, sweep};
+use zmove_types::ByteCount;
+use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize};
+
+/// Measures the storage of a target as a transfer would use it.
+pub(crate) fn measure(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
+    let config = SweepConfig {
+        opened: Some(target.tree),
+        budget: ByteCount(order.bytes),
+        time: Duration::from_millis(order.millis),
+        threads: target.threads,
+        file_io: target.file_io,
+        direct: target.direct,
+        ..SweepConfig::at(target.shown)
+    };
+    let swept = sweep(&config, stop, &mut |_event| {});
+    let fault = swept.as_ref().err().map(fault_of);
+    let found = swept.ok();
+    Swept {
+        complete: found.as_ref().is_some_and(|sweep| sweep.complete),
+        sizes: found.map_or_else(Vec::new, sizes),
+        fault,
+    }
+}
+
+fn sizes(sweep: Sweep) -> Vec<SweptSize> {
+    sweep.sizes.iter().map(size).collect()
+}
+
+fn size(measured: &Measured) -> SweptSize {
+    let rate = |direction| {
+        measured
+            .moved(direction)
+            .map(|moved| rounded(moved.bytes_per_second))
+    };
+    SweptSize {
+        file_bytes: measured.file_bytes,
+        write: rate(Direction::Write),
+        read: rate(Direction::Read),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate above zero"
+)]
+fn rounded(bytes_per_second: f64) -> u64 {
+    bytes_per_second.round() as u64
+}
+
+fn fault_of(error: &SweepError) -> (Operation, FaultCode) {
+    match error {
+        SweepError::Io { source, .. } => (Operation::Write, FaultCode::os(source)),
+        SweepError::Left { source, .. } => (Operation::Delete, FaultCode::os(source)),
+        SweepError::Running { .. } => (Operation::Write, FaultCode::Locked),
+        SweepError::NoRoom { .. } | SweepError::NothingFits { .. } => {
+            (Operation::Write, FaultCode::Os(ENOSPC))
+        }
+        _ => (Operation::Write, FaultCode::Os(EINTR)),
+    }
+}
+
+/// Error numbers as Linux has them.
+const EINTR: i32 = 4;
+const ENOSPC: i32 = 28;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use zmove_disk::{Direct, Threads, Tree};
+    use zmove_wire::limits::SWEEP_MILLIS_MAX;
+
+    use super::*;
+
+    fn measured(home: &Path, bytes: u64, stop: &AtomicBool) -> Swept {
+        let target = SweepTarget {
+            tree: Tree::open(home).unwrap(),
+            shown: home.to_owned(),
+            threads: 2,
+            file_io: Arc::new(Threads),
+            direct: Direct::default(),
+        };
+        // The sweep ends when all is measured; the long time limit is for a busy host.
+        let millis = SWEEP_MILLIS_MAX;
+        measure(target, SweepOrder { bytes, millis }, stop)
+    }
+
+    fn entries(home: &Path) -> usize {
+        std::fs::read_dir(home).unwrap().count()
+    }
+
+    #[test]
+    fn a_sweep_has_sizes_and_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let swept = measured(home.path(), 1 << 20, &AtomicBool::new(false));
+        let written = |size: &SweptSize| size.write.is_some_and(|rate| rate > 0);
+        assert!(
+            swept.fault.is_none() && swept.sizes.iter().any(written),
+            "{swept:?}"
+        );
+        assert_eq!(entries(home.path()), 0);
+    }
+
+    #[test]
+    fn a_stopped_sweep_removes_what_it_has_written() {
+        let home = tempfile::tempdir().unwrap();
+        let stop = AtomicBool::new(false);
+        let swept = std::thread::scope(|scope| {
+            let sweeping = scope.spawn(|| measured(home.path(), 64 << 20, &stop));
+            while entries(home.path()) == 0 {
+                assert!(!sweeping.is_finished());
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+            sweeping.join().unwrap()
+        });
+        assert_eq!(swept.fault, Some((Operation::Write, FaultCode::Os(EINTR))));
+        assert_eq!(entries(home.path()), 0);
+    }
+}
