@@ -23,7 +23,7 @@ const TOP_NAMES: [&str; 7] = [
 ];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 21] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     (
         "cli",
         &[
@@ -31,13 +31,12 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "cluster",
             "daemon",
             "disk",
-            "drawing",
             "engine",
             "jobs",
             "receiver",
             "scan",
             "sender",
-            "sweep",
+            "tools",
             "transport",
             "types",
             "watch",
@@ -82,19 +81,18 @@ const ARROWS: [(&str, &[&str]); 21] = [
         &["chunk", "disk", "scan", "transport", "types", "wire"],
     ),
     ("transport", &["sockopt", "types", "wire"]),
-    ("sweep", &["disk", "types"]),
+    ("tools", &["disk", "receiver", "types", "wire"]),
     ("wire", &["types"]),
     ("disk", &["chunk", "types", "uring"]),
     ("scan", &["chunk", "disk", "types"]),
     ("chunk", &["types"]),
     ("sockopt", &[]),
-    ("drawing", &["types"]),
     ("api", &["jobs"]),
     ("jobs", &[]),
     ("types", &[]),
     ("uring", &["types"]),
     ("watch", &[]),
-    ("lab", &["drawing", "types"]),
+    ("lab", &["tools", "types"]),
     (
         "fuzz",
         &[
@@ -137,7 +135,7 @@ const RESERVED: [(&str, &[&str]); 37] = [
     ("clap_mangen", &["cli"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
-    ("svg", &["cli", "drawing", "lab"]),
+    ("svg", &["cli", "lab", "tools"]),
     ("hyper", &["api", "cli", "jobs"]),
     ("listenfd", &["cli"]),
     ("prometheus-client", &["cli"]),

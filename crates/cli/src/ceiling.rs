@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use zmove_sweep::{Ceiling, Direction, SavedSweeps, Storage, Sweep};
+use zmove_tools::sweep::{Ceiling, Direction, SavedSweeps, Storage, Sweep};
 use zmove_transport::Expiry;
 
 use crate::settings::{self, Role};

@@ -21,7 +21,7 @@ use zmove_disk::cores;
 use zmove_engine::{DialSettings, Remote};
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
-use zmove_sweep::SweepConfig;
+use zmove_tools::sweep::SweepConfig;
 use zmove_transport::Transport;
 use zmove_types::{ByteCount, Escaped};
 use zmove_wire::SweepOrder;

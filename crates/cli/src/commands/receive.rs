@@ -18,9 +18,9 @@ use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
 use zmove_disk::{StorageMemory, cores};
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
 use zmove_receiver::ReceiverConfig;
+use zmove_tools::sweep::measure_target;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
-use crate::commands::sweep::target;
 use crate::display::terminal;
 use crate::runtime;
 use crate::settings::{self, Role};
@@ -79,7 +79,7 @@ async fn receive(
             .unwrap_or_default(),
         allow_clear: request.allow_clear,
         accounts: Arc::new(SystemAccounts),
-        measure_storage: Some(target::measure),
+        measure_storage: Some(measure_target),
         ..ReceiverConfig::default()
     };
     let begun = Arc::new(Notify::new());

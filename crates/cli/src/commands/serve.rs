@@ -37,6 +37,7 @@ use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_disk::{StorageMemory, cores};
 use zmove_receiver::ReceiverConfig;
+use zmove_tools::sweep::measure_target;
 use zmove_transport::{
     AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig,
 };
@@ -48,7 +49,6 @@ use self::metrics::{Counts, Page};
 use self::privileges::Belongings;
 use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
-use crate::commands::sweep::target;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
 use crate::ownership::{become_user, end_with, run_apart};
@@ -298,7 +298,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
         parts_kept: config.journal_age.0,
-        measure_storage: Some(target::measure),
+        measure_storage: Some(measure_target),
         ..ReceiverConfig::default()
     }
 }

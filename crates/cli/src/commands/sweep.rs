@@ -3,14 +3,13 @@
 mod comparing;
 mod picture;
 mod table;
-pub(crate) mod target;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
-use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
+use zmove_tools::sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
 use zmove_types::Escaped;
 
 use crate::args::{StorageArgs, SweepArgs};
@@ -19,7 +18,7 @@ use crate::display::terminal;
 use crate::settings::{self, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::scale::size_label;
 
 /// Runs `zmove sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {

@@ -17,7 +17,7 @@ use zmove_types::Escaped;
 use crate::args::TraceArgs;
 use crate::display::terminal;
 use crate::value::exit::{Exit, usage_error};
-use zmove_drawing::Heading;
+use zmove_tools::drawing::Heading;
 
 /// Runs `zmove trace`.
 pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {

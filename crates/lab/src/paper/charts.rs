@@ -1,9 +1,9 @@
 //! Curves over file sizes, or over a few steps, in panels one above the other.
 
 use svg::node::element::{Group, Path};
-use zmove_drawing::classes::{NAMES, SizeAxis};
-use zmove_drawing::scale::{Axis, LogAxis};
-use zmove_drawing::{
+use zmove_tools::drawing::classes::{NAMES, SizeAxis};
+use zmove_tools::drawing::scale::{Axis, LogAxis};
+use zmove_tools::drawing::{
     GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid,
     grid_with_labels, polyline, rounded, stroke, words,
 };

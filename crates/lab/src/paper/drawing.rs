@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use zmove_drawing::Heading;
-use zmove_drawing::classes::SizeAxis;
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::Heading;
+use zmove_tools::drawing::classes::SizeAxis;
+use zmove_tools::drawing::scale::size_label;
 use zmove_types::{ByteCount, SizeClass};
 
 use super::cells::{self, Cell, distinct, tools};

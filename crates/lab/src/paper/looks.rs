@@ -2,7 +2,7 @@
 //!
 //! The colours are those of Okabe and Ito, the light ones darker, so that they show in print.
 
-use zmove_drawing::{GREY, Pen};
+use zmove_tools::drawing::{GREY, Pen};
 
 use super::charts::Look;
 use super::contender::WRAPPER;

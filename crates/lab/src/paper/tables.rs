@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::scale::size_label;
 
 use super::cells::{self, Cell, distinct, find, tools};
 use super::looks;

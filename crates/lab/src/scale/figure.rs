@@ -1,7 +1,7 @@
 //! The paper's figure of linear scalability: efficiency against nodes, a line for each data set.
 
 use clap::ValueEnum;
-use zmove_drawing::{Heading, Pen};
+use zmove_tools::drawing::{Heading, Pen};
 
 use super::report::{Entry, Report};
 use super::{Method, ScaleArgs};

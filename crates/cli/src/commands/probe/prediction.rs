@@ -11,7 +11,7 @@
 
 use serde::Serialize;
 use zmove_scan::Share;
-use zmove_sweep::Ceiling;
+use zmove_tools::sweep::Ceiling;
 use zmove_types::{ByteCount, SizeClass};
 
 /// The measured limits on the way from storage to storage.

@@ -1,14 +1,14 @@
 //! The speed of a storage, from a sweep of either side.
 
 use serde::Serialize;
-use zmove_sweep::{Ceiling, Direction, Sweep};
+use zmove_tools::sweep::{Ceiling, Direction, Sweep};
 use zmove_types::ByteCount;
 use zmove_wire::Swept;
 
 use crate::ceiling::date;
 use crate::display::format::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::scale::size_label;
 
 /// The storage of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -32,7 +32,7 @@ pub(super) struct Size {
 impl Storage {
     /// This side's storage, as measured now or kept from earlier.
     pub(super) fn here(sweep: &Sweep) -> Self {
-        let size = |size: &zmove_sweep::Measured| {
+        let size = |size: &zmove_tools::sweep::Measured| {
             let rate = |direction| size.moved(direction).map(|moved| moved.bytes_per_second);
             Size {
                 file_bytes: size.file_bytes,

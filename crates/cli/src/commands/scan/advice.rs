@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use zmove_scan::{Histogram, Share};
-use zmove_sweep::{Ceiling, Direction, Sweep};
+use zmove_tools::sweep::{Ceiling, Direction, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;

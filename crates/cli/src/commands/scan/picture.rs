@@ -1,11 +1,11 @@
 //! The size classes as an SVG: how many files, and how many bytes, are in each; and what follows from it.
 
 use svg::node::element::{Group, Rectangle};
-use zmove_drawing::{
+use zmove_scan::{Histogram, Share};
+use zmove_tools::drawing::{
     Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted,
     rounded, words,
 };
-use zmove_scan::{Histogram, Share};
 use zmove_types::{ByteCount, SizeClass};
 
 use super::advice::percent;

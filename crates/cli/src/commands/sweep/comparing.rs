@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use zmove_sweep::{Compared, Comparison, Sweep};
+use zmove_tools::sweep::{Compared, Comparison, Sweep};
 use zmove_types::{ByteCount, ByteRate, Escaped};
 
 use crate::args::ReferenceRate;
 use crate::display::terminal::{self, Printable};
 use crate::value::exit::{Exit, usage_error};
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::scale::size_label;
 
 /// Prints the comparison of two files.
 pub(super) fn run((here, reference): (&Path, &Path), rates: &[ReferenceRate]) -> Result<Exit> {

@@ -1,13 +1,13 @@
 //! A sweep as an SVG: bytes and files per second over file sizes, in both directions.
 
 use svg::node::element::{Circle, Group};
-use zmove_sweep::{Direction, Moved, Sweep};
+use zmove_tools::sweep::{Direction, Moved, Sweep};
 use zmove_types::ByteCount;
 
 use crate::ceiling::date;
-use zmove_drawing::classes::{NAMES, SizeAxis};
-use zmove_drawing::scale::LogAxis;
-use zmove_drawing::{
+use zmove_tools::drawing::classes::{NAMES, SizeAxis};
+use zmove_tools::drawing::scale::LogAxis;
+use zmove_tools::drawing::{
     GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted,
     grid, grid_with_labels, legend, polyline, rounded, words,
 };
@@ -56,7 +56,7 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
     let plot_top = top + HEAD;
     let bottom = plot_top + HEIGHT;
     let points = |direction| -> Vec<(f64, f64)> {
-        let point = |size: &zmove_sweep::Measured| {
+        let point = |size: &zmove_tools::sweep::Measured| {
             Some((
                 ByteCount(size.file_bytes).as_f64().log2(),
                 value(size.moved(direction)?),

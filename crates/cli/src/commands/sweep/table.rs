@@ -1,12 +1,12 @@
 //! A sweep as text: a line for each size and each class, and the way of the bytes.
 
-use zmove_sweep::{CacheUse, Direction, Measured, Moved, Sweep};
+use zmove_tools::sweep::{CacheUse, Direction, Measured, Moved, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
 use crate::display::format::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
-use zmove_drawing::scale::size_label;
+use zmove_tools::drawing::scale::size_label;
 
 /// The whole table.
 pub(super) fn of(sweep: &Sweep) -> String {

@@ -4,7 +4,7 @@ use super::picture;
 use super::read::read;
 use super::{panels, table};
 use crate::display::trace::Line;
-use zmove_drawing::Heading;
+use zmove_tools::drawing::Heading;
 
 /// Reads, summarises and draws a whole trace, and checks that its lines keep their meaning when written
 /// again.

@@ -9,8 +9,8 @@ use zmove_types::ByteCount;
 
 use super::series::{Pieces, Points, count};
 use crate::display::trace::Line;
-use zmove_drawing::Pen;
-use zmove_drawing::scale::{self, Axis, Unit};
+use zmove_tools::drawing::Pen;
+use zmove_tools::drawing::scale::{self, Axis, Unit};
 
 /// A diagram over time.
 #[derive(Debug)]

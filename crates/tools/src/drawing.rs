@@ -4,7 +4,7 @@
 //! marks tell the curves apart in a print without colours.
 //!
 //! Diagrams are laid out here and written as SVG by the crate `svg`. A plotting library would save little: `zmove
-//! trace` and `zmove scan` alone need all but a few lines of this crate.
+//! trace` and `zmove scan` alone need all but a few lines of this module.
 
 pub mod classes;
 mod picture;

@@ -5,7 +5,7 @@
 
 use zmove_types::ByteCount;
 
-use crate::result::{Direction, Sweep};
+use crate::sweep::result::{Direction, Sweep};
 
 /// The fastest that a storage can be in one direction.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +18,7 @@ impl Ceiling {
     /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
     #[must_use]
     pub fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
-        let rate = |size: &crate::result::Measured| {
+        let rate = |size: &crate::sweep::result::Measured| {
             Some((size.file_bytes, size.moved(direction)?.bytes_per_second))
         };
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
@@ -73,7 +73,7 @@ impl Ceiling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::of;
+    use crate::sweep::result::tests::of;
 
     fn about(seconds: f64, expected: f64) {
         assert!(

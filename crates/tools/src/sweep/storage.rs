@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
 use rustix::io::Errno;
 use zmove_disk::Mount;
 
-use crate::result::Storage;
+use crate::sweep::result::Storage;
 
 impl Storage {
     /// The storage at a path that exists.

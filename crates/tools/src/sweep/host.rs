@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use zmove_disk::cores;
 
-use crate::result::Host;
+use crate::sweep::result::Host;
 
 impl Host {
     /// Describes this host. Takes some hundredths of a second of CPU time.

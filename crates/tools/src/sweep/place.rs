@@ -16,9 +16,9 @@ use rustix::io::Errno;
 use zmove_disk::{DirectoryModes, Tree, remove_entries, remove_open_directory};
 use zmove_types::{Name, RelPath};
 
-use crate::error::SweepError;
-use crate::result::Host;
-use crate::storage::plain_name;
+use crate::sweep::error::SweepError;
+use crate::sweep::result::Host;
+use crate::sweep::storage::plain_name;
 
 /// The directory of a running sweep.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_types::{ByteCount, SizeClass};
 
-use crate::plan::Cell;
+use crate::sweep::plan::Cell;
 
 /// The version of the JSON format.
 pub(crate) const FORMAT: u64 = 1;

@@ -1,4 +1,26 @@
-//! A whole sweep: the check for room, the plan, one cell after the other, and the removal of everything.
+//! The speed of a storage: files of one size after the other, written and read as a transfer would, within a budget of
+//! bytes and time.
+//!
+//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell,
+//! Kissel): LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.
+//!
+//! A sweep does what a transfer does, with the same storage engine (`zmove-disk`): small files are made in
+//! staging directories, large ones under hidden names, reserved and written group by group, and both are
+//! flushed over and over and at the end. It keeps to its time on slow storage too (`pace.rs`).
+//!
+//! A sweep checks for room, plans, measures one cell after the other, and removes everything.
+
+mod ceiling;
+mod cell;
+mod compare;
+mod error;
+mod host;
+mod place;
+mod plan;
+mod result;
+mod saved_sweeps;
+mod storage;
+mod target;
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -9,11 +31,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree, cores};
 use zmove_types::{ByteCount, Timestamp};
 
-use crate::cell::Bench;
-use crate::error::SweepError;
-use crate::place::{Found, Place};
-use crate::plan::{Cell, cells_within};
-use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
+pub use ceiling::Ceiling;
+use cell::Bench;
+pub use compare::{Compared, Comparison};
+pub use error::SweepError;
+use place::{Found, Place};
+use plan::{Cell, cells_within};
+use result::FORMAT;
+pub use result::{CacheUse, Direction, Host, Measured, Moved, ReadError, Storage, Sweep};
+pub use saved_sweeps::SavedSweeps;
+pub use target::measure_target;
 
 /// The settings of a sweep.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use zmove_types::{ByteCount, GROUP_BYTES};
 
-use crate::error::SweepError;
+use crate::sweep::error::SweepError;
 
 /// The pace of one cell in one direction.
 pub(crate) struct Pace<'a> {

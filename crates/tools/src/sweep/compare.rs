@@ -5,7 +5,7 @@
 //! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that
 //! the reference has reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
 
-use crate::result::{Direction, Measured, Sweep};
+use crate::sweep::result::{Direction, Measured, Sweep};
 
 /// The comparison of this site with a reference.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +77,7 @@ fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::of;
+    use crate::sweep::result::tests::of;
 
     /// The paper's testbeds: storage 30 to 40 % below the reference, processors of 2.6 and 3.2 GHz.
     #[test]

@@ -4,12 +4,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use zmove_receiver::SweepTarget;
-use zmove_sweep::{Direction, Measured, Sweep, SweepConfig, SweepError, sweep};
 use zmove_types::ByteCount;
 use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize};
 
-/// Measures the storage of a target as a transfer would use it.
-pub(crate) fn measure(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
+use crate::sweep::{Direction, Measured, Sweep, SweepConfig, SweepError, sweep};
+
+/// Measures the storage of a receiver's target as a transfer would use it. A receiver calls this for a probe.
+pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
     let config = SweepConfig {
         opened: Some(target.tree),
         budget: ByteCount(order.bytes),
@@ -92,7 +93,7 @@ mod tests {
         };
         // The sweep ends when all is measured; the long time limit is for a busy host.
         let millis = SWEEP_MILLIS_MAX;
-        measure(target, SweepOrder { bytes, millis }, stop)
+        measure_target(target, SweepOrder { bytes, millis }, stop)
     }
 
     fn entries(home: &Path) -> usize {

@@ -10,11 +10,11 @@ use zmove_disk::{
 };
 use zmove_types::{Metadata, Name};
 
-use crate::cell::noise::{Noise, group_buffer};
-use crate::cell::pace::Pace;
-use crate::cell::{Bench, MODE, is_cached, name_of};
-use crate::error::SweepError;
-use crate::result::{CacheUse, Counted};
+use crate::sweep::cell::noise::{Noise, group_buffer};
+use crate::sweep::cell::pace::Pace;
+use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
+use crate::sweep::error::SweepError;
+use crate::sweep::result::{CacheUse, Counted};
 
 /// The small files of a cell that have been written.
 pub(crate) struct SmallFiles {

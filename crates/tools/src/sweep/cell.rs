@@ -18,10 +18,10 @@ use rustix::fs::{Advice, Mode, OFlags};
 use zmove_disk::{DataFile, Direct, FileIo, ProvenKinds};
 use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
 
-use crate::error::SweepError;
-use crate::place::Place;
-use crate::plan::Cell;
-use crate::result::{Direction, Measured, Moved};
+use crate::sweep::error::SweepError;
+use crate::sweep::place::Place;
+use crate::sweep::plan::Cell;
+use crate::sweep::result::{Direction, Measured, Moved};
 use large::LargeFiles;
 use pace::Pace;
 use small::SmallFiles;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use zmove_types::GroupSpan;
 
-use crate::error::SweepError;
+use crate::sweep::error::SweepError;
 
 /// The files of a cell, opened when their first group is taken.
 pub(crate) struct Groups<T, F> {

@@ -6,8 +6,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use crate::result::{Host, Storage, Sweep};
-use crate::storage::plain_name;
+use crate::sweep::result::{Host, Storage, Sweep};
+use crate::sweep::storage::plain_name;
 
 /// The directory of kept sweeps.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::result::tests::of;
+    use crate::sweep::result::tests::of;
 
     fn sweep(source: &str) -> Sweep {
         let mut sweep = of(&[(1024, 1e6)]);

@@ -8,12 +8,12 @@ use std::sync::{Mutex, PoisonError};
 use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, Wanted};
 use zmove_types::Metadata;
 
-use crate::cell::groups::Groups;
-use crate::cell::noise::{Noise, group_buffer};
-use crate::cell::pace::Pace;
-use crate::cell::{Bench, MODE, is_cached, name_of};
-use crate::error::SweepError;
-use crate::result::{CacheUse, Counted};
+use crate::sweep::cell::groups::Groups;
+use crate::sweep::cell::noise::{Noise, group_buffer};
+use crate::sweep::cell::pace::Pace;
+use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
+use crate::sweep::error::SweepError;
+use crate::sweep::result::{CacheUse, Counted};
 
 /// The large files of a cell that have been written.
 pub(crate) struct LargeFiles {

@@ -1,0 +1,17 @@
+//! Measuring and drawing: sweeps of storage, and pictures.
+//!
+//! **Invariant:** the crates that move data do not use this one. A receiver measures storage by a function that its
+//! caller passes ([`sweep::measure_target`]).
+//!
+//! ```no_run
+//! use std::sync::atomic::AtomicBool;
+//! use zmove_tools::sweep::{Ceiling, Direction, SweepConfig, sweep};
+//! let config = SweepConfig::at("/data");
+//! let measured = sweep(&config, &AtomicBool::new(false), &mut |_event| {})?;
+//! let reads = Ceiling::of(&measured, Direction::Read).expect("it has read something");
+//! println!("a million files of 4 KiB take {:.0} s at least", reads.seconds(1_000_000, 4096 * 1_000_000));
+//! # Ok::<(), zmove_tools::sweep::SweepError>(())
+//! ```
+
+pub mod drawing;
+pub mod sweep;
