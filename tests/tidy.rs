@@ -100,6 +100,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "engine",
             "receiver",
             "scan",
+            "tools",
             "transport",
             "types",
             "wire",

@@ -9,7 +9,6 @@ use crate::value::age::Age;
 
 pub use crate::args::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
-pub use crate::commands::trace::fuzzing::trace;
 
 /// Reads words of the command line: sizes, rates and spans of time.
 ///

@@ -140,7 +140,7 @@ pub const TARGETS: &[Target] = &[
         "trace",
         4 << 10,
         4 << 20,
-        zmove_cli::fuzzing::trace,
+        zmove_tools::fuzzing::trace,
         seeds::trace,
     ),
     // what people write

@@ -1,4 +1,4 @@
-//! Measuring and drawing: sweeps of storage, and pictures.
+//! Measuring and drawing: sweeps of storage, traces of transfers, and pictures.
 //!
 //! **Invariant:** the crates that move data do not use this one. A receiver measures storage by a function that its
 //! caller passes ([`sweep::measure_target`]).
@@ -14,4 +14,8 @@
 //! ```
 
 pub mod drawing;
+pub mod figures;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod sweep;
+pub mod trace;

@@ -35,6 +35,22 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
+/// Text in which characters that would command the terminal are escaped.
+#[derive(Clone, Copy, Debug)]
+pub struct Printable<T>(pub T);
+
+impl<T: fmt::Display> fmt::Display for Printable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.to_string().chars().try_for_each(|c| {
+            if is_unprintable(c) {
+                write!(f, "{}", c.escape_default())
+            } else {
+                f.write_char(c)
+            }
+        })
+    }
+}
+
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
@@ -73,5 +89,14 @@ mod tests {
         pairs
             .into_iter()
             .for_each(|(bytes, shown)| assert_eq!(Escaped(bytes).to_string(), shown));
+    }
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        let text = "a\x1b[2Jb\nc\u{e9}\u{202e}";
+        assert_eq!(
+            Printable(text).to_string(),
+            "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}"
+        );
     }
 }

@@ -35,7 +35,7 @@ pub use counters::{
 };
 pub use data_ranges::{DataRanges, DataRangesFinder};
 pub use digest::{Cv, Root};
-pub use escaped::{Escaped, is_unprintable, printable};
+pub use escaped::{Escaped, Printable, is_unprintable, printable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use hash_set::HashOnlySet;
 pub use hex::{Hex, from_hex};

@@ -24,7 +24,7 @@ use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
 use crate::display::summary::json::not_kept_as_json;
 use crate::display::summary::{Ending, Sessions, not_kept};
-use crate::display::trace::Trace;
+use crate::display::trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
 use crate::value::exit::{Exit, failure, in_transfer};
@@ -46,7 +46,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     let trace = args
         .trace
         .as_deref()
-        .map(|path| Trace::create(path, from, to))
+        .map(|path| trace::create(path, from, to))
         .transpose()?;
     let display = Display::new(args, trace);
     let home = settings::home(Role::Client)?;

@@ -18,7 +18,7 @@ use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
-use crate::display::trace::Trace;
+use crate::display::trace;
 use crate::settings::{self, PullSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, in_transfer};
@@ -36,7 +36,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let trace = args
         .trace
         .as_deref()
-        .map(|path| Trace::create(path, from, &own_name()))
+        .map(|path| trace::create(path, from, &own_name()))
         .transpose()?;
     let display = Display::new(args, trace);
     // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.

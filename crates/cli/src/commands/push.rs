@@ -26,7 +26,7 @@ use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
-use crate::display::trace::{self, Trace};
+use crate::display::trace;
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, in_transfer};
@@ -46,7 +46,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     let host = host_of(&settings.location);
     let trace = match &args.trace {
-        Some(path) => Some(Trace::create(path, &own_name(), &host)?),
+        Some(path) => Some(trace::create(path, &own_name(), &host)?),
         None => None,
     };
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);

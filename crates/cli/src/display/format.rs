@@ -1,41 +1,13 @@
 //! Formats numbers as people read them.
 
-use zmove_types::ByteCount;
-
-/// A span of time in the unit that fits it.
-pub(crate) fn duration(seconds: f64) -> String {
-    match seconds {
-        _ if seconds < 10.0 => format!("{seconds:.2} s"),
-        _ if seconds < 120.0 => format!("{seconds:.0} s"),
-        _ if seconds < 7_200.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3_600.0),
-    }
-}
-
-/// A number of things, in singular or plural.
-pub(crate) fn counted(number: u64, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
+pub(crate) use zmove_tools::figures::{
+    bytes_per_second, counted, duration, files_per_second, minute,
+};
 
 /// The number of files that a comparison has found equal, as a sentence: "1 file is the same".
 pub(crate) fn same_files(number: u64) -> String {
     let are = if number == 1 { "is" } else { "are" };
     format!("{} {are} the same", counted(number, "file"))
-}
-
-/// A rate of bytes in binary units.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate above zero"
-)]
-pub(crate) fn bytes_per_second(rate: f64) -> String {
-    format!("{}/s", ByteCount(rate.round() as u64))
-}
-
-/// A rate of files without its unit, with a fraction where they are few.
-pub(crate) fn files_per_second(rate: f64) -> String {
-    format!("{rate:.*}", usize::from(rate < 10.0) * 2)
 }
 
 /// The columns of a terminal that tables and their texts fit.
@@ -89,38 +61,6 @@ pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
     };
     let part = line.match_indices([',', ';']).rfind(|(at, _)| *at <= end);
     part.map_or(line, |(at, _)| &line[..at])
-}
-
-/// A moment in seconds since 1970, to the minute.
-pub(crate) fn minute(seconds: u64) -> String {
-    let (days, within) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
-    let (year, month, day) = date(days);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
-        within / 3_600,
-        within / 60 % 60
-    )
-}
-
-const DAY_SECONDS: u64 = 86_400;
-
-/// The date so many days after 1970-01-01, with years that begin in March, so that a leap day is the last of one.
-fn date(days: u64) -> (u64, u64, u64) {
-    const DAYS_BEFORE: u64 = 719_468;
-    const ERA_DAYS: u64 = 146_097;
-    let days = days.saturating_add(DAYS_BEFORE);
-    let (era, day_of_era) = (days / ERA_DAYS, days % ERA_DAYS);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]
@@ -186,17 +126,5 @@ mod tests {
             wrapped_within("unbreakable and more", 5),
             "unbreakable\n  and\n  more"
         );
-    }
-
-    #[test]
-    fn moments_are_dates() {
-        for (seconds, expected) in [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_825_599, "2000-02-29 11:59 UTC"),
-            (1_764_099_371, "2025-11-25 19:36 UTC"),
-            (4_107_542_400, "2100-03-01 00:00 UTC"),
-        ] {
-            assert_eq!(minute(seconds), expected);
-        }
     }
 }

@@ -18,7 +18,7 @@ use crate::display::format::whole_parts;
 use crate::display::nodes;
 use crate::display::rate_window::RateWindow;
 use crate::display::terminal;
-use crate::display::trace::Trace;
+use crate::display::trace::{self, TraceFile};
 use crate::value::age::Age;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ struct Watcher {
     /// The present rate of what moves, while the bar has also what need not.
     pace: Mutex<RateWindow>,
     form: Form,
-    trace: Option<Trace>,
+    trace: Option<TraceFile>,
     state: Mutex<State>,
     /// The nodes that take part, once they have been reported.
     nodes: watch::Sender<Nodes>,
@@ -138,7 +138,7 @@ const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
 impl Display {
     /// A display that shows nothing before it is [started](Self::start): a question may have to be asked first.
-    pub(crate) fn new(args: &PushArgs, trace: Option<Trace>) -> Self {
+    pub(crate) fn new(args: &PushArgs, trace: Option<TraceFile>) -> Self {
         let form = match args {
             PushArgs { json: true, .. } => Form::Json,
             PushArgs { quiet: true, .. } => Form::Failures,
@@ -214,7 +214,7 @@ impl Display {
         self.watcher
             .trace
             .iter()
-            .for_each(|trace| trace.close(limited_by));
+            .for_each(|trace| trace::report(trace.close(limited_by)));
     }
 
     /// The id of the transfer, if it has had one.
@@ -551,7 +551,10 @@ impl Observer for Watcher {
                 self.warn(&format!("arrived damaged and is sent again: {what}"))
             }
             Event::Answered => self.come_back(),
-            Event::Sampled(sample) => self.trace.iter().for_each(|trace| trace.write(sample)),
+            Event::Sampled(sample) => self
+                .trace
+                .iter()
+                .for_each(|trace| trace::report(trace.write(sample))),
             _ => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Lines for the user. A terminal or pipe that is gone is no reason to fail (`output` has the other failures of
 //! standard output). Names from elsewhere never reach the terminal as commands to it: characters that [cannot be
-//! shown](is_unprintable) are escaped, also where a text holds a name that was not escaped before.
+//! shown](zmove_types::is_unprintable) are escaped, also where a text holds a name that was not escaped before.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write as _};
 use std::os::fd::AsFd;
@@ -14,7 +14,8 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zmove_disk::close;
 use zmove_engine::{Causes, Listener, Notice};
-use zmove_types::{Escaped, is_unprintable};
+use zmove_types::Escaped;
+pub(crate) use zmove_types::Printable;
 
 use crate::display::format::wrapped_within;
 use crate::display::output;
@@ -134,21 +135,6 @@ pub(crate) fn quoted(path: &Path) -> String {
     shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
 
-/// Text in which characters that would command the terminal are escaped.
-pub(crate) struct Printable<T>(pub(crate) T);
-
-impl<T: Display> Display for Printable<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.to_string().chars().try_for_each(|c| {
-            if is_unprintable(c) {
-                write!(f, "{}", c.escape_default())
-            } else {
-                f.write_char(c)
-            }
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,14 +145,5 @@ mod tests {
             .context("dial: refused")
             .context("push");
         assert_eq!(causes(&error).to_string(), "push: dial: refused");
-    }
-
-    #[test]
-    fn a_name_cannot_command_the_terminal() {
-        let text = "a\x1b[2Jb\nc\u{e9}\u{202e}";
-        assert_eq!(
-            Printable(text).to_string(),
-            "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}"
-        );
     }
 }

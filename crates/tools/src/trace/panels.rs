@@ -7,10 +7,10 @@
 
 use zmove_types::ByteCount;
 
+use super::line::Line;
 use super::series::{Pieces, Points, count};
-use crate::display::trace::Line;
-use zmove_tools::drawing::Pen;
-use zmove_tools::drawing::scale::{self, Axis, Unit};
+use crate::drawing::Pen;
+use crate::drawing::scale::{self, Axis, Unit};
 
 /// A diagram over time.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ fn lanes(pieces: &Pieces<'_>) -> Panel {
         pen: LANES,
         points: pieces.means(|line| count(line.lanes)),
     }];
-    counted("Lanes that are up", (2.0, 2), LOW, curves)
+    counted("Lanes that are up", 2.0, curves)
 }
 
 fn resent(pieces: &Pieces<'_>) -> Panel {
@@ -130,16 +130,15 @@ fn resent(pieces: &Pieces<'_>) -> Panel {
         pen: RESENT,
         points,
     }];
-    counted("Sent again, segments per second", (4.0, 2), LOW, curves)
+    counted("Sent again, segments per second", 4.0, curves)
 }
 
-/// A panel of plain numbers, whose axis goes at least to `least` and has about `steps`.
-fn counted(title: &str, (least, steps): (f64, u32), height: f64, curves: Vec<Curve>) -> Panel {
-    let axis = Axis::to_tick(most(&curves).max(least), steps);
+/// A low panel of plain numbers, whose axis goes at least to `least`.
+fn counted(title: &str, least: f64, curves: Vec<Curve>) -> Panel {
     Panel {
         title: title.to_owned(),
-        axis,
-        height,
+        axis: Axis::to_tick(most(&curves).max(least), LOW_STEPS),
+        height: LOW,
         curves,
     }
 }
@@ -197,6 +196,8 @@ const PIECES_MAX: usize = 200;
 const STEPS_MAX: u32 = 6;
 const TALL: f64 = 150.0;
 const LOW: f64 = 60.0;
+/// The steps of a low panel's axis.
+const LOW_STEPS: u32 = 2;
 
 #[cfg(test)]
 mod tests {

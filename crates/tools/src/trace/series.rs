@@ -1,7 +1,8 @@
 //! A trace as curves: thinned to what an eye can distinguish, so that a long push makes no larger picture, and with
 //! counters turned into rates. A rate is taken over a part of the whole push, since many receipts come at once.
 
-use crate::display::trace::Line;
+use super::file::INTERVAL;
+use super::line::Line;
 
 /// The bytes that a stage has moved; `None` where nobody counts them.
 pub(super) type Counter = fn(&Line) -> Option<u64>;
@@ -59,7 +60,8 @@ impl<'a> Pieces<'a> {
     /// all peaks.
     pub(super) fn window(&self) -> f64 {
         let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
-        (seconds / WINDOWS_MAX / SAMPLE_SECONDS).ceil().max(1.0) * SAMPLE_SECONDS
+        let sample = INTERVAL.as_secs_f64();
+        (seconds / WINDOWS_MAX / sample).ceil().max(1.0) * sample
     }
 
     /// The lines at which windows begin and end; the rest at the end belongs to the last window.
@@ -104,8 +106,6 @@ impl<'a> Pieces<'a> {
 }
 
 const WINDOWS_MAX: f64 = 40.0;
-/// The time between two lines of a trace.
-const SAMPLE_SECONDS: f64 = 0.1;
 
 /// A count as a value that can be drawn.
 #[expect(clippy::cast_precision_loss, reason = "a picture has no more digits")]
@@ -118,7 +118,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A trace that stores `bytes` in each tenth of a second.
-    pub(in crate::commands::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
+    pub(in crate::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
         let at = |tenth: u32| {
             let stored = bytes * u64::from(tenth);
             Line {

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use zmove_types::{ByteCount, ByteRate};
+use zmove_types::{ByteCount, ByteRate, Printable};
 
+use super::line::{About, Line};
 use super::series::{Counter, STAGES};
-use crate::display::format::{counted, minute};
-use crate::display::terminal::Printable;
-use crate::display::trace::{About, Line};
+use crate::drawing::Heading;
+use crate::figures::{counted, minute};
 
 /// The heading in two lines: what was moved and how fast, and over how many lanes.
-pub(super) fn heading(lines: &[Line], about: &About) -> (String, String) {
-    let Some(last) = lines.last() else {
-        return (String::new(), String::new());
-    };
+pub(super) fn heading(lines: &[Line], about: &About) -> Heading {
+    let last = lines.last().copied().unwrap_or_default();
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
     let limit = about
         .limited_by
@@ -32,17 +30,16 @@ pub(super) fn heading(lines: &[Line], about: &About) -> (String, String) {
     });
     let hosts = about.from.as_ref().zip(about.to.as_ref());
     let hosts = hosts.map(|(from, to)| format!("{} to {}, ", Printable(from), Printable(to)));
+    let hosts = hosts.unwrap_or_default();
     let date = about.at.map(|at| format!("{}, ", minute(at)));
-    let (hosts, date) = (hosts.unwrap_or_default(), date.unwrap_or_default());
-    (
-        title,
-        format!("{hosts}{date}{}{resent}", counted(lanes as u64, "lane")),
-    )
+    let date = date.unwrap_or_default();
+    let below = format!("{hosts}{date}{}{resent}", counted(lanes as u64, "lane"));
+    Heading { title, below }
 }
 
 /// The whole summary.
 pub(super) fn summary(lines: &[Line], about: &About) -> String {
-    let (title, below) = heading(lines, about);
+    let Heading { title, below } = heading(lines, about);
     let mut text = format!(
         "{title}\n{below}\n\n{:<16}{:>12}{:>12}{:>14}\n",
         "stage", "begins", "ends", "fastest"

@@ -3,8 +3,8 @@
 use svg::node::element::Group;
 
 use super::panels::Panel;
-use zmove_tools::drawing::scale::{self, Axis, Unit};
-use zmove_tools::drawing::{
+use crate::drawing::scale::{self, Axis, Unit};
+use crate::drawing::{
     GAP, Heading, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels,
     legend, polyline, rounded, stroke, words,
 };
@@ -117,7 +117,7 @@ mod tests {
     use super::super::panels::panels;
     use super::super::series::tests::steady;
     use super::*;
-    use zmove_tools::drawing::LETTER_WIDTH;
+    use crate::drawing::LETTER_WIDTH;
 
     fn drawing(tenths: u32) -> String {
         let heading = Heading {

@@ -1,0 +1,103 @@
+//! The file to which the trace of a running transfer is written.
+//!
+//! **Invariant:** each failure is returned once, and nothing is written after it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use zmove_types::Sample;
+
+use super::line::{About, Line};
+
+/// The time between two lines.
+pub const INTERVAL: Duration = Duration::from_millis(100);
+
+/// A file of samples.
+#[derive(Debug)]
+pub struct TraceFile(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// The open file; `None` once a write has failed.
+    file: Option<File>,
+    /// What the next line says of the whole transfer.
+    about: About,
+    last: Option<Line>,
+}
+
+/// A line as it is written.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    line: &'a Line,
+    #[serde(flatten)]
+    about: &'a About,
+}
+
+impl TraceFile {
+    /// A trace of a transfer between these two hosts.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn create(path: &Path, from: &str, to: &str) -> io::Result<Self> {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        let about = About {
+            from: Some(from.to_owned()),
+            to: Some(to.to_owned()),
+            at: at.map(|since| since.as_secs()),
+            limited_by: None,
+        };
+        Ok(Self(Mutex::new(State {
+            file: Some(File::create(path)?),
+            about,
+            last: None,
+        })))
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn write(&self, sample: &Sample) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.write(Line::from(sample))
+    }
+
+    /// Adds the last line again, with what limited the transfer, and closes the file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn close(&self, limited_by: &str) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = state.last {
+            state.about.limited_by = Some(limited_by.to_owned());
+            state.write(last)?;
+        }
+        state.file.take().map_or(Ok(()), zmove_disk::close)
+    }
+}
+
+impl State {
+    fn write(&mut self, line: Line) -> io::Result<()> {
+        self.last = Some(line);
+        let about = std::mem::take(&mut self.about);
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        let written = Written {
+            line: &line,
+            about: &about,
+        };
+        write_line(file, &written).inspect_err(|_| self.file = None)
+    }
+}
+
+fn write_line(file: &mut File, written: &Written<'_>) -> io::Result<()> {
+    let mut text = serde_json::to_vec(written)?;
+    text.push(b'\n');
+    file.write_all(&text)
+}

@@ -1,0 +1,259 @@
+//! Reads the lines of a trace again.
+//!
+//! A key that is not known is ignored. A file is refused, with the line's number, if a line cannot be parsed, or time
+//! or a stage's bytes go back.
+//!
+//! **Invariant:** a trace that was read has at least one line, and neither time nor any stage's bytes go back in it.
+
+use std::io::{self, BufRead, Read};
+
+use super::Trace;
+
+use super::line::{About, Line};
+
+impl About {
+    /// What a later line says in addition.
+    fn with(self, later: Self) -> Self {
+        Self {
+            from: self.from.or(later.from),
+            to: self.to.or(later.to),
+            at: self.at.or(later.at),
+            limited_by: later.limited_by.or(self.limited_by),
+        }
+    }
+}
+
+/// The reason why a file is no trace.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadTraceError {
+    /// The file has no line.
+    #[error("it is empty: the push ended before its receiver answered")]
+    Empty,
+    /// The first line is not one of a trace.
+    #[error("not a trace of 'zmove push --trace': line 1: {0}")]
+    Foreign(LineFault),
+    /// A later line is not one of a trace, or does not follow the line before.
+    #[error("line {number}: {fault}")]
+    Line {
+        /// The number of the line, from 1.
+        number: usize,
+        /// The reason.
+        fault: LineFault,
+    },
+}
+
+/// The reason why a line cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineFault {
+    /// Reading the file failed.
+    #[error("{0}")]
+    Read(io::Error),
+    /// The line does not end where it should.
+    #[error("it has no end, or more than {LINE_BYTES_MAX} bytes")]
+    Endless,
+    /// The line is no JSON of a sample.
+    // The place within the line is of no use, and would be taken for one in the file.
+    #[error("{}", .0.to_string().split(" at line ").next().unwrap_or_default())]
+    Json(serde_json::Error),
+    /// No trace has such a time.
+    #[error("seconds is {0}")]
+    Seconds(f64),
+    /// The time is before that of the line before.
+    #[error("seconds goes back from {before} to {now}")]
+    TimeBack {
+        /// The time of the line before.
+        before: f64,
+        /// The time of this line.
+        now: f64,
+    },
+    /// A count is below that of the line before.
+    #[error("{key} goes back from {before} to {now}")]
+    CountBack {
+        /// The name of the count.
+        key: &'static str,
+        /// The count of the line before.
+        before: u64,
+        /// The count of this line.
+        now: u64,
+    },
+}
+
+impl Line {
+    fn parse(text: &[u8]) -> Result<Self, LineFault> {
+        let line: Self = serde_json::from_slice(text).map_err(LineFault::Json)?;
+        if (0.0..=SECONDS_MAX).contains(&line.seconds) {
+            Ok(line)
+        } else {
+            Err(LineFault::Seconds(line.seconds))
+        }
+    }
+
+    /// The values of a line that never fall from one line to the next, with their names.
+    fn counters(&self) -> [(&'static str, u64); 3] {
+        [
+            ("bytes_read", self.bytes_read),
+            ("bytes_handed_over", self.bytes_handed_over),
+            ("bytes_stored", self.bytes_stored),
+        ]
+    }
+
+    fn follows(&self, before: &Self) -> Result<(), LineFault> {
+        if self.seconds < before.seconds {
+            return Err(LineFault::TimeBack {
+                before: before.seconds,
+                now: self.seconds,
+            });
+        }
+        let counters = before.counters().into_iter().zip(self.counters());
+        for ((key, before), (_, now)) in counters {
+            if now < before {
+                return Err(LineFault::CountBack { key, before, now });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Trace {
+    /// Reads a whole trace.
+    ///
+    /// # Errors
+    /// The number of the line that is no line of a trace, and the reason.
+    pub fn read(mut from: impl BufRead) -> Result<Self, ReadTraceError> {
+        let mut lines: Vec<Line> = Vec::new();
+        let mut about = About::default();
+        let mut text = Vec::new();
+        loop {
+            let number = lines.len() + 1;
+            let at_line = |fault| match fault {
+                LineFault::Read(_) => ReadTraceError::Line { number, fault },
+                fault if number == 1 => ReadTraceError::Foreign(fault),
+                fault => ReadTraceError::Line { number, fault },
+            };
+            text.clear();
+            let read = from
+                .by_ref()
+                .take(LINE_BYTES_MAX)
+                .read_until(b'\n', &mut text);
+            if read.map_err(|error| at_line(LineFault::Read(error)))? == 0 {
+                break;
+            }
+            lines.push(parse_next(&text, lines.last()).map_err(at_line)?);
+            about = about.with(serde_json::from_slice(&text).unwrap_or_default());
+        }
+        if lines.is_empty() {
+            return Err(ReadTraceError::Empty);
+        }
+        Ok(Self { lines, about })
+    }
+}
+
+fn parse_next(text: &[u8], before: Option<&Line>) -> Result<Line, LineFault> {
+    let text = text.strip_suffix(b"\n").ok_or(LineFault::Endless)?;
+    let line = Line::parse(text)?;
+    before.map_or(Ok(()), |before| line.follows(before))?;
+    Ok(line)
+}
+
+/// The longest line that is read, in bytes; no line of a trace comes near.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+/// The longest time in a trace, some 300 years; beyond it arithmetic would lose its digits.
+const SECONDS_MAX: f64 = 1e10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "{\"seconds\":0.5,\"bytes_read\":3,\"bytes_handed_over\":2,\"bytes_acked\":null,\
+        \"bytes_stored\":1,\"packs_waiting\":4,\"frames_waiting\":5,\"items_outstanding\":6,\"lanes\":7,\
+        \"segments_retransmitted\":null}\n";
+
+    fn refusal(text: &str) -> String {
+        Trace::read(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let line = Trace::read(LINE.as_bytes()).unwrap().lines[0];
+        assert_eq!(
+            (line.seconds, line.bytes_read, line.bytes_acked, line.lanes),
+            (0.5, 3, None, 7)
+        );
+        let written = format!("{}\n", serde_json::to_string(&line).unwrap());
+        assert_eq!(written, LINE);
+    }
+
+    #[test]
+    fn keys_of_later_versions_are_passed_over() {
+        let later = LINE.replace("{\"seconds\"", "{\"later\":[1],\"seconds\"");
+        assert_eq!(
+            Trace::read(later.as_bytes()).unwrap(),
+            Trace::read(LINE.as_bytes()).unwrap()
+        );
+    }
+
+    #[test]
+    fn what_is_said_of_the_whole_transfer_stands_in_the_first_and_the_last_line() {
+        let first = LINE.replace("}\n", ",\"from\":\"a\",\"to\":\"b\",\"at\":7}\n");
+        let last = LINE.replace("}\n", ",\"limited_by\":\"path, 90 % of the time\"}\n");
+        let text = format!("{first}{LINE}{last}");
+        let Trace { lines, about } = Trace::read(text.as_bytes()).unwrap();
+        let said = |text: &str| Some(text.to_owned());
+        let limited_by = said("path, 90 % of the time");
+        assert_eq!(
+            about,
+            About {
+                from: said("a"),
+                to: said("b"),
+                at: Some(7),
+                limited_by
+            }
+        );
+        assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn damage_is_named_by_its_line() {
+        let damaged = |line: &str| refusal(&format!("{LINE}{LINE}{line}"));
+        assert_eq!(
+            damaged("{\"seconds\":1}\n"),
+            "line 3: missing field `bytes_read`"
+        );
+        assert_eq!(damaged("\n"), "line 3: EOF while parsing a value");
+        assert_eq!(
+            damaged(&LINE[..40]),
+            "line 3: it has no end, or more than 65536 bytes"
+        );
+        assert_eq!(
+            damaged(&LINE.replace("0.5", "0.4")),
+            "line 3: seconds goes back from 0.5 to 0.4"
+        );
+        assert_eq!(damaged(&LINE.replace("0.5", "-1")), "line 3: seconds is -1");
+        assert_eq!(
+            damaged(&LINE.replace("stored\":1", "stored\":0")),
+            "line 3: bytes_stored goes back from 1 to 0"
+        );
+        assert!(
+            damaged(&LINE.replace(":4", ":-4")).starts_with("line 3: invalid value: integer `-4`")
+        );
+    }
+
+    #[test]
+    fn what_is_no_trace_is_told_so() {
+        assert_eq!(
+            refusal("{\"event\":\"summary\"}\n"),
+            "not a trace of 'zmove push --trace': line 1: missing field `seconds`"
+        );
+        assert!(
+            refusal("\u{7f}ELF\n")
+                .starts_with("not a trace of 'zmove push --trace': line 1: expected value")
+        );
+        assert!(refusal("").starts_with("it is empty"));
+        assert!(
+            refusal(&"x".repeat(200_000))
+                .ends_with("line 1: it has no end, or more than 65536 bytes")
+        );
+    }
+}
