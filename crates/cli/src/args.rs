@@ -46,7 +46,7 @@ pub(crate) use probe::ProbeArgs;
 pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
 pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
 pub(crate) use storage::{DirectArg, EngineArg, StorageArgs};
-pub(crate) use sweep::{ReferenceRate, SweepArgs};
+pub(crate) use sweep::SweepArgs;
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs};
 pub(crate) use verify::VerifyArgs;
 

@@ -1,9 +1,7 @@
 //! A histogram of the file sizes in a tree: the picture to look at before choosing how to move it.
 //!
-//! Fed by a scan, printed by `zmove scan` as a [`Table`] or as JSON. **Invariant:** the buckets, the size classes
+//! Fed by a scan, printed by `zmove scan` as a table or as JSON. **Invariant:** the buckets, the size classes
 //! and the totals count the same files, so each sums to the same number.
-
-mod table;
 
 use serde::{Serialize, Serializer};
 use zmove_types::SizeClass;
@@ -12,8 +10,6 @@ use crate::directory::Directory;
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
 use crate::error::ScanError;
 use crate::scan::Scan;
-
-pub use table::Table;
 
 /// Counts over a tree, by powers of two and by size class. Hard links count once per name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -125,12 +121,6 @@ impl Histogram {
         shares.map(|(index, share)| (bucket_start(index), *share))
     }
 
-    /// The histogram as text of at most `columns` columns, but at least 66; paths are not cut.
-    #[must_use]
-    pub fn table(&self, columns: usize) -> Table<'_> {
-        Table::new(self, columns)
-    }
-
     fn add_root(&mut self, directory: &Directory) {
         self.directories += 1;
         raise(&mut self.deepest_path, 0, || display(directory, None));
@@ -166,7 +156,8 @@ impl Histogram {
         }
     }
 
-    fn add_size(&mut self, bytes: u64) {
+    /// Counts a file of this size.
+    pub fn add_size(&mut self, bytes: u64) {
         let class = match SizeClass::of(bytes) {
             SizeClass::Losf => &mut self.losf,
             SizeClass::Medium => &mut self.medium,

@@ -45,7 +45,7 @@ pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, Xatt
 pub use error::{Difference, ListFault, Operation, ScanError};
 pub use first_walk::FirstWalk;
 pub use generated::Generated;
-pub use histogram::{Extreme, Histogram, Share, Table, histogram};
+pub use histogram::{Extreme, Histogram, Share, histogram};
 pub use name_glob::{glob_matches, is_glob};
 pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};

@@ -1,9 +1,9 @@
 //! Numbers as people read them.
 
-use zmove_types::ByteCount;
+use zmove_types::{ByteCount, SizeClass};
 
 /// A span of time in the unit that fits it.
-pub fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds < 10.0 => format!("{seconds:.2} s"),
         _ if seconds < 120.0 => format!("{seconds:.0} s"),
@@ -23,13 +23,36 @@ pub fn counted(number: u64, thing: &str) -> String {
     clippy::cast_sign_loss,
     reason = "a rate above zero"
 )]
-pub fn bytes_per_second(rate: f64) -> String {
+pub(crate) fn bytes_per_second(rate: f64) -> String {
     format!("{}/s", ByteCount(rate.round() as u64))
 }
 
 /// A rate of files without its unit, with a fraction where they are few.
 pub fn files_per_second(rate: f64) -> String {
     format!("{rate:.*}", usize::from(rate < 10.0) * 2)
+}
+
+/// A share as a percentage.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// The share of a part in a whole; zero of nothing.
+pub(crate) fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        ByteCount(part).as_f64() / ByteCount(whole).as_f64()
+    }
+}
+
+/// The name of a size class in JSON.
+pub(crate) const fn class_key(class: SizeClass) -> &'static str {
+    match class {
+        SizeClass::Losf => "losf",
+        SizeClass::Medium => "medium",
+        SizeClass::Large => "large",
+    }
 }
 
 /// A moment in seconds since 1970, to the minute.

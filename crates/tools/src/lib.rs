@@ -1,4 +1,5 @@
-//! Measuring and drawing: sweeps of storage, traces of transfers, and pictures.
+//! Measuring and drawing: sweeps of storage, traces of transfers, the results of probes, histograms of trees, and
+//! pictures.
 //!
 //! **Invariant:** the crates that move data do not use this one. A receiver measures storage by a function that its
 //! caller passes ([`sweep::measure_target`]).
@@ -17,5 +18,7 @@ pub mod drawing;
 pub mod figures;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod histogram;
+pub mod probe;
 pub mod sweep;
 pub mod trace;

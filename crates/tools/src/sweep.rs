@@ -15,11 +15,14 @@ mod cell;
 mod compare;
 mod error;
 mod host;
+mod picture;
 mod place;
 mod plan;
 mod result;
 mod saved_sweeps;
+mod shares;
 mod storage;
+mod table;
 mod target;
 
 use std::os::fd::BorrowedFd;
@@ -33,13 +36,14 @@ use zmove_types::{ByteCount, Timestamp};
 
 pub use ceiling::Ceiling;
 use cell::Bench;
-pub use compare::{Compared, Comparison};
+pub use compare::{ReferenceRate, compare};
 pub use error::SweepError;
 use place::{Found, Place};
 use plan::{Cell, cells_within};
 use result::FORMAT;
 pub use result::{CacheUse, Direction, Host, Measured, Moved, ReadError, Storage, Sweep};
 pub use saved_sweeps::SavedSweeps;
+pub use shares::{MovedSizes, Shares};
 pub use target::measure_target;
 
 /// The settings of a sweep.

@@ -1,10 +1,10 @@
 //! The arguments of `zmove sweep`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use zmove_types::{ByteCount, RateLimit, parse_size};
+use zmove_tools::sweep::ReferenceRate;
+use zmove_types::{ByteCount, parse_size};
 
 use super::help;
 use super::storage::StorageArgs;
@@ -50,36 +50,6 @@ pub(crate) struct SweepArgs {
     pub(crate) e1: Vec<ReferenceRate>,
 }
 
-/// A transfer rate that the reference has reached, `E_1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReferenceRate {
-    /// The size of the files that the rate is for; `None`: any other size.
-    pub(crate) file_bytes: Option<u64>,
-    pub(crate) rate: RateLimit,
-}
-
-impl FromStr for ReferenceRate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (size, rate) = match text.split_once('=') {
-            Some((size, rate)) => (Some(size), rate),
-            None => (None, text),
-        };
-        let size = size
-            .map(parse_size)
-            .transpose()
-            .map_err(|error| error.to_string())?;
-        let rate = rate
-            .parse()
-            .map_err(|error: zmove_types::ParseRateError| error.to_string())?;
-        Ok(Self {
-            file_bytes: size.map(|size| size.0),
-            rate,
-        })
-    }
-}
-
 /// Reads a span of time as [`Age`] does, and `2m` for two minutes.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let minutes = text.strip_suffix('m').map(|number| format!("{number}min"));
@@ -97,17 +67,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_rates_are_read() {
+    fn times_are_read() {
         assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
         assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_time("1min"), Ok(Duration::from_secs(60)));
         assert!(parse_time("0s").is_err() && parse_time("2").is_err());
-        let read = |text: &str| {
-            text.parse::<ReferenceRate>()
-                .map(|at| (at.file_bytes, at.rate.bytes_per_second()))
-        };
-        assert_eq!(read("64KiB=8Mbit"), Ok((Some(65_536), 1_000_000)));
-        assert_eq!(read("100MB"), Ok((None, 100_000_000)));
-        assert!(read("x=1Gbit").is_err() && read("1KiB=").is_err());
     }
 }

@@ -11,12 +11,12 @@ use zmove_engine::{
     After, Connector, PullError, PushError, RemoteCopy, Retrying, copy_result, end_copy,
     read_receipt,
 };
+use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, KnownHosts};
 use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, printable};
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
-use crate::ceiling::Shares;
 use crate::commands::transfer::{exit_of, interrupted};
 use crate::commands::{mount, pull, push};
 use crate::display::format::{counted, same_files};

@@ -1,14 +1,6 @@
 //! `zmove probe`: measures the path to a receiver and both storages, and predicts how long a push would take.
 //!
-//! **Invariant:** a probe leaves nothing at the receiver, and on this side only a newly pinned key. Every
-//! figure is measured on the thing that it describes; anything not measured is reported as unknown.
-
-mod advice;
-mod findings;
-mod json;
-mod prediction;
-mod storage;
-mod table;
+//! **Invariant:** a probe leaves nothing at the receiver, and on this side only a newly pinned key.
 
 use std::path::Path;
 use std::pin::pin;
@@ -17,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 use indicatif::ProgressBar;
-use zmove_disk::cores;
 use zmove_engine::{DialSettings, Remote};
-use zmove_scan::{ScanConfig, Share, histogram, scan};
+use zmove_scan::{ScanConfig, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
+use zmove_tools::probe::{ProbeResults, ProbedTree, StorageRates};
 use zmove_tools::sweep::SweepConfig;
 use zmove_transport::Transport;
-use zmove_types::{ByteCount, Escaped};
+use zmove_types::{ByteCount, ByteRate, Escaped};
 use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
 
@@ -36,10 +28,6 @@ use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::Exit;
 
-use findings::Findings;
-use prediction::{Prediction, Way, predict};
-use storage::Storage;
-
 /// Runs `zmove probe`.
 pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     let (remote, dial) = settings::probe(args, Arc::new(Prompt))?;
@@ -51,32 +39,21 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
             remote,
             String::from_utf8_lossy(&remote.path)
         );
-        Storage::there(about, swept)
+        StorageRates::there(about, swept)
     });
-    let sizes = args.tree.as_deref().map(sizes_of).transpose()?;
-    let prediction =
-        sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
-    let asked = args.streams.iter().copied().max().unwrap_or(0);
-    let advice = advice::of(&report, asked, cores());
-    let tree = args
-        .tree
-        .as_ref()
-        .map(|tree| Escaped::path(&tree).to_string());
-    let host = remote.to_string();
-    let found = Findings {
-        host,
-        transport,
+    let results = ProbeResults {
+        host: remote.to_string(),
+        transport: transport.to_string(),
         report,
+        lanes_asked: args.streams.iter().copied().max().unwrap_or(0),
         source,
         target,
-        tree,
-        prediction,
-        advice,
+        tree: args.tree.as_deref().map(probed_tree).transpose()?,
     };
     if args.json {
-        terminal::print(format_args!("{}\n", json::of(&found)));
+        terminal::print(format_args!("{}\n", results.json()));
     } else {
-        terminal::print(table::of(&found));
+        terminal::print(results.text());
     }
     Ok(Exit::Done)
 }
@@ -131,10 +108,10 @@ async fn converse(
 }
 
 /// This side's storage: swept now, or as an earlier sweep found it.
-fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
+fn source(args: &ProbeArgs) -> Result<Option<StorageRates>> {
     let Some(directory) = &args.source else {
         let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
-        return Ok(kept.as_ref().map(Storage::here));
+        return Ok(kept.as_ref().map(StorageRates::here));
     };
     let budget = ByteCount(SWEEP_BYTES_MAX);
     let config = SweepConfig {
@@ -142,32 +119,19 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
         time: Duration::from_millis(SWEEP_MILLIS),
         ..SweepConfig::at(directory)
     };
-    Ok(Some(Storage::here(&sweep::measure(config, args.storage)?)))
+    Ok(Some(StorageRates::here(&sweep::measure(
+        config,
+        args.storage,
+    )?)))
 }
 
-fn sizes_of(tree: &Path) -> Result<Vec<(u64, Share)>> {
+fn probed_tree(tree: &Path) -> Result<ProbedTree> {
     let root = super::scan::root(tree)?;
     let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
-    Ok(walked.buckets().collect())
-}
-
-fn predicted(
-    sizes: &[(u64, Share)],
-    report: &ProbeReport,
-    source: Option<&Storage>,
-    target: Option<&Storage>,
-) -> Option<Prediction> {
-    let reads = source.and_then(Storage::reads);
-    let writes = target.and_then(Storage::writes);
-    // A push begins to send without waiting for the receiver's greeting and permission.
-    let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
-    let way = Way {
-        source: reads.as_ref(),
-        path: findings::best(report)?.steady.bytes_per_second(),
-        target: writes.as_ref(),
-        start: start.as_secs_f64(),
-    };
-    predict(sizes, &way)
+    Ok(ProbedTree {
+        name: Escaped::path(&tree).to_string(),
+        sizes: walked.buckets().collect(),
+    })
 }
 
 fn show(bar: &ProgressBar, event: &ProbeEvent) {
@@ -175,7 +139,8 @@ fn show(bar: &ProgressBar, event: &ProbeEvent) {
         ProbeEvent::Lanes(1) => bar.set_message("measuring 1 lane"),
         ProbeEvent::Lanes(lanes) => bar.set_message(format!("measuring {lanes} lanes")),
         ProbeEvent::Measured(round) => {
-            bar.set_message(format!("{} lanes: {}", round.lanes, findings::rate(round)));
+            let rate = ByteRate(round.steady.bytes_per_second());
+            bar.set_message(format!("{} lanes: {rate}", round.lanes));
         }
         ProbeEvent::Sweeping => bar.set_message("sweeping the receiver's storage"),
         _ => {}

@@ -8,9 +8,9 @@ use anyhow::Result;
 use zmove_disk::StorageMemory;
 use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying, Transferred};
 use zmove_receiver::ListedFiles;
+use zmove_tools::sweep::Shares;
 
 use crate::args::PushArgs;
-use crate::ceiling::Shares;
 use crate::commands::mount;
 use crate::commands::push::{add_missing, manifest};
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};

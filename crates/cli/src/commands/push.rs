@@ -14,10 +14,11 @@ use zmove_engine::{
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
 use zmove_sender::{Manifest, NoQuota, PackSizes, Prover};
+use zmove_tools::sweep::{MovedSizes, Shares};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
-use crate::ceiling::{self, Moved, Shares};
+use crate::ceiling;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
@@ -272,7 +273,7 @@ fn storage_memory() -> StorageMemory {
 
 /// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only
 /// where it is local.
-fn shares(moved: &Moved, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
+fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
     let source = ceiling::known(sources.paths());
     let target = match location {
         Location::Local(path) => ceiling::known([Path::new(path)]),

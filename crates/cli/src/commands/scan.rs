@@ -1,8 +1,5 @@
 //! `zmove scan`: the histogram of a tree, and the advice that follows from it.
 
-mod advice;
-mod picture;
-
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -12,9 +9,9 @@ use zmove_scan::{
     Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list,
     unfinished,
 };
+use zmove_tools::histogram::{ReadTime, advice, picture, table};
 use zmove_types::{Escaped, RelPath};
 
-use self::advice::Expected;
 use crate::args::ScanArgs;
 use crate::ceiling;
 use crate::display::terminal;
@@ -39,7 +36,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let walked = histogram(stream, terminal::warn);
     tell_unmatched(selection.as_deref());
     let sweep = ceiling::known([args.path.as_path()]);
-    let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
+    let expected = sweep.and_then(|sweep| ReadTime::of(&walked, &sweep));
     let name = Escaped::path(&args.path).to_string();
     let directory = if args.path.is_dir() {
         Some(args.path.as_path())
@@ -49,7 +46,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let directory = directory
         .filter(|path| !path.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let advice = advice::text(
+    let advice = advice(
         &walked,
         expected.as_ref(),
         &Escaped::path(&directory).to_string(),
@@ -61,13 +58,13 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         };
         terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
     } else {
-        terminal::print(walked.table(terminal_columns()));
+        terminal::print(table(&walked, terminal_columns()));
         terminal::print_lines(&advice);
     }
     if let Some(file) = &args.svg {
         terminal::save(
             file,
-            &picture::draw(&walked, &advice, &terminal::Printable(&name).to_string()),
+            &picture(&walked, &advice, &terminal::Printable(&name).to_string()),
         )?;
     }
     Ok(if walked.errors > 0 {
@@ -128,7 +125,7 @@ struct Said<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
     /// The least time that reading the tree takes, where a sweep of its storage is kept.
-    expected: Option<&'a Expected>,
+    expected: Option<&'a ReadTime>,
 }
 
 fn terminal_columns() -> usize {

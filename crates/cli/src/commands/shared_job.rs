@@ -15,11 +15,11 @@ use zmove_cluster::{
 use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_jobs::Party;
 use zmove_sender::SenderConfig;
+use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
 
-use crate::ceiling::Shares;
 use crate::commands::participants::Participants;
 use crate::commands::transfer::{exit_of, own_name};
 use crate::display::format::counted;

@@ -1,15 +1,16 @@
 //! `zmove sweep`: measures a storage, shows the result, and keeps it for later.
 
-mod comparing;
-mod picture;
-mod table;
-
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
-use zmove_tools::sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
+use zmove_tools::drawing::scale::size_label;
+use zmove_tools::sweep::{
+    Direction, ReferenceRate, Sweep, SweepConfig, SweepError, SweepEvent, compare, sweep,
+};
 use zmove_types::Escaped;
 
 use crate::args::{StorageArgs, SweepArgs};
@@ -18,12 +19,11 @@ use crate::display::terminal;
 use crate::settings::{self, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
-use zmove_tools::drawing::scale::size_label;
 
 /// Runs `zmove sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     if let Some([here, reference]) = args.compare.as_deref() {
-        return comparing::run((here, reference), &args.e1);
+        return compare_files(here, reference, &args.e1);
     }
     let path = args.path.as_deref().expect("clap demands it");
     let mut config = SweepConfig {
@@ -33,15 +33,30 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     };
     config.threads = args.threads.map_or(config.threads, usize::from);
     let measured = measure(config, args.storage)?;
-    terminal::print_lines(&table::of(&measured));
+    terminal::print_lines(&measured.table());
     keep(&measured);
     args.json
         .as_deref()
         .map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
-    args.svg.as_deref().map_or(Ok(()), |file| {
-        terminal::save(file, &picture::draw(&measured))
-    })?;
+    args.svg
+        .as_deref()
+        .map_or(Ok(()), |file| terminal::save(file, &measured.picture()))?;
     Ok(Exit::Done)
+}
+
+/// Compares the sweeps of two files.
+fn compare_files(here: &Path, reference: &Path, rates: &[ReferenceRate]) -> Result<Exit> {
+    let text = compare(&read(here)?, &read(reference)?, rates).ok_or_else(|| {
+        usage_error("the two sweeps have no file size in common, or do not say how fast a core is")
+    })?;
+    terminal::print(text);
+    Ok(Exit::Done)
+}
+
+fn read(path: &Path) -> Result<Sweep> {
+    let shown = || format!("read the sweep '{}'", Escaped::path(&path));
+    let text = fs::read_to_string(path).with_context(shown)?;
+    Sweep::from_json(&text).with_context(shown)
 }
 
 /// Sweeps on a thread, which is stopped when a signal asks for the end: it then removes the files it has written.

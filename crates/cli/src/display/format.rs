@@ -1,8 +1,6 @@
 //! Formats numbers as people read them.
 
-pub(crate) use zmove_tools::figures::{
-    bytes_per_second, counted, duration, files_per_second, minute,
-};
+pub(crate) use zmove_tools::figures::{counted, files_per_second, minute};
 
 /// The number of files that a comparison has found equal, as a sentence: "1 file is the same".
 pub(crate) fn same_files(number: u64) -> String {

@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::args::PushArgs;
-use crate::ceiling::Moved;
 use crate::display::dry_run;
 use crate::display::failures::{self, Failures, SCHEMA};
 use crate::display::format::whole_parts;
@@ -26,6 +25,7 @@ use tokio::sync::watch;
 use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
 use zmove_jobs::Nodes;
+use zmove_tools::sweep::MovedSizes;
 use zmove_types::{ByteCount, Change, Event, Observer};
 
 /// The display of one push.
@@ -45,7 +45,7 @@ struct Ticker {
 struct Watcher {
     totals: Totals,
     /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
-    moved: Arc<Moved>,
+    moved: Arc<MovedSizes>,
     bar: ProgressBar,
     /// The present rate of what moves, while the bar has also what need not.
     pace: Mutex<RateWindow>,
@@ -205,7 +205,7 @@ impl Display {
     }
 
     /// The files and bytes that the receiver has reported as stored, by size.
-    pub(crate) fn moved(&self) -> Arc<Moved> {
+    pub(crate) fn moved(&self) -> Arc<MovedSizes> {
         Arc::clone(&self.watcher.moved)
     }
 

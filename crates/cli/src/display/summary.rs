@@ -4,12 +4,12 @@ pub(crate) mod json;
 
 use serde_json::json;
 use zmove_sender::{Bottleneck, Limit, Summary};
+use zmove_tools::sweep::Shares;
 use zmove_transport::{Resumption, Transport};
 use zmove_types::{ByteCount, ByteRate, Counters, ExitEffect};
 use zmove_wire::NotKept;
 
 use crate::args::{DurabilityArg, ProofArg, PushArgs};
-use crate::ceiling::Shares;
 use crate::display::failures::SCHEMA;
 use crate::display::format::{counted, files_per_second, same_files};
 use crate::display::progress::print_json;

@@ -5,33 +5,101 @@
 //! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that
 //! the reference has reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
 
+use std::str::FromStr;
+
+use zmove_types::{ByteCount, ByteRate, ParseRateError, Printable, RateLimit, parse_size};
+
+use crate::drawing::scale::size_label;
 use crate::sweep::result::{Direction, Measured, Sweep};
+
+/// A transfer rate that the reference has reached, `E_1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReferenceRate {
+    /// The size of the files that the rate is for; `None`: any other size.
+    pub file_bytes: Option<u64>,
+    /// The rate.
+    pub rate: RateLimit,
+}
+
+impl FromStr for ReferenceRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (size, rate) = match text.split_once('=') {
+            Some((size, rate)) => (Some(size), rate),
+            None => (None, text),
+        };
+        let size = size
+            .map(parse_size)
+            .transpose()
+            .map_err(|error| error.to_string())?;
+        let rate = rate
+            .parse()
+            .map_err(|error: ParseRateError| error.to_string())?;
+        Ok(Self {
+            file_bytes: size.map(|size| size.0),
+            rate,
+        })
+    }
+}
+
+/// The sweep from `here` beside a reference as text, and the transfer rates that this lets one expect; `None` if they
+/// share no size, or a core's speed is not known.
+#[must_use]
+pub fn compare(here: &Sweep, reference: &Sweep, rates: &[ReferenceRate]) -> Option<String> {
+    let comparison = Comparison::new(here, reference)?;
+    let named = |sweep: &Sweep| {
+        Printable(format!(
+            "{} on {} ({})",
+            sweep.storage.path, sweep.host.name, sweep.host.cpu
+        ))
+    };
+    let mut text = format!(
+        "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n",
+        named(here),
+        named(reference),
+        comparison.cpu,
+    );
+    text += "     size  F_s write   F_s read      F_s   U_b = F_s x F_c x E_1\n";
+    for size in &comparison.sizes {
+        let shown =
+            |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        text += &format!(
+            "{:>9} {:>10} {:>10} {:>8.2}   {}\n",
+            size_label(size.file_bytes),
+            shown(size.write),
+            shown(size.read),
+            size.storage(),
+            bound(size, comparison.cpu, rates),
+        );
+    }
+    Some(text + SOURCE)
+}
 
 /// The comparison of this site with a reference.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     /// The sizes that both sweeps have measured.
-    pub sizes: Vec<Compared>,
+    pub(crate) sizes: Vec<Compared>,
     /// `F_c`: the speed of a core here divided by that of a core of the reference.
-    pub cpu: f64,
+    pub(crate) cpu: f64,
 }
 
 /// The results for one file size, divided by those of the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Compared {
+pub(crate) struct Compared {
     /// The size of each file, in bytes.
-    pub file_bytes: u64,
+    pub(crate) file_bytes: u64,
     /// The ratio for writing, if both sweeps have measured that.
-    pub write: Option<f64>,
+    pub(crate) write: Option<f64>,
     /// The ratio for reading, if both sweeps have measured that.
-    pub read: Option<f64>,
+    pub(crate) read: Option<f64>,
 }
 
 impl Comparison {
     /// Compares the sweep from `here` with a reference; `None` where they share no size, or a core's speed is not
     /// known.
-    #[must_use]
-    pub fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
+    pub(crate) fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
         let cpu = speed(here) / speed(reference);
         let there = |size: &Measured| {
@@ -51,8 +119,7 @@ impl Comparison {
 
 impl Compared {
     /// `F_s`: the lesser of both ratios.
-    #[must_use]
-    pub fn storage(&self) -> f64 {
+    pub(crate) fn storage(&self) -> f64 {
         self.write
             .into_iter()
             .chain(self.read)
@@ -72,6 +139,27 @@ fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
         write,
         read,
     })
+}
+
+const SOURCE: &str = "\
+F_s is the lesser of writing and reading: a transfer does both. By the postulation of \"When to use rsync\"
+(Chin Fang, R. \"Les\" A. Cottrell, Ezra Kissel); E_1 is the transfer rate that the reference has reached (--e1).
+";
+
+/// The bound itself where the rate of the reference is known, else the factor of that rate.
+fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
+    let of_this_size = rates
+        .iter()
+        .find(|rate| rate.file_bytes == Some(size.file_bytes));
+    let known = of_this_size.or_else(|| rates.iter().find(|rate| rate.file_bytes.is_none()));
+    let share = size.storage() * cpu;
+    match known {
+        Some(known) => {
+            let rate = ByteCount(known.rate.bytes_per_second()).as_f64();
+            ByteRate(share * rate).to_string()
+        }
+        None => format!("{share:.2} x E_1"),
+    }
 }
 
 #[cfg(test)]
@@ -127,5 +215,41 @@ mod tests {
         let mut unknown = of(&[(1024, 1.0)]);
         unknown.host.core_operations_per_second = 0.0;
         assert_eq!(Comparison::new(&of(&[(1024, 1.0)]), &unknown), None);
+    }
+
+    #[test]
+    fn the_rate_of_a_size_goes_before_that_of_all() {
+        let size = Compared {
+            file_bytes: 1024,
+            write: Some(0.65),
+            read: Some(0.7),
+        };
+        let rates: Vec<ReferenceRate> = ["1Gbit", "1KiB=10Gbit"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        assert_eq!(bound(&size, 0.8, &rates), "5.20 Gbit/s");
+        assert_eq!(
+            bound(
+                &Compared {
+                    file_bytes: 4096,
+                    ..size
+                },
+                0.8,
+                &rates
+            ),
+            "520 Mbit/s"
+        );
+        assert_eq!(bound(&size, 0.8, &[]), "0.52 x E_1");
+    }
+
+    #[test]
+    fn rates_of_a_reference_are_read() {
+        let read = |text: &str| {
+            text.parse::<ReferenceRate>()
+                .map(|at| (at.file_bytes, at.rate.bytes_per_second()))
+        };
+        assert_eq!(read("64KiB=8Mbit"), Ok((Some(65_536), 1_000_000)));
+        assert_eq!(read("100MB"), Ok((None, 100_000_000)));
+        assert!(read("x=1Gbit").is_err() && read("1KiB=").is_err());
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_types::{ByteCount, SizeClass};
 
+use crate::figures::{class_key, day};
 use crate::sweep::plan::Cell;
 
 /// The version of the JSON format.
@@ -169,8 +170,13 @@ impl Sweep {
         serde_json::to_string_pretty(self).expect("plain fields") + "\n"
     }
 
+    /// The day on which the sweep began, in UTC.
+    pub(crate) fn day(&self) -> String {
+        day(self.unix_seconds)
+    }
+
     /// The sizes of a class.
-    pub fn of_class(&self, class: SizeClass) -> impl Iterator<Item = &Measured> {
+    pub(crate) fn of_class(&self, class: SizeClass) -> impl Iterator<Item = &Measured> {
         self.sizes
             .iter()
             .filter(move |size| SizeClass::of(size.file_bytes) == class)
@@ -248,15 +254,6 @@ impl Moved {
             files_per_second,
             way,
         })
-    }
-}
-
-/// The name of a class in JSON.
-fn class_key(class: SizeClass) -> &'static str {
-    match class {
-        SizeClass::Losf => "losf",
-        SizeClass::Medium => "medium",
-        SizeClass::Large => "large",
     }
 }
 

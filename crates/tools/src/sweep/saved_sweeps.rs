@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::sweep::result::{Host, Storage, Sweep};
 use crate::sweep::storage::plain_name;
@@ -31,15 +31,21 @@ impl SavedSweeps {
         self.forget_oldest()
     }
 
-    /// Whether no sweep is kept.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        fs::read_dir(&self.directory).map_or(true, |mut entries| entries.next().is_none())
+    /// The sweep of the storage of these paths, if they are all on one that has been swept. For a path that does not
+    /// exist yet the directory above counts. Without a sweep, or where a storage cannot be identified, there is none.
+    pub fn of_paths<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
+        // Most users have never swept anything: then their storage is not looked at either.
+        fs::read_dir(&self.directory).ok()?.next()?.ok()?;
+        let mut storages = paths.into_iter().map(storage);
+        let first = storages.next()??;
+        storages
+            .all(|other| other.is_some_and(|other| other.is_same(&first)))
+            .then_some(())?;
+        self.find(&first)
     }
 
     /// The sweep of a storage by this host, if one is kept.
-    #[must_use]
-    pub fn find(&self, storage: &Storage) -> Option<Sweep> {
+    fn find(&self, storage: &Storage) -> Option<Sweep> {
         let host = Host::own_name();
         let mut text = String::new();
         let file = fs::File::open(self.file(&host, storage)).ok()?;
@@ -76,6 +82,13 @@ impl SavedSweeps {
             .iter()
             .try_for_each(|(_, path)| fs::remove_file(path))
     }
+}
+
+fn storage(path: &Path) -> Option<Storage> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute
+        .ancestors()
+        .find_map(|ancestor| Storage::at(ancestor).ok())
 }
 
 /// FNV-1a: it only names files, and nobody gains by two equal names.

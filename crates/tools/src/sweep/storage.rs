@@ -12,10 +12,7 @@ use crate::sweep::result::Storage;
 
 impl Storage {
     /// The storage at a path that exists.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn at(path: &Path) -> io::Result<Self> {
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let asked = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID);
         Ok(Self::found(rustix::fs::statvfs(&path)?.f_fsid, asked, path))
@@ -50,8 +47,7 @@ impl Storage {
     }
 
     /// Whether both are the same file system.
-    #[must_use]
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         (&self.kind, &self.source, &self.id) == (&other.kind, &other.source, &other.id)
     }
 }

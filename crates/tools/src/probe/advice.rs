@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use zmove_sender::{PathReport, ProbeReport, Round};
 
-use crate::commands::probe::findings::{best, milliseconds, rate};
-use crate::display::format::counted;
+use super::{best, milliseconds, rate};
+use crate::figures::counted;
 
 /// The advice that follows from a probe by a host with so many cores; `asked` is the largest number of lanes that was
 /// asked for.

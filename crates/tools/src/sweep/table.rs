@@ -1,15 +1,20 @@
 //! A sweep as text: a line for each size and each class, and the way of the bytes.
 
-use zmove_tools::sweep::{CacheUse, Direction, Measured, Moved, Sweep};
-use zmove_types::{ByteCount, SizeClass};
+use zmove_types::{ByteCount, Printable, SizeClass};
 
-use crate::ceiling::date;
-use crate::display::format::{bytes_per_second, files_per_second};
-use crate::display::terminal::Printable;
-use zmove_tools::drawing::scale::size_label;
+use crate::drawing::scale::size_label;
+use crate::figures::{bytes_per_second, files_per_second};
+use crate::sweep::result::{CacheUse, Direction, Measured, Moved, Sweep};
 
-/// The whole table.
-pub(super) fn of(sweep: &Sweep) -> String {
+impl Sweep {
+    /// The sweep as text.
+    #[must_use]
+    pub fn table(&self) -> String {
+        table(self)
+    }
+}
+
+fn table(sweep: &Sweep) -> String {
     let mut text = format!(
         "{}: {}, {} threads, {}, {:.0} s\n",
         Printable(&sweep.storage.path),
@@ -18,7 +23,7 @@ pub(super) fn of(sweep: &Sweep) -> String {
             sweep.storage.kind, sweep.storage.source
         )),
         sweep.threads,
-        date(sweep),
+        sweep.day(),
         sweep.seconds,
     );
     text += "               written and flushed                       read\n";

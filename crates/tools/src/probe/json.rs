@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 use zmove_sender::{PathReport, ProbeReport, Round};
 
-use crate::commands::probe::findings::{Findings, best, cpu_per_gib};
+use super::{ProbeResults, best, cpu_per_gib};
 
 /// The whole object.
-pub(super) fn of(found: &Findings) -> Value {
+pub(super) fn of(found: &ProbeResults) -> Value {
     let ProbeReport {
         round_trips,
         first_byte,
@@ -17,7 +17,7 @@ pub(super) fn of(found: &Findings) -> Value {
     json!({
         "zmove": env!("CARGO_PKG_VERSION"),
         "host": found.host,
-        "transport": found.transport.to_string(),
+        "transport": found.transport,
         "round_trip_min_seconds": round_trips.min.as_secs_f64(),
         "round_trip_mean_seconds": round_trips.mean().as_secs_f64(),
         "round_trips": round_trips.count,
@@ -27,9 +27,9 @@ pub(super) fn of(found: &Findings) -> Value {
         "best_lanes": best(&found.report).map(|round| round.lanes),
         "source_storage": found.source,
         "target_storage": found.target,
-        "tree": found.tree,
-        "prediction": found.prediction,
-        "advice": found.advice,
+        "tree": found.tree.as_ref().map(|tree| &tree.name),
+        "prediction": found.prediction(),
+        "advice": found.advice(),
     })
 }
 

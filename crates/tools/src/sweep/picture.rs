@@ -1,19 +1,25 @@
-//! A sweep as an SVG: bytes and files per second over file sizes, in both directions.
+//! A sweep as an SVG.
 
 use svg::node::element::{Circle, Group};
-use zmove_tools::sweep::{Direction, Moved, Sweep};
 use zmove_types::ByteCount;
 
-use crate::ceiling::date;
-use zmove_tools::drawing::classes::{NAMES, SizeAxis};
-use zmove_tools::drawing::scale::LogAxis;
-use zmove_tools::drawing::{
+use crate::drawing::classes::{NAMES, SizeAxis};
+use crate::drawing::scale::LogAxis;
+use crate::drawing::{
     GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted,
     grid, grid_with_labels, legend, polyline, rounded, words,
 };
+use crate::sweep::result::{Direction, Measured, Moved, Sweep};
 
-/// Draws the sweep.
-pub(super) fn draw(sweep: &Sweep) -> String {
+impl Sweep {
+    /// The sweep as an SVG: bytes and files per second over file sizes, in both directions.
+    #[must_use]
+    pub fn picture(&self) -> String {
+        draw(self)
+    }
+}
+
+fn draw(sweep: &Sweep) -> String {
     let title = format!(
         "What {} gives",
         fitted(&sweep.storage.path, TITLE_LETTERS - 11)
@@ -23,7 +29,7 @@ pub(super) fn draw(sweep: &Sweep) -> String {
         sweep.storage.kind,
         fitted(&sweep.storage.source, SOURCE_LETTERS),
         sweep.threads,
-        date(sweep)
+        sweep.day()
     );
     let sizes = axis(sweep);
     let mut body = Group::new();
@@ -56,7 +62,7 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
     let plot_top = top + HEAD;
     let bottom = plot_top + HEIGHT;
     let points = |direction| -> Vec<(f64, f64)> {
-        let point = |size: &zmove_tools::sweep::Measured| {
+        let point = |size: &Measured| {
             Some((
                 ByteCount(size.file_bytes).as_f64().log2(),
                 value(size.moved(direction)?),

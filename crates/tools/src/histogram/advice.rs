@@ -3,27 +3,27 @@
 
 use serde::Serialize;
 use zmove_scan::{Histogram, Share};
-use zmove_tools::sweep::{Ceiling, Direction, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
-use crate::ceiling::date;
-use crate::display::format::{bytes_per_second, duration};
+use crate::figures::{bytes_per_second, duration, percent, share};
+use crate::sweep::{Ceiling, Direction, Sweep};
 
 /// The least time that reading a tree takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Expected {
-    pub(super) seconds: f64,
-    pub(super) files_per_second: f64,
-    pub(super) bytes_per_second: f64,
+pub struct ReadTime {
+    seconds: f64,
+    files_per_second: f64,
+    bytes_per_second: f64,
     /// The share of the time that small files take.
-    pub(super) losf_share: f64,
+    losf_share: f64,
     /// The day of the sweep that the figures come from.
-    pub(super) sweep: String,
+    sweep: String,
 }
 
-impl Expected {
+impl ReadTime {
     /// The expectation from a sweep of the storage; `None` where nothing is to be read.
-    pub(super) fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
+    #[must_use]
+    pub fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
         let ceiling = Ceiling::of(sweep, Direction::Read)?;
         let time = |(start, share): (u64, Share)| {
             (
@@ -42,13 +42,14 @@ impl Expected {
             files_per_second: ByteCount(histogram.files.files).as_f64() / seconds,
             bytes_per_second: ByteCount(histogram.files.bytes).as_f64() / seconds,
             losf_share: losf.sum::<f64>() / seconds,
-            sweep: date(sweep),
+            sweep: sweep.day(),
         })
     }
 }
 
 /// The lines below the table; `name` is the tree as it was typed.
-pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &str) -> String {
+#[must_use]
+pub fn advice(histogram: &Histogram, expected: Option<&ReadTime>, name: &str) -> String {
     let Histogram { files, losf, .. } = histogram;
     if files.files == 0 {
         return String::new();
@@ -65,8 +66,8 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
     };
     let mut text = format!(
         "LOSF is {} of the files and {} of the bytes: {decides}\n",
-        shown(count),
-        shown(size)
+        percent(count),
+        percent(size)
     );
     text.push_str(&match expected {
         Some(at) => format!(
@@ -74,27 +75,10 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
             duration(at.seconds),
             at.files_per_second,
             bytes_per_second(at.bytes_per_second),
-            shown(at.losf_share),
+            percent(at.losf_share),
             at.sweep,
         ),
         None => format!("'zmove sweep {name}' measures what this storage gives for it\n"),
     });
     text
-}
-
-fn share(part: u64, of: u64) -> f64 {
-    if of == 0 {
-        0.0
-    } else {
-        ByteCount(part).as_f64() / ByteCount(of).as_f64()
-    }
-}
-
-/// A part as a percentage of a whole.
-pub(super) fn percent(part: u64, of: u64) -> String {
-    shown(share(part, of))
-}
-
-fn shown(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }

@@ -2,17 +2,17 @@
 
 use svg::node::element::{Group, Rectangle};
 use zmove_scan::{Histogram, Share};
-use zmove_tools::drawing::{
+use zmove_types::ByteCount;
+
+use crate::drawing::{
     Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted,
     rounded, words,
 };
-use zmove_types::{ByteCount, SizeClass};
+use crate::figures::{counted, percent, share};
 
-use super::advice::percent;
-use crate::display::format::counted;
-
-/// Draws two bars for each class, and below them the advice in words.
-pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
+/// The size classes as an SVG: two bars for each class, and below them the advice in words.
+#[must_use]
+pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
     let files = histogram.files;
     let below = format!(
         "{}, {}",
@@ -25,33 +25,15 @@ pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
     };
     let mut body = Group::new();
     let mut y = TOP + 10.0;
-    for (class, title) in CLASSES {
-        let of_class = histogram
-            .buckets()
-            .filter(|(start, _)| SizeClass::of(*start) == class);
-        let share = of_class.fold(Share::default(), |sum, (_, share)| Share {
-            files: sum.files + share.files,
-            bytes: sum.bytes + share.bytes,
-        });
-        let count = format!(
-            "{} of the files: {}",
-            percent(share.files, files.files),
-            share.files
-        );
-        let size = format!(
-            "{} of the bytes: {}",
-            percent(share.bytes, files.bytes),
-            ByteCount(share.bytes)
-        );
+    let classes = [
+        ("LOSF: below 1 MiB", histogram.losf),
+        ("medium: from 1 MiB to below 1 GiB", histogram.medium),
+        ("large: from 1 GiB", histogram.large),
+    ];
+    for (title, class) in classes {
         body = body
             .add(bold(title, LEFT, y))
-            .add(bar((share.files, files.files), "#0072b2", &count, y + 8.0))
-            .add(bar(
-                (share.bytes, files.bytes),
-                "#007a5a",
-                &size,
-                y + 8.0 + ROW,
-            ));
+            .add(bars(class, files, y + 8.0));
         y += CLASS;
     }
     for line in wrapped(advice) {
@@ -61,15 +43,22 @@ pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
     document(&heading, "files and bytes by size class", (WIDTH, y), body)
 }
 
-/// A bar as long as the part is of the whole, with words at its right.
-fn bar((part, whole): (u64, u64), colour: &str, told: &str, top: f64) -> Group {
-    let share = if whole == 0 {
-        0.0
-    } else {
-        ByteCount(part).as_f64() / ByteCount(whole).as_f64()
-    };
+/// The shares of a class in the number of all files and in their bytes.
+fn bars(class: Share, all: Share, top: f64) -> Group {
+    let by_count = share(class.files, all.files);
+    let by_size = share(class.bytes, all.bytes);
+    let count = format!("{} of the files: {}", percent(by_count), class.files);
+    let bytes = ByteCount(class.bytes);
+    let size = format!("{} of the bytes: {bytes}", percent(by_size));
+    Group::new()
+        .add(bar(by_count, "#0072b2", &count, top))
+        .add(bar(by_size, "#007a5a", &size, top + ROW))
+}
+
+/// A bar as long as a share of the whole, with words at its right.
+fn bar(share: f64, colour: &str, label: &str, top: f64) -> Group {
     // A bar that stands for anything is visible, however little that is.
-    let width = if part == 0 {
+    let width = if share <= 0.0 {
         0.0
     } else {
         (BAR_WIDTH * share).max(BAR_MIN)
@@ -80,7 +69,7 @@ fn bar((part, whole): (u64, u64), colour: &str, told: &str, top: f64) -> Group {
         .set("height", ROW - 4.0);
     Group::new()
         .add(bar.set("width", rounded(width)).set("fill", colour))
-        .add(words(told, LEFT + width + 6.0, top + ROW - 7.0))
+        .add(words(label, LEFT + width + 6.0, top + ROW - 7.0))
 }
 
 /// The lines of a text, broken where the picture ends.
@@ -103,11 +92,6 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-const CLASSES: [(SizeClass, &str); 3] = [
-    (SizeClass::Losf, "LOSF: below 1 MiB"),
-    (SizeClass::Medium, "medium: from 1 MiB to below 1 GiB"),
-    (SizeClass::Large, "large: from 1 GiB"),
-];
 /// The longest bar; the rest of the width is for the words beside it.
 const BAR_WIDTH: f64 = PLOT_WIDTH - 220.0;
 const BAR_MIN: f64 = 1.5;
@@ -130,7 +114,7 @@ mod tests {
     #[test]
     fn a_bar_is_as_long_as_its_share_and_never_unseen() {
         let width = |part, whole| -> f64 {
-            let drawing = bar((part, whole), "#0072b2", "told", 0.0).to_string();
+            let drawing = bar(share(part, whole), "#0072b2", "label", 0.0).to_string();
             drawing
                 .split("width=\"")
                 .nth(1)

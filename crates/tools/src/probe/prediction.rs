@@ -11,8 +11,10 @@
 
 use serde::Serialize;
 use zmove_scan::Share;
-use zmove_tools::sweep::Ceiling;
 use zmove_types::{ByteCount, SizeClass};
+
+use crate::figures::class_key;
+use crate::sweep::Ceiling;
 
 /// The measured limits on the way from storage to storage.
 #[derive(Clone, Copy, Debug)]
@@ -67,11 +69,7 @@ pub(super) struct Prediction {
 /// takes as long as the slowest of source, path and target, which overlap; the classes overlap only in part, and are
 /// added. `None` without files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
-    let classes = [
-        ("losf", SizeClass::Losf),
-        ("medium", SizeClass::Medium),
-        ("large", SizeClass::Large),
-    ];
+    let classes = [SizeClass::Losf, SizeClass::Medium, SizeClass::Large];
     let classes: Vec<_> = classes
         .into_iter()
         .filter_map(|class| class_time(class, sizes, way))
@@ -100,11 +98,7 @@ pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Predictio
     })
 }
 
-fn class_time(
-    (name, class): (&'static str, SizeClass),
-    sizes: &[(u64, Share)],
-    way: &Way<'_>,
-) -> Option<ClassTime> {
+fn class_time(class: SizeClass, sizes: &[(u64, Share)], way: &Way<'_>) -> Option<ClassTime> {
     let own = || {
         sizes
             .iter()
@@ -135,7 +129,7 @@ fn class_time(
         .filter_map(|(limit, seconds)| Some((limit, seconds?)));
     let (limited_by, seconds) = stages.max_by(|one, other| one.1.total_cmp(&other.1))?;
     Some(ClassTime {
-        class: name,
+        class: class_key(class),
         files,
         bytes,
         source_seconds: source,

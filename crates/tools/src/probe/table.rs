@@ -1,15 +1,15 @@
 //! A probe as text, whose tables fit a terminal of 80 columns.
 
 use zmove_sender::{PathReport, ProbeReport, Round};
-use zmove_types::{ByteCount, ByteRate};
+use zmove_types::{ByteCount, ByteRate, Printable};
 
-use crate::commands::probe::findings::{Findings, best, cpu_per_gib, milliseconds, rate};
-use crate::commands::probe::prediction::ClassTime;
-use crate::display::format::{counted, duration};
-use crate::display::terminal::Printable;
+use super::prediction::ClassTime;
+use super::{ProbeResults, best, cpu_per_gib, milliseconds, rate};
+use crate::figures::{counted, duration};
+use crate::sweep::Direction;
 
 /// The whole text.
-pub(super) fn of(found: &Findings) -> String {
+pub(super) fn of(found: &ProbeResults) -> String {
     let mut text = path(found);
     if let Some(storage) = &found.source {
         text += &storage.text("source storage");
@@ -18,15 +18,15 @@ pub(super) fn of(found: &Findings) -> String {
         text += &storage.text("target storage");
     }
     if let Some(tree) = &found.tree {
-        text += &prediction(found, tree);
+        text += &prediction(found, &tree.name);
     }
-    for line in &found.advice {
+    for line in found.advice() {
         text += &format!("{}\n", Printable(line));
     }
     text
 }
 
-fn path(found: &Findings) -> String {
+fn path(found: &ProbeResults) -> String {
     let ProbeReport {
         round_trips,
         first_byte,
@@ -36,7 +36,7 @@ fn path(found: &Findings) -> String {
     let mut text = format!(
         "{} over {}: round trip {} (mean {} of {}),\n  first byte after {}\n",
         Printable(&found.host),
-        found.transport.to_string().to_uppercase(),
+        found.transport.to_uppercase(),
         milliseconds(round_trips.min),
         milliseconds(round_trips.mean()),
         round_trips.count,
@@ -82,9 +82,9 @@ fn line(round: &Round) -> String {
     )
 }
 
-fn prediction(found: &Findings, tree: &str) -> String {
+fn prediction(found: &ProbeResults, tree: &str) -> String {
     let tree = Printable(tree);
-    let Some(predicted) = &found.prediction else {
+    let Some(predicted) = found.prediction() else {
         return format!("{tree} has no files\n");
     };
     let mut text = format!(
@@ -127,7 +127,7 @@ fn prediction(found: &Findings, tree: &str) -> String {
     if found
         .target
         .as_ref()
-        .is_none_or(|storage| storage.writes().is_none())
+        .is_none_or(|storage| storage.ceiling(Direction::Write).is_none())
     {
         text += "target storage is not known: it is swept where HOST:PATH names a directory\n";
     }

@@ -1,47 +1,46 @@
 //! The speed of a storage, from a sweep of either side.
 
 use serde::Serialize;
-use zmove_tools::sweep::{Ceiling, Direction, Sweep};
-use zmove_types::ByteCount;
+use zmove_types::{ByteCount, Printable};
 use zmove_wire::Swept;
 
-use crate::ceiling::date;
-use crate::display::format::{bytes_per_second, files_per_second};
-use crate::display::terminal::Printable;
-use zmove_tools::drawing::scale::size_label;
+use crate::drawing::scale::size_label;
+use crate::figures::{bytes_per_second, files_per_second};
+use crate::sweep::{Ceiling, Direction, Measured, Sweep};
 
 /// The storage of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Storage {
+pub struct StorageRates {
     /// The storage that was swept, as it is shown.
-    pub(super) about: String,
-    pub(super) complete: bool,
+    about: String,
+    complete: bool,
     /// The reason why there are no sizes.
-    pub(super) fault: Option<String>,
-    pub(super) sizes: Vec<Size>,
+    fault: Option<String>,
+    sizes: Vec<SizeRates>,
 }
 
 /// The rates for files of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Size {
-    pub(super) file_bytes: u64,
-    pub(super) write_bytes_per_second: Option<f64>,
-    pub(super) read_bytes_per_second: Option<f64>,
+struct SizeRates {
+    file_bytes: u64,
+    write_bytes_per_second: Option<f64>,
+    read_bytes_per_second: Option<f64>,
 }
 
-impl Storage {
+impl StorageRates {
     /// This side's storage, as measured now or kept from earlier.
-    pub(super) fn here(sweep: &Sweep) -> Self {
-        let size = |size: &zmove_tools::sweep::Measured| {
+    #[must_use]
+    pub fn here(sweep: &Sweep) -> Self {
+        let size = |size: &Measured| {
             let rate = |direction| size.moved(direction).map(|moved| moved.bytes_per_second);
-            Size {
+            SizeRates {
                 file_bytes: size.file_bytes,
                 write_bytes_per_second: rate(Direction::Write),
                 read_bytes_per_second: rate(Direction::Read),
             }
         };
         Self {
-            about: format!("{} (sweep of {})", sweep.storage.path, date(sweep)),
+            about: format!("{} (sweep of {})", sweep.storage.path, sweep.day()),
             complete: sweep.complete,
             fault: None,
             sizes: sweep.sizes.iter().map(size).collect(),
@@ -49,9 +48,10 @@ impl Storage {
     }
 
     /// The receiver's storage, as the receiver has swept it.
-    pub(super) fn there(about: String, swept: &Swept) -> Self {
+    #[must_use]
+    pub fn there(about: String, swept: &Swept) -> Self {
         let rate = |rate: Option<u64>| rate.map(|rate| ByteCount(rate).as_f64());
-        let size = |size: &zmove_wire::SweptSize| Size {
+        let size = |size: &zmove_wire::SweptSize| SizeRates {
             file_bytes: size.file_bytes,
             write_bytes_per_second: rate(size.write),
             read_bytes_per_second: rate(size.read),
@@ -66,13 +66,14 @@ impl Storage {
         }
     }
 
-    pub(super) fn reads(&self) -> Option<Ceiling> {
-        let rate = |size: &Size| Some((size.file_bytes, size.read_bytes_per_second?));
-        Ceiling::of_rates(self.sizes.iter().filter_map(rate))
-    }
-
-    pub(super) fn writes(&self) -> Option<Ceiling> {
-        let rate = |size: &Size| Some((size.file_bytes, size.write_bytes_per_second?));
+    pub(super) fn ceiling(&self, direction: Direction) -> Option<Ceiling> {
+        let rate = |size: &SizeRates| {
+            let rate = match direction {
+                Direction::Read => size.read_bytes_per_second,
+                Direction::Write => size.write_bytes_per_second,
+            };
+            Some((size.file_bytes, rate?))
+        };
         Ceiling::of_rates(self.sizes.iter().filter_map(rate))
     }
 

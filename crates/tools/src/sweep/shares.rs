@@ -1,0 +1,209 @@
+//! How near to the limits of its storage a push comes, by earlier sweeps.
+//!
+//! **Invariant:** this is advice: without a sweep there is none, and nothing fails.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::sweep::ceiling::Ceiling;
+use crate::sweep::result::{Direction, Sweep};
+
+/// The files and bytes that a push has moved, by size.
+#[derive(Debug, Default)]
+pub struct MovedSizes(Mutex<Counts>);
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    /// Files and bytes of batches, by powers of two of their mean size.
+    small: Vec<(u64, u64)>,
+    /// Files that were sent in groups, and the bytes of these.
+    large: (u64, u64),
+}
+
+impl MovedSizes {
+    /// Adds one report of the receiver: a batch of whole files, a group of a large one, or the end of a large one.
+    pub fn add(&self, files: u64, bytes: u64) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (files, bytes) {
+            (0, bytes) => counts.large.1 += bytes,
+            (1, 0) => counts.large.0 += 1,
+            (files, bytes) => {
+                let power = (bytes / files)
+                    .checked_ilog2()
+                    .map_or(0, |power| power as usize);
+                if counts.small.len() <= power {
+                    counts.small.resize(power + 1, (0, 0));
+                }
+                counts.small[power].0 += files;
+                counts.small[power].1 += bytes;
+            }
+        }
+    }
+
+    /// All files and bytes.
+    #[must_use]
+    pub fn total(&self) -> (u64, u64) {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sizes = counts.small.iter().chain([&counts.large]);
+        sizes.fold((0, 0), |sum, counted| {
+            (sum.0 + counted.0, sum.1 + counted.1)
+        })
+    }
+
+    /// The least time that moving these files takes.
+    fn seconds(&self, ceiling: &Ceiling) -> f64 {
+        let Counts {
+            small,
+            large: (files, bytes),
+        } = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let large = if bytes > 0 {
+            (files.max(1), bytes)
+        } else {
+            (files, 0)
+        };
+        small
+            .into_iter()
+            .chain([large])
+            .map(|(files, bytes)| ceiling.seconds(files, bytes))
+            .sum()
+    }
+}
+
+/// The shares of its storage's speed that a push has reached.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Shares {
+    reads: Option<Share>,
+    writes: Option<Share>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Share {
+    share: f64,
+    /// The day of the sweep that the share is measured against, in UTC.
+    sweep: String,
+}
+
+/// The shortest run of which shares are told.
+const TIME_MIN: Duration = Duration::from_secs(1);
+
+impl Shares {
+    /// The shares of a push from `source` to `target`, as far as both have been swept.
+    #[must_use]
+    pub fn of(
+        moved: &MovedSizes,
+        took: Duration,
+        source: Option<&Sweep>,
+        target: Option<&Sweep>,
+    ) -> Self {
+        // A share of so short a time says more about start and end than about the storage.
+        if took < TIME_MIN {
+            return Self {
+                reads: None,
+                writes: None,
+            };
+        }
+        let share = |sweep: &Sweep, direction| {
+            let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
+            let share = seconds / took.as_secs_f64().max(1e-9);
+            (seconds > 0.0).then(|| Share {
+                share,
+                sweep: sweep.day(),
+            })
+        };
+        Self {
+            reads: source.and_then(|sweep| share(sweep, Direction::Read)),
+            writes: target.and_then(|sweep| share(sweep, Direction::Write)),
+        }
+    }
+
+    /// A line for the summary, or an empty text.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let told = |what, share: &Option<Share>, whose| {
+            let Share { share, sweep } = share.as_ref()?;
+            Some(format!(
+                "{what}: {:.0} % of what {whose} storage gave (sweep of {sweep})",
+                share * 100.0
+            ))
+        };
+        let told = [
+            told("reads", &self.reads, "this"),
+            told("writes", &self.writes, "the target's"),
+        ];
+        let told: Vec<_> = told.into_iter().flatten().collect();
+        if told.is_empty() {
+            String::new()
+        } else {
+            told.join("; ") + "\n"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A storage on which each file takes a thousandth of a second up to 1 MiB, and each byte the same from there on.
+    fn sweep() -> Sweep {
+        let size = |file_bytes: u64| {
+            let (rate, class) = (file_bytes * 1000, "losf");
+            let moved = json!({ "files": 1, "bytes": file_bytes, "seconds": 0.001, "bytes_per_second": rate,
+                "files_per_second": 1000.0, "way": "buffered" });
+            json!({ "file_bytes": file_bytes, "class": class, "files_planned": 1, "write": moved, "read": moved })
+        };
+        let sweep = json!({ "format": 1, "zmove": "0", "unix_seconds": 1_795_132_800,
+            "storage": { "path": "/", "kind": "xfs", "source": "x", "id": "0" },
+            "host": { "name": "x", "cpu": "x", "cores": 1, "core_operations_per_second": 1.0 },
+            "threads": 1, "budget_bytes": 1, "time_seconds": 1.0, "seconds": 1.0, "complete": true,
+            "sizes": [size(1 << 10), size(1 << 20)] });
+        Sweep::from_json(&sweep.to_string()).unwrap()
+    }
+
+    #[test]
+    fn a_share_is_the_least_time_over_the_real_one() {
+        let moved = MovedSizes::default();
+        moved.add(400, 400 << 12);
+        moved.add(500, 0);
+        (0..25).for_each(|_| moved.add(0, 4 << 20));
+        moved.add(1, 0);
+        let sweep = sweep();
+        let shares = Shares::of(&moved, Duration::from_secs(2), Some(&sweep), None);
+        assert_eq!(
+            shares.line(),
+            "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n"
+        );
+        let said = json!(shares);
+        assert_eq!(
+            (&said["reads"]["sweep"], &said["writes"]),
+            (&json!("2026-11-20"), &Value::Null)
+        );
+        let both = Shares::of(&moved, Duration::from_secs(4), Some(&sweep), Some(&sweep));
+        assert!(
+            both.line().ends_with(
+                "; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n"
+            )
+        );
+    }
+
+    #[test]
+    fn without_a_sweep_or_anything_moved_there_is_nothing_to_say() {
+        let moved = MovedSizes::default();
+        assert_eq!(
+            Shares::of(&moved, Duration::from_secs(2), Some(&sweep()), None).line(),
+            ""
+        );
+        moved.add(1, 5);
+        assert_eq!(
+            Shares::of(&moved, Duration::from_secs(2), None, None).line(),
+            ""
+        );
+    }
+}
