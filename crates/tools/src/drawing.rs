@@ -11,6 +11,7 @@ mod picture;
 pub mod scale;
 
 pub use picture::{
-    GAP, GREY, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold,
-    document, drawn, fitted, grid, grid_with_labels, legend, polyline, rounded, stroke, words,
+    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid,
+    grid_with_labels, polyline, rounded, stroke, words,
 };
+pub(crate) use picture::{LETTER_WIDTH, TITLE_LETTERS, fitted, legend};

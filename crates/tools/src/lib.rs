@@ -6,11 +6,10 @@
 //!
 //! ```no_run
 //! use std::sync::atomic::AtomicBool;
-//! use zmove_tools::sweep::{Ceiling, Direction, SweepConfig, sweep};
+//! use zmove_tools::sweep::{SweepConfig, sweep};
 //! let config = SweepConfig::at("/data");
 //! let measured = sweep(&config, &AtomicBool::new(false), &mut |_event| {})?;
-//! let reads = Ceiling::of(&measured, Direction::Read).expect("it has read something");
-//! println!("a million files of 4 KiB take {:.0} s at least", reads.seconds(1_000_000, 4096 * 1_000_000));
+//! println!("{}", measured.table());
 //! # Ok::<(), zmove_tools::sweep::SweepError>(())
 //! ```
 

@@ -34,14 +34,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree, cores};
 use zmove_types::{ByteCount, Timestamp};
 
-pub use ceiling::Ceiling;
+pub(crate) use ceiling::Ceiling;
 use cell::Bench;
 pub use compare::{ReferenceRate, compare};
 pub use error::SweepError;
 use place::{Found, Place};
 use plan::{Cell, cells_within};
-use result::FORMAT;
-pub use result::{CacheUse, Direction, Host, Measured, Moved, ReadError, Storage, Sweep};
+pub(crate) use result::Measured;
+pub use result::{Direction, ReadError, Sweep};
+use result::{FORMAT, Host, Storage};
 pub use saved_sweeps::SavedSweeps;
 pub use shares::{MovedSizes, Shares};
 pub use target::measure_target;

@@ -67,7 +67,7 @@ fn on_dark() -> String {
 }
 
 /// A legend in one row: a sample of each line, with the line's name.
-pub fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
+pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
     let mut group = Group::new();
     let mut x = LEFT;
     for (name, pen) in curves {
@@ -166,7 +166,7 @@ fn within(width: f64, text: &str, size: f64) -> Fitting {
 }
 
 /// The end of a text, cut to so many letters; an ellipsis stands for what is left out.
-pub fn fitted(text: &str, letters_max: usize) -> String {
+pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
     let letters = text.chars().count();
     if letters <= letters_max {
         return text.to_owned();
@@ -181,7 +181,7 @@ pub fn rounded(place: f64) -> f64 {
 }
 
 /// The number of letters in a wide font that fit into the title of a picture.
-pub const TITLE_LETTERS: usize = 36;
+pub(crate) const TITLE_LETTERS: usize = 36;
 /// The width of every picture, in its own units.
 pub const WIDTH: f64 = 480.0;
 /// The x coordinate at which plots begin.
@@ -202,7 +202,7 @@ const BOLDNESS: f64 = 1.15;
 /// The room for the lines of the heading.
 const HEADING_WIDTH: f64 = WIDTH - LEFT - 8.0;
 /// The width of a letter of a wide font, at the size of the text.
-pub const LETTER_WIDTH: f64 = 7.6;
+pub(crate) const LETTER_WIDTH: f64 = 7.6;
 /// The colour of the grid lines behind the curves.
 const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";

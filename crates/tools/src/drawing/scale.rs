@@ -3,15 +3,15 @@
 
 /// A unit of a quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Unit {
+pub(crate) struct Unit {
     /// The unit's name, as it is written behind a number.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The unit's size, as a multiple of the quantity's basic unit.
-    pub size: f64,
+    pub(crate) size: f64,
 }
 
 /// The largest unit that `most` has at least one of; the first if there is none.
-pub fn unit(units: &[Unit], most: f64) -> Unit {
+pub(crate) fn unit(units: &[Unit], most: f64) -> Unit {
     units
         .iter()
         .rev()
@@ -21,7 +21,7 @@ pub fn unit(units: &[Unit], most: f64) -> Unit {
 }
 
 /// Units of bytes.
-pub const BYTES: [Unit; 5] = [
+pub(crate) const BYTES: [Unit; 5] = [
     Unit {
         name: "B",
         size: 1.0,
@@ -45,7 +45,7 @@ pub const BYTES: [Unit; 5] = [
 ];
 
 /// Units of bit rates, with their sizes in bytes per second.
-pub const RATES: [Unit; 4] = [
+pub(crate) const RATES: [Unit; 4] = [
     Unit {
         name: "bit/s",
         size: 0.125,
@@ -65,7 +65,7 @@ pub const RATES: [Unit; 4] = [
 ];
 
 /// Units of time.
-pub const TIMES: [Unit; 3] = [
+pub(crate) const TIMES: [Unit; 3] = [
     Unit {
         name: "s",
         size: 1.0,
@@ -188,13 +188,13 @@ pub fn size_label(bytes: u64) -> String {
 }
 
 /// Two to a power, as a size with its unit.
-pub fn power_label(power: u32) -> String {
+pub(crate) fn power_label(power: u32) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][(power / 10).min(6) as usize];
     format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
 }
 
 /// How many powers of two apart labels stand, where one power is `width` wide.
-pub fn powers_apart(width: f64) -> u32 {
+pub(crate) fn powers_apart(width: f64) -> u32 {
     [1, 2, 5]
         .into_iter()
         .find(|step| f64::from(*step) * width >= LABEL_WIDTH)

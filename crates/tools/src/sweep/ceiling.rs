@@ -5,29 +5,26 @@
 
 use zmove_types::ByteCount;
 
-use crate::sweep::result::{Direction, Sweep};
+use crate::sweep::result::{Direction, Measured, Sweep};
 
 /// The fastest that a storage can be in one direction.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ceiling {
+pub(crate) struct Ceiling {
     /// The sizes, and the seconds that a file of each takes, as logarithms.
     times: Vec<(f64, f64)>,
 }
 
 impl Ceiling {
     /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
-    #[must_use]
-    pub fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
-        let rate = |size: &crate::sweep::result::Measured| {
-            Some((size.file_bytes, size.moved(direction)?.bytes_per_second))
-        };
+    pub(crate) fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
+        let rate =
+            |size: &Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
     /// The ceiling by sizes in ascending order and their rates, in bytes per second; impossible sizes and rates are
     /// ignored. `None` without any.
-    #[must_use]
-    pub fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
+    pub(crate) fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
         let mut times: Vec<(f64, f64)> = Vec::new();
         for (file_bytes, rate) in rates {
             let size = ByteCount(file_bytes).as_f64();
@@ -40,8 +37,7 @@ impl Ceiling {
     }
 
     /// The least time for so many files of so many bytes together, all of about the same size.
-    #[must_use]
-    pub fn seconds(&self, files: u64, bytes: u64) -> f64 {
+    pub(crate) fn seconds(&self, files: u64, bytes: u64) -> f64 {
         if files == 0 {
             return 0.0;
         }

@@ -15,85 +15,85 @@ pub(crate) const FORMAT: u64 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     /// The version of this format.
-    pub format: u64,
+    pub(crate) format: u64,
     /// The version of the zmove that has measured.
-    pub zmove: String,
+    pub(crate) zmove: String,
     /// When the sweep began, in seconds since 1970.
-    pub unix_seconds: u64,
+    pub(crate) unix_seconds: u64,
     /// The storage that was measured.
-    pub storage: Storage,
+    pub(crate) storage: Storage,
     /// The host that has measured.
-    pub host: Host,
+    pub(crate) host: Host,
     /// The number of threads that wrote and read.
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// The most bytes that were to be written.
-    pub budget_bytes: u64,
+    pub(crate) budget_bytes: u64,
     /// The time that the sweep was given.
-    pub time_seconds: f64,
+    pub(crate) time_seconds: f64,
     /// The time that the sweep took.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Whether everything that was planned has been measured, if only in part.
-    pub complete: bool,
+    pub(crate) complete: bool,
     /// The results by file size, from the smallest to the largest.
-    pub sizes: Vec<Measured>,
+    pub(crate) sizes: Vec<Measured>,
 }
 
 /// The identity of a file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Storage {
+pub(crate) struct Storage {
     /// The directory that was named.
-    pub path: String,
+    pub(crate) path: String,
     /// The kind of file system, as `mount` names it.
-    pub kind: String,
+    pub(crate) kind: String,
     /// The source of the mount: a device, or a host and its export.
-    pub source: String,
+    pub(crate) source: String,
     /// The file system's id (`f_fsid` of `statvfs`), in hex.
-    pub id: String,
+    pub(crate) id: String,
 }
 
 /// The host that has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Host {
+pub(crate) struct Host {
     /// The host's name.
-    pub name: String,
+    pub(crate) name: String,
     /// The processor's name.
-    pub cpu: String,
+    pub(crate) cpu: String,
     /// The number of cores that the process could use.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// The rate at which one core runs a fixed chain of integer operations: it follows the clock under load.
-    pub core_operations_per_second: f64,
+    pub(crate) core_operations_per_second: f64,
 }
 
 /// The results for files of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// The size of each file, in bytes.
-    pub file_bytes: u64,
+    pub(crate) file_bytes: u64,
     /// The size class: `losf`, `medium` or `large`.
-    pub class: String,
+    pub(crate) class: String,
     /// The number of files that there would have been with time enough.
-    pub files_planned: u64,
+    pub(crate) files_planned: u64,
     /// The result of writing the files, with the flush.
-    pub write: Option<Moved>,
+    pub(crate) write: Option<Moved>,
     /// The result of reading the files, not from the page cache unless [`Moved::way`] is [`CacheUse::Cached`].
-    pub read: Option<Moved>,
+    pub(crate) read: Option<Moved>,
 }
 
 /// The files and bytes that were moved, and their rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Moved {
+pub(crate) struct Moved {
     /// The number of whole files.
-    pub files: u64,
+    pub(crate) files: u64,
     /// All bytes, including those of files that were cut short.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The time that moving the bytes took.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// The rate in bytes.
-    pub bytes_per_second: f64,
+    pub(crate) bytes_per_second: f64,
     /// The rate in files of this size.
-    pub files_per_second: f64,
+    pub(crate) files_per_second: f64,
     /// The way of the bytes between memory and storage.
-    pub way: CacheUse,
+    pub(crate) way: CacheUse,
 }
 
 /// The number of files and bytes that were moved.
@@ -106,7 +106,7 @@ pub(crate) struct Counted {
 /// The way of bytes between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CacheUse {
+pub(crate) enum CacheUse {
     /// Past the page cache (`O_DIRECT`).
     Direct,
     /// Through the page cache: written and flushed, or read after the cache was dropped.
@@ -223,8 +223,7 @@ impl Measured {
     }
 
     /// The result in one direction.
-    #[must_use]
-    pub fn moved(&self, direction: Direction) -> Option<&Moved> {
+    pub(crate) fn moved(&self, direction: Direction) -> Option<&Moved> {
         match direction {
             Direction::Read => self.read.as_ref(),
             Direction::Write => self.write.as_ref(),

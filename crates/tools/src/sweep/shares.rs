@@ -103,10 +103,7 @@ impl Shares {
     ) -> Self {
         // A share of so short a time says more about start and end than about the storage.
         if took < TIME_MIN {
-            return Self {
-                reads: None,
-                writes: None,
-            };
+            return Self::default();
         }
         let share = |sweep: &Sweep, direction| {
             let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
