@@ -5,13 +5,13 @@
 #![warn(clippy::print_stdout)]
 
 mod args;
-mod ceiling;
 mod commands;
 mod display;
 #[doc(hidden)]
 pub mod fuzzing;
 mod ownership;
 mod runtime;
+mod saved_sweeps;
 mod settings;
 mod signals;
 mod value;

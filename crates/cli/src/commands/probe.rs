@@ -20,11 +20,11 @@ use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
 
 use crate::args::ProbeArgs;
-use crate::ceiling;
 use crate::commands::sweep;
 use crate::commands::transfer::{interrupted, reach};
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
+use crate::saved_sweeps;
 use crate::settings;
 use crate::value::exit::Exit;
 
@@ -110,7 +110,10 @@ async fn converse(
 /// This side's storage: swept now, or as an earlier sweep found it.
 fn source(args: &ProbeArgs) -> Result<Option<StorageRates>> {
     let Some(directory) = &args.source else {
-        let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
+        let kept = args
+            .tree
+            .as_deref()
+            .and_then(|tree| saved_sweeps::of_paths([tree]));
         return Ok(kept.as_ref().map(StorageRates::here));
     };
     let budget = ByteCount(SWEEP_BYTES_MAX);

@@ -18,7 +18,6 @@ use zmove_tools::sweep::{MovedSizes, Shares};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
-use crate::ceiling;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
@@ -28,6 +27,7 @@ use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
 use crate::display::trace;
+use crate::saved_sweeps;
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, in_transfer};
@@ -274,9 +274,9 @@ fn storage_memory() -> StorageMemory {
 /// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only
 /// where it is local.
 fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
-    let source = ceiling::known(sources.paths());
+    let source = saved_sweeps::of_paths(sources.paths());
     let target = match location {
-        Location::Local(path) => ceiling::known([Path::new(path)]),
+        Location::Local(path) => saved_sweeps::of_paths([Path::new(path)]),
         Location::Remote(_) => None,
     };
     Shares::of(moved, summary.elapsed, source.as_ref(), target.as_ref())

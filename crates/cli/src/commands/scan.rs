@@ -13,8 +13,8 @@ use zmove_tools::histogram::{ReadTime, advice, picture, table};
 use zmove_types::{Escaped, RelPath};
 
 use crate::args::ScanArgs;
-use crate::ceiling;
 use crate::display::terminal;
+use crate::saved_sweeps;
 use crate::value::exit::Exit;
 
 /// Runs `zmove scan`.
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     };
     let walked = histogram(stream, terminal::warn);
     tell_unmatched(selection.as_deref());
-    let sweep = ceiling::known([args.path.as_path()]);
+    let sweep = saved_sweeps::of_paths([args.path.as_path()]);
     let expected = sweep.and_then(|sweep| ReadTime::of(&walked, &sweep));
     let name = Escaped::path(&args.path).to_string();
     let directory = if args.path.is_dir() {

@@ -14,8 +14,8 @@ use zmove_tools::sweep::{
 use zmove_types::Escaped;
 
 use crate::args::{StorageArgs, SweepArgs};
-use crate::ceiling;
 use crate::display::terminal;
+use crate::saved_sweeps;
 use crate::settings::{self, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
@@ -102,7 +102,7 @@ fn told(error: SweepError) -> anyhow::Error {
 
 /// Keeps the sweep for later pushes. If that fails, nothing else is lost.
 fn keep(measured: &Sweep) {
-    let kept = ceiling::kept().map(|kept| kept.keep(measured));
+    let kept = saved_sweeps::in_home().map(|kept| kept.keep(measured));
     if let Some(Err(error)) = kept {
         terminal::warn(format_args!("the sweep is not kept: {error}"));
     }

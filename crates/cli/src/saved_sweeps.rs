@@ -7,13 +7,14 @@ use zmove_tools::sweep::{SavedSweeps, Sweep};
 use crate::settings::{self, Role};
 
 /// The directory of kept sweeps.
-pub(crate) fn kept() -> Option<SavedSweeps> {
-    settings::home(Role::Client).ok().map(|home| SavedSweeps {
+pub(crate) fn in_home() -> Option<SavedSweeps> {
+    let home = settings::home(Role::Client).ok()?;
+    Some(SavedSweeps {
         directory: home.join("sweeps"),
     })
 }
 
 /// The sweep of the storage of these paths, if they are all on one that has been swept.
-pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
-    kept()?.of_paths(paths)
+pub(crate) fn of_paths<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
+    in_home()?.of_paths(paths)
 }
