@@ -1,5 +1,6 @@
 //! Numbers as people read them.
 
+use time::OffsetDateTime;
 use zmove_types::{ByteCount, SizeClass};
 
 /// A span of time in the unit that fits it.
@@ -18,13 +19,18 @@ pub fn counted(number: u64, thing: &str) -> String {
 }
 
 /// A rate of bytes in binary units.
+pub(crate) fn bytes_per_second(rate: f64) -> String {
+    format!("{}/s", ByteCount(rounded(rate)))
+}
+
+/// A rate as a whole number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a rate above zero"
 )]
-pub(crate) fn bytes_per_second(rate: f64) -> String {
-    format!("{}/s", ByteCount(rate.round() as u64))
+pub(crate) fn rounded(rate: f64) -> u64 {
+    rate.round() as u64
 }
 
 /// A rate of files without its unit, with a fraction where they are few.
@@ -57,37 +63,24 @@ pub(crate) const fn class_key(class: SizeClass) -> &'static str {
 
 /// A moment in seconds since 1970, to the minute.
 pub fn minute(seconds: u64) -> String {
-    format!(
-        "{} {:02}:{:02} UTC",
-        day(seconds),
-        seconds % DAY_SECONDS / 3_600,
-        seconds / 60 % 60
-    )
+    let moment = moment(seconds);
+    let date = moment.date();
+    format!("{date} {:02}:{:02} UTC", moment.hour(), moment.minute())
 }
 
-const DAY_SECONDS: u64 = 86_400;
-
-/// The date of a moment in seconds since 1970. The calculation has years that begin in March, so that a leap day is the
-/// last of one.
+/// The date of a moment in seconds since 1970, in UTC.
 pub(crate) fn day(seconds: u64) -> String {
-    const DAYS_BEFORE: u64 = 719_468;
-    const ERA_DAYS: u64 = 146_097;
-    let days = seconds / DAY_SECONDS + DAYS_BEFORE;
-    let era = days / ERA_DAYS;
-    let day_of_era = days % ERA_DAYS;
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
+    moment(seconds).date().to_string()
 }
+
+/// A moment in seconds since 1970. Where the calendar ends, that is its last second.
+fn moment(seconds: u64) -> OffsetDateTime {
+    let seconds = seconds.min(SECONDS_MAX).cast_signed();
+    OffsetDateTime::from_unix_timestamp(seconds).expect("the calendar has the moment")
+}
+
+/// The end of the year 9999, after which years have five digits.
+const SECONDS_MAX: u64 = 253_402_300_799;
 
 #[cfg(test)]
 mod tests {
@@ -100,6 +93,7 @@ mod tests {
             (951_825_599, "2000-02-29 11:59 UTC"),
             (1_764_099_371, "2025-11-25 19:36 UTC"),
             (4_107_542_400, "2100-03-01 00:00 UTC"),
+            (u64::MAX, "9999-12-31 23:59 UTC"),
         ] {
             assert_eq!(minute(seconds), expected);
         }

@@ -40,12 +40,12 @@ pub use compare::{ReferenceRate, compare};
 pub use error::SweepError;
 use place::{Found, Place};
 use plan::{Cell, cells_within};
-pub(crate) use result::Measured;
 pub use result::{Direction, ReadError, Sweep};
-use result::{FORMAT, Host, Storage};
+use result::{FORMAT, Host, Measured, Storage};
 pub use saved_sweeps::SavedSweeps;
 pub use shares::{MovedSizes, Shares};
 pub use target::measure_target;
+pub(crate) use target::swept;
 
 /// The settings of a sweep.
 #[derive(Clone, Debug)]

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 use zmove_types::{ByteCount, Printable};
-use zmove_wire::Swept;
+use zmove_wire::{Swept, SweptSize};
 
 use crate::drawing::scale::size_label;
 use crate::figures::{bytes_per_second, files_per_second};
-use crate::sweep::{Ceiling, Direction, Measured, Sweep};
+use crate::sweep::{Ceiling, Direction, Sweep, swept};
 
 /// The storage of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,27 +31,15 @@ impl StorageRates {
     /// This side's storage, as measured now or kept from earlier.
     #[must_use]
     pub fn here(sweep: &Sweep) -> Self {
-        let size = |size: &Measured| {
-            let rate = |direction| size.moved(direction).map(|moved| moved.bytes_per_second);
-            SizeRates {
-                file_bytes: size.file_bytes,
-                write_bytes_per_second: rate(Direction::Write),
-                read_bytes_per_second: rate(Direction::Read),
-            }
-        };
-        Self {
-            about: format!("{} (sweep of {})", sweep.storage.path, sweep.day()),
-            complete: sweep.complete,
-            fault: None,
-            sizes: sweep.sizes.iter().map(size).collect(),
-        }
+        let about = format!("{} (sweep of {})", sweep.storage.path, sweep.day());
+        Self::there(about, &swept(sweep))
     }
 
     /// The receiver's storage, as the receiver has swept it.
     #[must_use]
     pub fn there(about: String, swept: &Swept) -> Self {
         let rate = |rate: Option<u64>| rate.map(|rate| ByteCount(rate).as_f64());
-        let size = |size: &zmove_wire::SweptSize| SizeRates {
+        let size = |size: &SweptSize| SizeRates {
             file_bytes: size.file_bytes,
             write_bytes_per_second: rate(size.write),
             read_bytes_per_second: rate(size.read),

@@ -7,7 +7,9 @@ use zmove_receiver::SweepTarget;
 use zmove_types::ByteCount;
 use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize};
 
-use crate::sweep::{Direction, Measured, Sweep, SweepConfig, SweepError, sweep};
+use crate::figures::rounded;
+use crate::sweep::result::{Measured, Moved};
+use crate::sweep::{Sweep, SweepConfig, SweepError, sweep};
 
 /// Measures the storage of a receiver's target as a transfer would use it. A receiver calls this for a probe.
 pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
@@ -20,40 +22,31 @@ pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool)
         direct: target.direct,
         ..SweepConfig::at(target.shown)
     };
-    let swept = sweep(&config, stop, &mut |_event| {});
-    let fault = swept.as_ref().err().map(fault_of);
-    let found = swept.ok();
-    Swept {
-        complete: found.as_ref().is_some_and(|sweep| sweep.complete),
-        sizes: found.map_or_else(Vec::new, sizes),
-        fault,
+    match sweep(&config, stop, &mut |_event| {}) {
+        Ok(sweep) => swept(&sweep),
+        Err(error) => Swept {
+            sizes: Vec::new(),
+            complete: false,
+            fault: Some(fault_of(&error)),
+        },
     }
 }
 
-fn sizes(sweep: Sweep) -> Vec<SweptSize> {
-    sweep.sizes.iter().map(size).collect()
-}
-
-fn size(measured: &Measured) -> SweptSize {
-    let rate = |direction| {
-        measured
-            .moved(direction)
-            .map(|moved| rounded(moved.bytes_per_second))
+/// A sweep as a receiver reports it.
+pub(crate) fn swept(sweep: &Sweep) -> Swept {
+    let size = |size: &Measured| {
+        let rate = |moved: &Option<Moved>| Some(rounded(moved.as_ref()?.bytes_per_second));
+        SweptSize {
+            file_bytes: size.file_bytes,
+            write: rate(&size.write),
+            read: rate(&size.read),
+        }
     };
-    SweptSize {
-        file_bytes: measured.file_bytes,
-        write: rate(Direction::Write),
-        read: rate(Direction::Read),
+    Swept {
+        sizes: sweep.sizes.iter().map(size).collect(),
+        complete: sweep.complete,
+        fault: None,
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate above zero"
-)]
-fn rounded(bytes_per_second: f64) -> u64 {
-    bytes_per_second.round() as u64
 }
 
 fn fault_of(error: &SweepError) -> (Operation, FaultCode) {
