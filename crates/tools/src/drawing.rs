@@ -11,7 +11,7 @@ mod picture;
 pub mod scale;
 
 pub use picture::{
-    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid,
+    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TOP, WIDTH, bold, document, drawn, grid,
     grid_with_labels, polyline, rounded, stroke, words,
 };
 pub(crate) use picture::{LETTER_WIDTH, TITLE_LETTERS, fitted, legend};

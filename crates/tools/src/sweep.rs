@@ -214,12 +214,11 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
     let reserve =
         (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
     if free < budget.0.saturating_add(reserve) {
-        let (path, free, reserve) = (path.clone(), ByteCount(free), ByteCount(reserve));
         return Err(SweepError::NoRoom {
-            path,
-            free,
+            path: path.clone(),
+            free: ByteCount(free),
             budget: *budget,
-            reserve,
+            reserve: ByteCount(reserve),
         });
     }
     // A file system that counts no inodes has no bound.

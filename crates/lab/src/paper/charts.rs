@@ -4,7 +4,7 @@ use svg::node::element::{Group, Path};
 use zmove_tools::drawing::classes::{NAMES, SizeAxis};
 use zmove_tools::drawing::scale::{Axis, LogAxis};
 use zmove_tools::drawing::{
-    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid,
+    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TOP, WIDTH, bold, document, drawn, grid,
     grid_with_labels, polyline, rounded, stroke, words,
 };
 
@@ -95,7 +95,10 @@ impl Chart {
         document(
             &self.heading,
             &described.join("; "),
-            (WIDTH + NAMES_WIDTH, top + 22.0),
+            Paper {
+                width: WIDTH + NAMES_WIDTH,
+                height: top + 22.0,
+            },
             body,
         )
     }

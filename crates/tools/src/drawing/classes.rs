@@ -31,14 +31,13 @@ impl SizeAxis {
     pub fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
-            let (from, to) = (
-                (from - self.lead).max(self.first),
-                (to - self.lead).min(self.last),
-            );
+            let from = (from - self.lead).max(self.first);
+            let to = (to - self.lead).min(self.last);
             if from >= to {
                 continue;
             }
-            let (x, end) = (self.place(from), self.place(to));
+            let x = self.place(from);
+            let end = self.place(to);
             let band = Rectangle::new()
                 .set("x", x)
                 .set("y", rounded(top - NAMES))

@@ -25,13 +25,18 @@ pub struct Pen {
     pub width: f64,
 }
 
-/// A picture of the given width and height as SVG; its diagrams begin at [`TOP`].
-pub fn document(
-    heading: &Heading,
-    described: &str,
-    (width, height): (f64, f64),
-    body: Group,
-) -> String {
+/// The size of a picture.
+#[derive(Clone, Copy, Debug)]
+pub struct Paper {
+    /// The width, usually [`WIDTH`].
+    pub width: f64,
+    /// The height in the same units.
+    pub height: f64,
+}
+
+/// A picture as SVG; its diagrams begin at [`TOP`].
+pub fn document(heading: &Heading, described: &str, paper: Paper, body: Group) -> String {
+    let Paper { width, height } = paper;
     let title = within(HEADING_WIDTH, &heading.title, 18.0 * BOLDNESS);
     let title = bold(&title.text, LEFT, 26.0).set("font-size", rounded(title.size / BOLDNESS));
     let below = within(HEADING_WIDTH, &heading.below, TEXT_SIZE);
@@ -240,7 +245,15 @@ mod tests {
             title: String::new(),
             below: String::new(),
         };
-        let drawing = document(&heading, "", (WIDTH, 100.0), Group::new());
+        let drawing = document(
+            &heading,
+            "",
+            Paper {
+                width: WIDTH,
+                height: 100.0,
+            },
+            Group::new(),
+        );
         let (_, dark) = drawing
             .split_once("@media (prefers-color-scheme:dark)")
             .unwrap();

@@ -143,10 +143,10 @@ impl LogAxis {
             (least.min(log), most.max(log))
         });
         let (least, most) = if ends.0 <= ends.1 { ends } else { (0.0, 1.0) };
-        let (least, most) = (exponent(least.floor()), exponent(most.ceil()));
+        let least = exponent(least.floor());
         Self {
             least,
-            most: most.max(least + 1),
+            most: exponent(most.ceil()).max(least + 1),
         }
     }
 

@@ -5,8 +5,8 @@ use zmove_scan::{Histogram, Share};
 use zmove_types::ByteCount;
 
 use crate::drawing::{
-    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted,
-    rounded, words,
+    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Paper, TITLE_LETTERS, TOP, WIDTH, bold, document,
+    fitted, rounded, words,
 };
 use crate::figures::{counted, percent, share};
 
@@ -40,7 +40,11 @@ pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
         body = body.add(words(&line, LEFT, y));
         y += LINE;
     }
-    document(&heading, "files and bytes by size class", (WIDTH, y), body)
+    let paper = Paper {
+        width: WIDTH,
+        height: y,
+    };
+    document(&heading, "files and bytes by size class", paper, body)
 }
 
 /// The shares of a class in the number of all files and in their bytes.

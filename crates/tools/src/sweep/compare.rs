@@ -129,10 +129,11 @@ impl Compared {
 
 fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
     let ratio = |direction| {
-        let (here, there) = (here.moved(direction)?, there.moved(direction)?);
-        Some(here.bytes_per_second / there.bytes_per_second)
+        let here = here.moved(direction)?.bytes_per_second;
+        Some(here / there.moved(direction)?.bytes_per_second)
     };
-    let (write, read) = (ratio(Direction::Write), ratio(Direction::Read));
+    let write = ratio(Direction::Write);
+    let read = ratio(Direction::Read);
     let any = write.is_some() || read.is_some();
     any.then_some(Compared {
         file_bytes: here.file_bytes,

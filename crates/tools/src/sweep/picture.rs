@@ -6,8 +6,8 @@ use zmove_types::ByteCount;
 use crate::drawing::classes::{NAMES, SizeAxis};
 use crate::drawing::scale::LogAxis;
 use crate::drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted,
-    grid, grid_with_labels, legend, polyline, rounded, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn,
+    fitted, grid, grid_with_labels, legend, polyline, rounded, words,
 };
 use crate::sweep::result::{Direction, Measured, Moved, Sweep};
 
@@ -34,8 +34,8 @@ fn draw(sweep: &Sweep) -> String {
     let sizes = axis(sweep);
     let mut body = Group::new();
     let mut top = TOP;
-    for (title, value) in PANELS {
-        body = body.add(panel(sweep, (title, value), &sizes, top));
+    for panel in &PANELS {
+        body = body.add(panel.draw(sweep, &sizes, top));
         top += HEAD + HEIGHT + BELOW + GAP;
     }
     let bottom = top - GAP + 12.0;
@@ -45,78 +45,93 @@ fn draw(sweep: &Sweep) -> String {
     document(
         &Heading { title, below },
         "bytes and files per second by file size",
-        (WIDTH, bottom + 12.0),
+        Paper {
+            width: WIDTH,
+            height: bottom + 12.0,
+        },
         body,
     )
 }
 
-/// The value of a direction that a panel shows.
-type Value = fn(&Moved) -> f64;
+/// One diagram.
+struct Panel {
+    title: &'static str,
+    /// The value that is shown, for each direction.
+    value: fn(&Moved) -> f64,
+}
 
-const PANELS: [(&str, Value); 2] = [
-    ("MiB per second", |moved| moved.bytes_per_second / MIB),
-    ("Files per second", |moved| moved.files_per_second),
+const PANELS: [Panel; 2] = [
+    Panel {
+        title: "MiB per second",
+        value: |moved| moved.bytes_per_second / MIB,
+    },
+    Panel {
+        title: "Files per second",
+        value: |moved| moved.files_per_second,
+    },
 ];
 
-fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f64) -> Group {
-    let plot_top = top + HEAD;
-    let bottom = plot_top + HEIGHT;
-    let points = |direction| -> Vec<(f64, f64)> {
-        let point = |size: &Measured| {
-            Some((
-                ByteCount(size.file_bytes).as_f64().log2(),
-                value(size.moved(direction)?),
-            ))
-        };
-        sweep.sizes.iter().filter_map(point).collect()
-    };
-    let curves = [
-        ("written and flushed", WRITE, points(Direction::Write)),
-        ("read", READ, points(Direction::Read)),
-    ];
-    let axis = LogAxis::around(
-        curves
-            .iter()
-            .flat_map(|(_, _, points)| points)
-            .map(|(_, value)| *value),
-    );
-    let height_of = |value: f64| rounded(bottom - HEIGHT * axis.place(value));
-    let ticks = axis
-        .ticks()
-        .map(|tick| (height_of(tick), LogAxis::label(tick)));
-    let [grid, labels] = grid_with_labels(grid(), ticks);
-    let mut group = Group::new()
-        .add(bold(title, LEFT, top + 14.0))
-        .add(legend(
-            curves.iter().map(|(name, pen, _)| (*name, *pen)),
-            top + 34.0,
-        ))
-        .add(sizes.bands(plot_top, HEIGHT))
-        .add(grid)
-        .add(labels)
-        .add(sizes.labels(bottom));
-    for (_, pen, points) in &curves {
-        let places: Vec<_> = points
-            .iter()
-            .map(|(power, value)| (sizes.place(*power), height_of(*value)))
-            .collect();
-        group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
-        for (x, y) in places {
-            let mark = Circle::new()
-                .set("cx", x)
-                .set("cy", y)
-                .set("r", 3.2)
-                .set("stroke", pen.colour);
-            // A full mark is for writing, a hollow one for reading.
-            let fill = if pen.dashes.is_none() {
-                pen.colour
-            } else {
-                "#ffffff"
+impl Panel {
+    fn draw(&self, sweep: &Sweep, sizes: &SizeAxis, top: f64) -> Group {
+        let plot_top = top + HEAD;
+        let bottom = plot_top + HEIGHT;
+        let points = |direction| -> Vec<(f64, f64)> {
+            let point = |size: &Measured| {
+                Some((
+                    ByteCount(size.file_bytes).as_f64().log2(),
+                    (self.value)(size.moved(direction)?),
+                ))
             };
-            group = group.add(mark.set("stroke-width", 1.6).set("fill", fill));
+            sweep.sizes.iter().filter_map(point).collect()
+        };
+        let curves = [
+            ("written and flushed", WRITE, points(Direction::Write)),
+            ("read", READ, points(Direction::Read)),
+        ];
+        let axis = LogAxis::around(
+            curves
+                .iter()
+                .flat_map(|(_, _, points)| points)
+                .map(|(_, value)| *value),
+        );
+        let height_of = |value: f64| rounded(bottom - HEIGHT * axis.place(value));
+        let ticks = axis
+            .ticks()
+            .map(|tick| (height_of(tick), LogAxis::label(tick)));
+        let [grid, labels] = grid_with_labels(grid(), ticks);
+        let mut group = Group::new()
+            .add(bold(self.title, LEFT, top + 14.0))
+            .add(legend(
+                curves.iter().map(|(name, pen, _)| (*name, *pen)),
+                top + 34.0,
+            ))
+            .add(sizes.bands(plot_top, HEIGHT))
+            .add(grid)
+            .add(labels)
+            .add(sizes.labels(bottom));
+        for (_, pen, points) in &curves {
+            let places: Vec<_> = points
+                .iter()
+                .map(|(power, value)| (sizes.place(*power), height_of(*value)))
+                .collect();
+            group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
+            for (x, y) in places {
+                let mark = Circle::new()
+                    .set("cx", x)
+                    .set("cy", y)
+                    .set("r", 3.2)
+                    .set("stroke", pen.colour);
+                // A full mark is for writing, a hollow one for reading.
+                let fill = if pen.dashes.is_none() {
+                    pen.colour
+                } else {
+                    "#ffffff"
+                };
+                group = group.add(mark.set("stroke-width", 1.6).set("fill", fill));
+            }
         }
+        group
     }
-    group
 }
 
 /// The axis from the smallest size to the largest, with some air.

@@ -5,8 +5,8 @@ use svg::node::element::Group;
 use super::panels::Panel;
 use crate::drawing::scale::{self, Axis, Unit};
 use crate::drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels,
-    legend, polyline, rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, Paper, TOP, WIDTH, bold, document, drawn, grid,
+    grid_with_labels, legend, polyline, rounded, stroke, words,
 };
 
 /// Draws the panels over `seconds`.
@@ -24,7 +24,10 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     document(
         heading,
         &described.join("; "),
-        (WIDTH, height),
+        Paper {
+            width: WIDTH,
+            height,
+        },
         body.add(time_labels(&time, bottom)),
     )
 }

@@ -69,10 +69,8 @@ fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
         let line = lines.iter().find(|line| bytes(line).is_some_and(reached));
         line.map_or("-".to_owned(), |line| format!("{:.2} s", line.seconds))
     };
-    let (begins, ends) = (
-        at(&|bytes| bytes > 0),
-        at(&|bytes| bytes > 0 && bytes >= last),
-    );
+    let begins = at(&|bytes| bytes > 0);
+    let ends = at(&|bytes| bytes > 0 && bytes >= last);
     Some(format!(
         "{name:<16}{begins:>12}{ends:>12}{:>14}\n",
         fastest(lines, bytes).to_string()

@@ -50,7 +50,8 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         let Some((file, bytes)) = &cursor.opened else {
             return Ok(None);
         };
-        let (file, bytes) = (Arc::clone(file), *bytes);
+        let file = Arc::clone(file);
+        let bytes = *bytes;
         let Some(span) =
             GroupSpan::of(bytes, cursor.index).filter(|span| admit(u64::from(span.len)))
         else {

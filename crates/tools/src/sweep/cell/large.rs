@@ -38,7 +38,8 @@ struct Reading {
 impl LargeFiles {
     /// Writes files as long as there is time; the last one may be cut short.
     pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
-        let (files, direct) = (Mutex::new(Vec::new()), AtomicBool::new(true));
+        let files = Mutex::new(Vec::new());
+        let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
         let open = |number: u64| {
             if number >= bench.cell.files || !pace.goes_on() {
@@ -137,7 +138,8 @@ impl LargeFiles {
 
     /// Reads the files as long as there is time.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
-        let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let files = AtomicU64::new(0);
+        let bytes = AtomicU64::new(0);
         let open = |number: u64| {
             let there = usize::try_from(number)
                 .ok()

@@ -34,21 +34,17 @@ impl SmallFiles {
     /// Writes files as long as there is time.
     pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
-        let (next, made, direct) = (
-            AtomicU64::new(0),
-            Mutex::new(Vec::new()),
-            AtomicBool::new(false),
-        );
+        let next = AtomicU64::new(0);
+        let made = Mutex::new(Vec::new());
+        let direct = AtomicBool::new(false);
         let writers = Writers {
             bench,
             parent,
             pace,
         };
         bench.on_threads(pace, |thread| {
-            let (mut noise, contents) = (
-                Noise::new(bench.seed(thread)),
-                ContentsWriter::new(bench.direct),
-            );
+            let mut noise = Noise::new(bench.seed(thread));
+            let contents = ContentsWriter::new(bench.direct);
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let files = bench
@@ -94,7 +90,8 @@ impl SmallFiles {
     /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
     /// read.
     pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> CacheUse {
-        let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let next = AtomicUsize::new(0);
+        let kept = AtomicUsize::new(0);
         bench.on_threads(pace, |_thread| {
             while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed))
             {
@@ -123,7 +120,8 @@ impl SmallFiles {
 
     /// Reads the files as long as there is time.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
-        let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let next = AtomicUsize::new(0);
+        let read = AtomicU64::new(0);
         let file_bytes = bench.cell.file_bytes;
         bench.on_threads(pace, |_thread| {
             let mut buffer = group_buffer();
