@@ -62,6 +62,144 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
     }
 }
 
+/// Checks that a dry run counts the files and bytes that the push moves then, and returns its list.
+fn foretold(site: &Site, options: &[&str]) -> Vec<String> {
+    let lines = list(&preview(site, options));
+    let counts = |summary: &Value| ["files", "bytes"].map(|key| summary[key].clone());
+    let told = counts(&preview(site, &[options, &["--json"]].concat()).summary());
+    let pushed = site.push(&[options, &["--json"]].concat(), site.contents(), "");
+    assert_eq!(counts(&pushed.done().summary()), told, "{lines:?}");
+    lines
+}
+
+/// The user of the receiver may not set the mode of another user's file, so the push makes a new one.
+#[test]
+fn a_file_of_another_user_that_differs_in_its_mode_is_to_be_moved() {
+    let Some(site) = Site::unprivileged().filter(|_| is_root()) else {
+        return skip("only root makes files of another user");
+    };
+    for (root, mode) in [(site.source(), 0o600), (site.target(), 0o644)] {
+        paint(root.join("f"), 10);
+        set_old(root.join("f"));
+        set_mode(root.join("f"), mode);
+    }
+    site.give_away();
+    std::os::unix::fs::chown(site.target().join("f"), Some(0), Some(0)).unwrap();
+    set_own_mtime(&site.source(), 7, 7);
+    set_own_mtime(&site.target(), 7, 7);
+    assert_eq!(foretold(&site, &[]), ["~ f (mode)"]);
+}
+
+/// Another name of the file may be anybody's, so the push makes a new file for the new owner.
+#[test]
+fn a_file_with_other_names_that_gets_another_owner_is_to_be_moved() {
+    if !is_root() {
+        return skip("only root gives files away");
+    }
+    let site = Site::local();
+    for root in [site.source(), site.target()] {
+        paint(root.join("f"), 10);
+        set_old(root.join("f"));
+    }
+    std::os::unix::fs::chown(site.source().join("f"), Some(1234), None).unwrap();
+    std::fs::hard_link(site.target().join("f"), site.path("other")).unwrap();
+    set_own_mtime(&site.source(), 7, 7);
+    set_own_mtime(&site.target(), 7, 7);
+    assert_eq!(foretold(&site, &["-a"]), ["~ f (owner)"]);
+}
+
+/// Of the two names one comes first, as the directory lists them. A link comes for the other.
+#[test]
+fn with_update_a_newer_file_stays_where_a_hard_link_is_to_come() {
+    let is_listed = ["a", "b"].map(|newer| {
+        let site = Site::local();
+        paint(site.source().join("a"), 10);
+        set_old(site.source().join("a"));
+        std::fs::hard_link(site.source().join("a"), site.source().join("b")).unwrap();
+        for name in ["a", "b"] {
+            paint(site.target().join(name), 10);
+            set_old(site.target().join(name));
+        }
+        paint(site.target().join(newer), 12);
+        set_own_mtime(&site.target().join(newer), 2_000_000_000, 0);
+        set_own_mtime(&site.source(), 7, 7);
+        set_own_mtime(&site.target(), 7, 7);
+        let lines = list(&preview(&site, &["--update"]));
+        site.push(&["--update"], site.contents(), "").done();
+        assert_eq!(site.target().join(newer).metadata().unwrap().len(), 12);
+        !lines.is_empty()
+    });
+    assert!(is_listed.contains(&false), "{is_listed:?}");
+}
+
+/// The two may not become one entry at the target.
+#[test]
+fn of_two_links_that_are_one_at_the_target_one_is_made_anew() {
+    let site = Site::local();
+    for name in ["l", "m"] {
+        symlink("to", site.source().join(name)).unwrap();
+        set_own_mtime(&site.source().join(name), 9, 9);
+    }
+    symlink("to", site.target().join("l")).unwrap();
+    set_own_mtime(&site.target().join("l"), 9, 9);
+    std::fs::hard_link(site.target().join("l"), site.target().join("m")).unwrap();
+    set_own_mtime(&site.source(), 7, 7);
+    set_own_mtime(&site.target(), 7, 7);
+    let lines = foretold(&site, &[]);
+    let [line] = &lines[..] else {
+        panic!("{lines:?}")
+    };
+    assert!(line.ends_with("(hard link)"), "{line}");
+    let inode = |name| site.target().join(name).symlink_metadata().unwrap().ino();
+    assert_ne!(inode("l"), inode("m"));
+    assert_eq!(list(&preview(&site, &[])), [""; 0]);
+}
+
+/// Without modes a transfer does not open a directory that is closed to its owner.
+#[test]
+fn what_is_in_a_closed_directory_fails_where_modes_are_not_kept() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    paint(site.source().join("d/f"), 10);
+    std::fs::create_dir(site.target().join("d")).unwrap();
+    site.give_away();
+    set_mode(site.target().join("d"), 0o000);
+    for options in [&["-n", "--no-p"][..], &["--no-p"]] {
+        site.push(options, site.contents(), "").expect(23);
+    }
+    set_mode(site.target().join("d"), 0o700);
+}
+
+#[test]
+fn a_device_that_the_key_may_not_make_is_counted_and_not_listed() {
+    if !is_root() {
+        return skip("only root makes devices");
+    }
+    let site = Site::daemon();
+    let device = site.source().join("null");
+    let number = rustix::fs::makedev(1, 3);
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &device,
+        rustix::fs::FileType::CharacterDevice,
+        rustix::fs::Mode::RUSR,
+        number,
+    )
+    .unwrap();
+    set_own_mtime(&site.source(), 7, 7);
+    set_own_mtime(&site.target(), 7, 7);
+    let outcome = preview(&site, &["-a"]);
+    assert_eq!(list(&outcome), [""; 0], "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("not kept: device"),
+        "{}",
+        outcome.stdout
+    );
+    let pushed = site.push(&["-a"], site.contents(), "").done().stdout;
+    assert!(pushed.contains("not kept: device"), "{pushed}");
+}
+
 /// All that a look at a tree can find, by path.
 pub(crate) fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, String> {
     let mut found = BTreeMap::new();
