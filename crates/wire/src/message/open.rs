@@ -39,7 +39,7 @@ pub struct Open {
     /// What is kept of entries beside their contents.
     pub keeping: Keeping,
     /// Whether an inspection compares the contents that the storages hold, and groups of large files by
-    /// [`HashOrder`](super::HashOrder)s.
+    /// [hashes](super::Question::Hash).
     pub verify: bool,
     /// What a file is proven by before it gets its name.
     pub proof: Proof,
