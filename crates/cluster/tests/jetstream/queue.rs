@@ -69,9 +69,11 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
-    let _not_renewed = next(&head).await;
+    let not_renewed = next(&head).await;
+    // The number of deliveries may be 1 again: a server that finds no pull left when it delivers takes that back.
     let again = next(&head).await;
-    assert_eq!((again.deliveries, head.waiting().await.unwrap()), (2, 1));
+    assert_eq!(again.item, not_renewed.item);
+    assert_eq!(head.waiting().await.unwrap(), 1);
     assert!(began.elapsed() >= settings(Role::Head).lease);
 }
 
