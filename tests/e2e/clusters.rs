@@ -384,6 +384,7 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
         "{}",
         outcome.stdout
     );
+    assert!(!outcome.stdout.contains("at least"), "{}", outcome.stdout);
     assert_own_words(&outcome);
     node.wait_for("has ended");
     lab.assert_done();
@@ -406,6 +407,7 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
     );
     assert_eq!(summary["cipher"], "tls");
     assert_eq!(summary["skipped"], 407);
+    assert_eq!(summary["inexact"], false);
 }
 
 #[test]

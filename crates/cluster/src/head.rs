@@ -276,7 +276,10 @@ impl<W: WorkQueue> Head<W> {
     fn end_of(&self, course: &Course) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
-        tally.is_inexact |= course.passes > 1 || self.others.borrow().unfinished > 0;
+        // An item that was given back comes again: what repeats beyond that may count twice.
+        tally.is_inexact |= course.passes > 1
+            || self.others.borrow().unfinished > 0
+            || tally.repeated != tally.given_back;
         let passes = course.passes;
         JobEnd { tally, passes }
     }
@@ -284,7 +287,8 @@ impl<W: WorkQueue> Head<W> {
     /// What all nodes have done.
     fn tally(&self) -> Tally {
         let others = self.others.borrow().tally.clone();
-        self.node.served.tally().and(others)
+        let given_back = self.node.queue.take_given_back();
+        self.node.served.tally(given_back).and(others)
     }
 
     /// Leads the job for one session, as far as that lasts.

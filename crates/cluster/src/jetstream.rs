@@ -36,7 +36,8 @@ mod requests;
 mod seal;
 mod take;
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
@@ -71,6 +72,8 @@ pub struct JetStream {
     taker: Mutex<Taker>,
     /// Each lease has a receiver of this until the broker knows its end, which can be awaited so.
     leases: watch::Sender<()>,
+    /// The number of leases that were dropped before their items were done.
+    given_back: Arc<AtomicU64>,
     /// Whether this process has ended the job. Then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
 }
@@ -113,6 +116,7 @@ pub struct Lease {
     delivery: Option<Acker>,
     runtime: Handle,
     held: watch::Receiver<()>,
+    given_back: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Lease {
@@ -125,6 +129,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
             let held = self.held.clone();
+            self.given_back.fetch_add(1, Ordering::Relaxed);
             self.runtime.spawn(async move {
                 // if the broker does not receive it, the lease ends by itself
                 let _best_effort = delivery.double_ack_with(AckKind::Nak(None)).await;
@@ -160,6 +165,7 @@ impl JetStream {
             broker: Broker::new(Connection::open(access).await?, settings).await,
             taker: Mutex::default(),
             leases: watch::Sender::new(()),
+            given_back: Arc::default(),
             closed: watch::Sender::new(false),
         };
         if queue.broker.settings.role == Role::Head {
@@ -190,6 +196,7 @@ impl JetStream {
             delivery,
             runtime: Handle::current(),
             held: self.leases.subscribe(),
+            given_back: Arc::clone(&self.given_back),
         }
     }
 
@@ -323,16 +330,19 @@ impl WorkQueue for JetStream {
         self.acknowledge("take work out of the queue", lease, AckKind::Ack)
             .await?;
         lease.delivery = None;
-        Ok(if taken.deliveries > 1 {
-            Done::Unknown
-        } else {
-            Done::First
+        Ok(match taken.deliveries {
+            0 | 1 => Done::First,
+            deliveries => Done::Repeated(deliveries - 1),
         })
     }
 
     async fn waiting(&self) -> Result<u64, WorkError> {
         let count = || self.broker.left();
         self.ask("ask how much work there is", count).await
+    }
+
+    fn take_given_back(&self) -> u64 {
+        self.given_back.swap(0, Ordering::Relaxed)
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {

@@ -10,8 +10,12 @@ use zmove_wire::{FileTotal, NotKept, WorkCounts};
 pub struct Tally {
     /// Items that are done, in all passes.
     pub items: u64,
-    /// Whether an item may count twice, or not at all.
+    /// Whether an item may count twice, or not at all. The head sets this at the end.
     pub is_inexact: bool,
+    /// How often the items that are done had been handed out before.
+    pub repeated: u64,
+    /// How many items were given back of which nothing was counted.
+    pub given_back: u64,
     /// What entries did not get, in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,
     /// The newest pass.
@@ -58,6 +62,8 @@ impl Tally {
         other.begin_pass(self.pass);
         self.items += other.items;
         self.is_inexact |= other.is_inexact;
+        self.repeated = self.repeated.saturating_add(other.repeated);
+        self.given_back = self.given_back.saturating_add(other.given_back);
         self.counts = self.counts.and(other.counts);
         self.moved_before.add(other.moved_before);
         self.lack(other.not_kept);

@@ -69,6 +69,11 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// The queue cannot be reached.
     fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
+    /// How many items this process has given back, of which nothing was counted, since this was asked before.
+    fn take_given_back(&self) -> u64 {
+        0
+    }
+
     /// Ends the job: whoever waits for an item gets none.
     ///
     /// # Errors
@@ -96,6 +101,7 @@ pub enum Done {
     First,
     /// Before as well, so it has been counted.
     Again,
-    /// The queue does not know.
-    Unknown,
+    /// The queue does not know. It has been handed out so often before: whoever had it then has given it back, or may
+    /// have counted it.
+    Repeated(u64),
 }

@@ -174,7 +174,9 @@ impl SessionEvents {
         if done != Done::Again {
             tally.add(pass, counts);
         }
-        tally.is_inexact |= done == Done::Unknown;
+        if let Done::Repeated(times) = done {
+            tally.repeated = tally.repeated.saturating_add(times);
+        }
     }
 
     /// Entries of this session did not get all of what they have at the source.
@@ -405,10 +407,12 @@ impl Served {
         self.failed_directories.load(Ordering::Relaxed)
     }
 
-    /// What the movers of this process have done.
+    /// What the movers of this process have done, which have given back so many more items.
     #[must_use]
-    pub fn tally(&self) -> Tally {
-        self.tally.lock().clone()
+    pub fn tally(&self, given_back: u64) -> Tally {
+        let mut tally = self.tally.lock();
+        tally.given_back = tally.given_back.saturating_add(given_back);
+        tally.clone()
     }
 
     /// How many work items have ended, with those that the queue refused.
