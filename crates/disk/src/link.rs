@@ -53,11 +53,8 @@ pub enum Linked {
 /// The system's error; `ESTALE` where `first` leads to another file or to none, `EISDIR` when a directory has the name.
 pub fn place_link(
     lease: &Lease,
-    NameAt {
-        directory: from,
-        name: first,
-    }: NameAt<'_>,
-    NameAt { directory, name }: NameAt<'_>,
+    first: NameAt<'_>,
+    new: NameAt<'_>,
     is_it: impl Fn(&FileIdentity) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
@@ -65,15 +62,9 @@ pub fn place_link(
     let is_it = |number: FileNumber| {
         let is_meant =
             |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
-        FileIdentity::at(from, first).is_ok_and(is_meant)
+        FileIdentity::at(first.directory, first.name).is_ok_and(is_meant)
     };
-    place(
-        lease,
-        NameAt::new(from, first),
-        NameAt::new(directory, name),
-        is_it,
-        replace,
-    )
+    place(lease, first, new, is_it, replace)
 }
 
 /// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
@@ -84,21 +75,13 @@ pub fn place_link(
 /// name.
 pub fn place_link_to_non_regular(
     lease: &Lease,
-    NameAt {
-        directory: from,
-        name: first,
-    }: NameAt<'_>,
-    NameAt { directory, name }: NameAt<'_>,
+    first: NameAt<'_>,
+    new: NameAt<'_>,
     entry: NonRegular<'_>,
     replace: Replace,
 ) -> io::Result<Linked> {
-    place(
-        lease,
-        NameAt::new(from, first),
-        NameAt::new(directory, name),
-        |_number| entry.is_at(from, first),
-        replace,
-    )
+    let is_it = |_number| entry.is_at(first.directory, first.name);
+    place(lease, first, new, is_it, replace)
 }
 
 fn place(
