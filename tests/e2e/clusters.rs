@@ -25,6 +25,7 @@ use crate::command::{Outcome, ZMOVE, Zmove, finish, wait_within_patience};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site, allow_to_lead, is_root, skip};
 use crate::jobs::wait_for;
+use crate::ports::free_port;
 use crate::quiet_machine::quiet_machine;
 use crate::schema::{fault, schema};
 use crate::tree::{assert_same, paint};
@@ -98,11 +99,7 @@ impl Lab {
             return None;
         }
         std::fs::create_dir_all(site.path("shared")).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = free_port();
         let mut lab = Self {
             site,
             daemons: Vec::new(),
@@ -824,6 +821,8 @@ fn a_push_goes_on_for_longer_than_a_grant_is_good() {
     node.wait_for("waiting for the broker");
     let push = lab.push(&[]).start();
     node.wait_for("begins");
+    // A receiver that stands still keeps the push from ending before the clock has jumped.
+    lab.daemons[1].signal(Signal::STOP);
     let first = lab.wait_for_grant_until(0);
     clock.jump("+13h");
     lab.wait_for_grant_until(first);

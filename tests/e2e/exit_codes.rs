@@ -1,10 +1,9 @@
 //! One failure has one exit code, whichever command meets it: the table "Exit codes" of the guide.
 
-use std::net::TcpListener;
-
 use crate::command::Outcome;
 use crate::harness::Site;
 use crate::jobs::Yard;
+use crate::ports::free_address;
 use crate::tree::paint;
 
 /// A daemon from which the client may read `source`, and to whose `target` it may write.
@@ -53,8 +52,7 @@ impl Yard {
 }
 
 fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    free_address().to_string()
 }
 
 #[test]

@@ -419,15 +419,6 @@ pub(crate) fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
-/// A port of the loopback that nothing listened at a moment ago.
-pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-}
-
 /// Lets the holder of this grant lead jobs of several receivers, too, at the daemon with this home.
 pub(crate) fn allow_to_lead(home: &Path, grant: Grant) {
     let grant = Grant {

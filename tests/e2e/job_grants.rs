@@ -1,6 +1,5 @@
 //! Nodes whose keys no receiver knows: they are let in by the grant of the head of their job, whose key is allowed.
 
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -26,6 +25,7 @@ use crate::command::{Outcome, Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site, allow_to_lead, skip};
 use crate::hooked_queue::{HookedQueue, Hooks, JOB};
+use crate::ports::free_address;
 use crate::tree::{assert_same, paint, set_old};
 
 /// Two receivers that share a directory, and know the key of the head.
@@ -259,14 +259,6 @@ impl Drop for NodeProcess {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
-}
-
-/// An address where nobody listens.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
 }
 
 /// The head says which of its keys the receivers are to allow.

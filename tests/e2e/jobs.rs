@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::clock::Clock;
 use crate::command::Outcome;
 use crate::harness::{PATIENCE, Site};
+use crate::ports::free_address;
 use crate::tree::{assert_same, paint};
 
 mod between;
@@ -88,10 +89,7 @@ impl Yard {
 
     /// A transfer to an address where nobody listens.
     fn submit_to_nobody(&self, deadline: &str) -> String {
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let nobody = free_address();
         let mut submit = self.site.zmove(&[
             "submit",
             "--accept-new",

@@ -21,6 +21,7 @@ mod hooks;
 mod inprocess;
 mod intruder;
 mod namespace;
+mod ports;
 mod proxy;
 mod quiet_machine;
 mod rsync;

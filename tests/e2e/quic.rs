@@ -19,6 +19,7 @@ use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site};
 use crate::hooks::HookedSink;
 use crate::inprocess::InProcess;
+use crate::ports::free_address;
 use crate::tree::{assert_same, names, paint};
 
 const QUIC_ONLY: [&str; 4] = ["--listen", "127.0.0.1:0", "--transport", "quic"];
@@ -148,10 +149,7 @@ fn a_daemon_that_listens_for_tcp_alone() {
 fn a_port_that_is_closed_to_both_is_one_cause() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    let address = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let address = free_address();
     let identity = Identity::load_or_create(&site.path("server")).unwrap();
     site.pin(&address, identity.fingerprint());
     let outcome = push(&site, &[], address).expect(10);

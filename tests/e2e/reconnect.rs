@@ -9,6 +9,7 @@ use crate::breakage::{Appearance, interrupt};
 use crate::command::{Outcome, Runner, finish};
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::ports::free_address;
 use crate::proxy::Proxy;
 use crate::tree::{assert_same, names, paint};
 
@@ -445,10 +446,7 @@ fn a_key_that_was_withdrawn_meanwhile_ends_the_push() {
 fn what_was_never_up_is_not_dialled_again() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = free_address();
     site.pin(&nobody, site.the_daemon().fingerprint);
     site.push_by(&nobody, &[])
         .outcome()

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::command::Outcome;
 use crate::harness::Site;
+use crate::ports::free_address;
 use crate::tree::paint;
 
 /// A schema of docs/schema.
@@ -170,10 +171,7 @@ fn a_preview_a_pull_and_a_verification_are_too() {
 #[test]
 fn an_end_without_a_summary_has_its_exit_code_too() {
     let site = Site::local();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = free_address();
     let push = |source: &str, target: &str| {
         let mut push = site.zmove(&["push", "--json", "--accept-new"]);
         push.0.args([source, target]);

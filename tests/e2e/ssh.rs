@@ -1,13 +1,13 @@
 //! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::harness::{Site, has_program, is_root, skip};
+use crate::ports::free_port;
 use crate::tree::{assert_same, painted};
 
 /// A running sshd that lets one key in, as whoever runs the test.
@@ -51,11 +51,7 @@ impl Sshd {
     }
 
     fn try_start(program: &Path, home: &Path, zmove_home: &Path) -> Option<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = free_port();
         let (directory, zmove_home) = (home.display(), zmove_home.display());
         let config = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {directory}/host_key\n\
@@ -198,11 +194,7 @@ fn a_tree_arrives_where_no_daemon_runs() {
         assert_eq!(summary["failed"], 0);
         assert_same(&site.source(), &site.target());
     }
-    let ports = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let ports = free_port();
     std::fs::remove_dir_all(site.target().join("sub")).unwrap();
     sshd.run(
         &site,

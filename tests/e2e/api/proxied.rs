@@ -14,8 +14,9 @@ use tempfile::TempDir;
 use super::browser::Browser;
 use super::client::{Answer, Events, Served, converse};
 use crate::authority::block;
-use crate::harness::{PATIENCE, free_port, has_program, skip};
+use crate::harness::{PATIENCE, has_program, skip};
 use crate::jobs::{Yard, wait_for};
+use crate::ports::free_port;
 
 /// The name of the host in the document.
 const NAME: &str = "dtn.example.org";

@@ -1,10 +1,10 @@
 //! Nodes that take no part in a push, which are told at its head and not waited for.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use super::{Lab, finish, signal};
 use crate::breakage::interruption;
+use crate::ports::free_port;
 
 use crate::quiet_machine::quiet_machine;
 
@@ -63,11 +63,7 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     let invitation = lab.invite("cut-off");
     let mut text = std::fs::read_to_string(&invitation).unwrap();
     for daemon in &lab.daemons {
-        let free = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let free = free_port();
         let ports = [daemon.address.port(), free].map(|port| format!("port = {port}\n"));
         assert!(text.contains(&ports[0]), "{text}");
         text = text.replace(&ports[0], &ports[1]);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::clusters::has_nats_server;
 use crate::harness::skip;
+use crate::ports::free_address;
 
 /// A cluster of one receiver, of which this host is the only node.
 fn yard() -> Option<Yard> {
@@ -13,11 +14,7 @@ fn yard() -> Option<Yard> {
     let yard = Yard::daemon();
     let receiver = yard.site.the_daemon().address.to_string();
     yard.site.let_lead();
-    let broker = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .to_string();
+    let broker = free_address().to_string();
     yard.run(&[
         "cluster",
         "init",

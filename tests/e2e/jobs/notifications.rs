@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{Yard, number, wait_for};
 use crate::authority::block;
 use crate::command::Outcome;
+use crate::ports::free_address;
 use crate::schema;
 use crate::tree::paint;
 
@@ -202,10 +203,7 @@ fn a_job_that_moves_nothing_is_notified_while_it_runs() {
 #[test]
 fn a_job_that_waits_for_a_host_says_so_and_is_notified() {
     let yard = Yard::local().hooked("stalled_after_seconds = 2", ADDS);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = free_address();
     let mut submit = yard
         .site
         .zmove(&["submit", "--accept-new", "--timeout", "0", "source/"]);

@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{
 };
 
 use crate::lab::{Lab, data, next, put_all, settings};
-use crate::server::free_port;
+use crate::ports::free_port;
 
 struct Place {
     _directory: TempDir,

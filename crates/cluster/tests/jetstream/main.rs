@@ -11,6 +11,8 @@ mod lab;
 mod local;
 mod operations;
 mod outages;
+#[path = "../../../../tests/e2e/ports.rs"]
+mod ports;
 mod queue;
 mod rate;
 mod server;

@@ -10,7 +10,7 @@ use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, Role, program};
 
 use crate::lab::{Lab, data, next, put_all, settings};
-use crate::server::free_port;
+use crate::ports::free_port;
 
 /// A server, killed when this is dropped.
 struct Running(Child);

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -11,6 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 use zmove_cluster::jetstream::program;
+
+use crate::ports::free_port;
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
@@ -91,10 +92,4 @@ impl Drop for Server {
         // It has ended already, or is killed.
         let _ended_in_any_case = self.kill();
     }
-}
-
-/// A port of loopback at which nobody listens now.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }

@@ -10,7 +10,7 @@ use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{Access, JetStream, Role, Settings, program};
 
 use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
-use crate::server::free_port;
+use crate::ports::free_port;
 
 /// Three servers on loopback, which are one broker.
 struct Three {
