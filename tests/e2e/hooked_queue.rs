@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::timeout;
-use zmove_cluster::{Done, LEASE, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{
+    Announced, Done, LEASE, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue,
+};
 use zmove_types::SharedJobId;
 
 pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
@@ -22,7 +24,7 @@ pub(crate) trait Hooks: Send + Sync + 'static {
         &self,
         queue: &LocalQueue,
         items: Vec<WorkItem>,
-    ) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send {
+    ) -> impl Future<Output = Result<Announced, WorkError>> + Send {
         queue.put(items)
     }
 
@@ -76,7 +78,6 @@ impl<H: Hooks> HookedQueue<H> {
         self.taken_again.fetch_add(1, Ordering::Relaxed);
         Some(Taken {
             item,
-            deliveries: 2,
             lease: LEASE,
             delivery: None,
         })
@@ -101,7 +102,6 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             };
             let Some(Taken {
                 item,
-                deliveries,
                 lease,
                 delivery,
             }) = taken?
@@ -111,14 +111,13 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             self.note(Now::Taken(&item));
             return Ok(Some(Taken {
                 item,
-                deliveries,
                 lease,
                 delivery: Some(delivery),
             }));
         }
     }
 
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
         self.hooks.put(&self.queue, items).await
     }
 
@@ -129,7 +128,6 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
     async fn done(&self, taken: Taken<Self::Delivery>) -> Result<Done, WorkError> {
         let Taken {
             item,
-            deliveries,
             lease,
             delivery,
         } = taken;
@@ -142,7 +140,6 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         self.queue
             .done(Taken {
                 item,
-                deliveries,
                 lease,
                 delivery,
             })

@@ -9,8 +9,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Head, JobEnd, JobError, LocalQueue, Node, Phase, Receiver, SessionEnd, SharedJob, Tally, View,
-    WorkError, WorkItem, WorkQueue,
+    Announced, Head, JobEnd, JobError, LocalQueue, Node, Phase, Receiver, SessionEnd, SharedJob,
+    Tally, View, WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -179,7 +179,7 @@ impl Lab {
         let node = Node::new(job, Arc::clone(queue), receivers, 1, PATIENCE);
         node.take_part(1, Arc::new(NoObserver), Arc::new(NoListener))
             .await?;
-        Ok(node.served.tally(0))
+        Ok(node.served.tally())
     }
 
     /// Has the head lead a job of which all is done by others.
@@ -222,8 +222,8 @@ impl Hooks for Idle {
         &self,
         _queue: &LocalQueue,
         _items: Vec<WorkItem>,
-    ) -> Result<Vec<WorkItem>, WorkError> {
-        Ok(Vec::new())
+    ) -> Result<Announced, WorkError> {
+        Ok(Announced::default())
     }
 
     fn waiting(&self, _none: u64) -> u64 {

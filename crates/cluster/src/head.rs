@@ -276,10 +276,10 @@ impl<W: WorkQueue> Head<W> {
     fn end_of(&self, course: &Course) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
-        // An item that was given back comes again: what repeats beyond that may count twice.
+        // All items but the first are announced by others. If more are done, some were done, and counted, twice.
         tally.is_inexact |= course.passes > 1
             || self.others.borrow().unfinished > 0
-            || tally.repeated != tally.given_back;
+            || tally.items != 1 + tally.announced;
         let passes = course.passes;
         JobEnd { tally, passes }
     }
@@ -287,8 +287,7 @@ impl<W: WorkQueue> Head<W> {
     /// What all nodes have done.
     fn tally(&self) -> Tally {
         let others = self.others.borrow().tally.clone();
-        let given_back = self.node.queue.take_given_back();
-        self.node.served.tally(given_back).and(others)
+        self.node.served.tally().and(others)
     }
 
     /// Leads the job for one session, as far as that lasts.

@@ -36,8 +36,7 @@ mod requests;
 mod seal;
 mod take;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
@@ -50,7 +49,7 @@ use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
+use crate::work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
 use answers::BrokerError;
 use broker::{Broker, Put};
 use connection::Connection;
@@ -72,8 +71,6 @@ pub struct JetStream {
     taker: Mutex<Taker>,
     /// Each lease has a receiver of this until the broker knows its end, which can be awaited so.
     leases: watch::Sender<()>,
-    /// The number of leases that were dropped before their items were done.
-    given_back: Arc<AtomicU64>,
     /// Whether this process has ended the job. Then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
 }
@@ -116,7 +113,6 @@ pub struct Lease {
     delivery: Option<Acker>,
     runtime: Handle,
     held: watch::Receiver<()>,
-    given_back: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Lease {
@@ -129,7 +125,6 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
             let held = self.held.clone();
-            self.given_back.fetch_add(1, Ordering::Relaxed);
             self.runtime.spawn(async move {
                 // if the broker does not receive it, the lease ends by itself
                 let _best_effort = delivery.double_ack_with(AckKind::Nak(None)).await;
@@ -165,7 +160,6 @@ impl JetStream {
             broker: Broker::new(Connection::open(access).await?, settings).await,
             taker: Mutex::default(),
             leases: watch::Sender::new(()),
-            given_back: Arc::default(),
             closed: watch::Sender::new(false),
         };
         if queue.broker.settings.role == Role::Head {
@@ -196,7 +190,6 @@ impl JetStream {
             delivery,
             runtime: Handle::current(),
             held: self.leases.subscribe(),
-            given_back: Arc::clone(&self.given_back),
         }
     }
 
@@ -271,6 +264,18 @@ impl JetStream {
         }
     }
 
+    async fn put_one(&self, item: &WorkItem) -> Result<Put, WorkError> {
+        let tries = AtomicU32::new(0);
+        let put = || {
+            tries.fetch_add(1, Ordering::Relaxed);
+            self.broker.put(item)
+        };
+        let answer = self.ask("put work into the queue", put).await?;
+        // The answer to an earlier try may have been lost.
+        let is_own = answer == Put::Known && tries.into_inner() > 1;
+        Ok(if is_own { Put::Stored } else { answer })
+    }
+
     async fn acknowledge(
         &self,
         operation: &'static str,
@@ -306,17 +311,18 @@ impl WorkQueue for JetStream {
         }
     }
 
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
-        let puts = items.iter().map(|item| {
-            let put = || self.broker.put(item);
-            self.ask("put work into the queue", put)
-        });
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
+        let puts = items.iter().map(|item| self.put_one(item));
         let answers = try_join_all(puts).await?;
-        let refused = items
-            .into_iter()
-            .zip(answers)
-            .filter(|(_, answer)| *answer == Put::NoRoom);
-        Ok(refused.map(|(item, _)| item).collect())
+        let mut announced = Announced::default();
+        for (item, answer) in items.into_iter().zip(answers) {
+            match answer {
+                Put::Stored => announced.put += 1,
+                Put::Known => {}
+                Put::NoRoom => announced.refused.push(item),
+            }
+        }
+        Ok(announced)
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
@@ -330,19 +336,12 @@ impl WorkQueue for JetStream {
         self.acknowledge("take work out of the queue", lease, AckKind::Ack)
             .await?;
         lease.delivery = None;
-        Ok(match taken.deliveries {
-            0 | 1 => Done::First,
-            deliveries => Done::Repeated(deliveries - 1),
-        })
+        Ok(Done::First)
     }
 
     async fn waiting(&self) -> Result<u64, WorkError> {
         let count = || self.broker.left();
         self.ask("ask how much work there is", count).await
-    }
-
-    fn take_given_back(&self) -> u64 {
-        self.given_back.swap(0, Ordering::Relaxed)
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {

@@ -45,4 +45,4 @@ pub use session::Served;
 pub use tally::Tally;
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
-pub use work_queue::{Done, LEASE, Taken, WorkQueue};
+pub use work_queue::{Announced, Done, LEASE, Taken, WorkQueue};

@@ -11,7 +11,7 @@ use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
+use crate::work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug)]
@@ -50,7 +50,6 @@ struct Turn {
 #[derive(Clone, Debug)]
 struct Queued {
     item: WorkItem,
-    deliveries: u64,
     /// How often it has stood still for its lease. What is given back was perhaps not begun.
     lapses: u32,
 }
@@ -92,8 +91,7 @@ impl State {
 
     /// Takes the next item.
     fn take(&mut self) -> Option<(i64, Queued)> {
-        let (_turn, mut queued) = self.waiting.pop_first()?;
-        queued.deliveries += 1;
+        let (_turn, queued) = self.waiting.pop_first()?;
         let number = self.next_number();
         self.taken.insert(number, queued.clone());
         Some((number, queued))
@@ -151,7 +149,6 @@ impl WorkQueue for LocalQueue {
                 let shared = Arc::clone(&self.shared);
                 return Ok(Some(Taken {
                     item: queued.item,
-                    deliveries: queued.deliveries,
                     // a storage may need longer for a flush than the first lease, in which no step is made
                     lease: LEASE * (1 << queued.lapses.min(LEASES_DOUBLED_MAX)),
                     delivery: Lease { number, shared },
@@ -161,28 +158,26 @@ impl WorkQueue for LocalQueue {
         }
     }
 
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
-        let mut refused = Vec::new();
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
+        let mut announced = Announced::default();
         let mut state = self.shared.state.lock();
         if state.closed {
             return Err(WorkError::Over);
         }
         for item in items {
             if state.waiting.len() >= ITEMS_MAX {
-                refused.push(item);
-            } else if state.known.insert(item.id(self.job)) {
+                announced.refused.push(item);
+                continue;
+            }
+            announced.put += 1;
+            if state.known.insert(item.id(self.job)) {
                 let number = state.next_number();
-                let queued = Queued {
-                    item,
-                    deliveries: 0,
-                    lapses: 0,
-                };
-                state.wait(queued, number);
+                state.wait(Queued { item, lapses: 0 }, number);
             }
         }
         drop(state);
         self.shared.changed.notify_waiters();
-        Ok(refused)
+        Ok(announced)
     }
 
     async fn renew(&self, _taken: &Taken<Lease>) -> Result<(), WorkError> {
@@ -288,8 +283,8 @@ mod tests {
         let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1)]).await.unwrap();
         drop(next(&queue).await);
-        let again = next(&queue).await;
-        assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, 1));
+        assert_eq!(next(&queue).await.item, data(1));
+        assert_eq!(queue.waiting().await.unwrap(), 1);
     }
 
     #[tokio::test]
@@ -299,7 +294,7 @@ mod tests {
         let [hangs, goes_on] = [next(&queue).await, next(&queue).await];
         queue.lapse(&hangs);
         let again = next(&queue).await;
-        assert_eq!((&again.item, again.deliveries), (&hangs.item, 2));
+        assert_eq!(again.item, hangs.item);
         assert_eq!(queue.waiting().await.unwrap(), 2);
         assert_eq!(queue.done(hangs).await.unwrap(), Done::First);
         assert_eq!(queue.waiting().await.unwrap(), 1, "whoever does it again");
@@ -356,10 +351,12 @@ mod tests {
     async fn a_full_queue_refuses_and_takes_the_same_item_later() {
         let queue = LocalQueue::new(JOB);
         let all = u32::try_from(ITEMS_MAX).unwrap() + 1;
-        let refused = queue.put((0..all).map(data).collect()).await.unwrap();
-        assert_eq!(refused, [data(all - 1)]);
+        let announced = queue.put((0..all).map(data).collect()).await.unwrap();
+        assert_eq!(announced.refused, [data(all - 1)]);
+        assert_eq!(announced.put, u64::from(all) - 1);
         let taken = next(&queue).await;
         queue.done(taken).await.unwrap();
-        assert!(queue.put(refused).await.unwrap().is_empty());
+        let later = queue.put(announced.refused).await.unwrap();
+        assert!(later.refused.is_empty());
     }
 }

@@ -38,7 +38,7 @@ use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
 use crate::session::SessionEvents;
 use crate::work::{Work, WorkItem};
-use crate::work_queue::{LEASE, Taken, WorkQueue};
+use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
 pub(crate) struct Mover<W> {
@@ -65,11 +65,19 @@ pub(crate) enum MoverEnd {
     Left,
 }
 
+/// What is counted while an item is leased.
+#[derive(Default)]
+struct Leased {
+    /// The lease is renewed only while there are more of these.
+    steps: AtomicU64,
+    /// The items that were put into the queue.
+    announced: AtomicU64,
+}
+
 /// An item that a mover does.
 struct Assigned<'a> {
     item: WorkItem,
-    /// Counts the steps under its lease, which is renewed only while there are some.
-    steps: &'a AtomicU64,
+    under: &'a Leased,
     /// What it has announced, and the queue has refused.
     refused: Lock<Vec<WorkItem>>,
     /// Held until so little of the item is left to be sent that the next may be taken.
@@ -203,8 +211,8 @@ impl<W: WorkQueue> Mover<W> {
         taken: Taken<W::Delivery>,
         turn: Option<OwnedSemaphorePermit>,
     ) -> Result<(), Stop> {
-        let steps = AtomicU64::new(0);
-        let mut doing = Box::pin(self.do_all(taken.item.clone(), turn, &steps));
+        let leased = Leased::default();
+        let mut doing = Box::pin(self.do_all(taken.item.clone(), turn, &leased));
         let mut before = u64::MAX;
         let mut stands_for = Duration::ZERO;
         let mut standing = None;
@@ -213,7 +221,7 @@ impl<W: WorkQueue> Mover<W> {
                 counts = &mut doing => break counts?,
                 () = tokio::time::sleep(RENEW_EVERY) => {}
             }
-            let now = steps.load(Ordering::Relaxed);
+            let now = leased.steps.load(Ordering::Relaxed);
             // what waits for its turn within a rate does not stand still
             let has_moved = std::mem::replace(&mut before, now) != now
                 || self.feeder.has_used_rate_within(RENEW_EVERY);
@@ -237,8 +245,10 @@ impl<W: WorkQueue> Mover<W> {
         };
         drop(standing);
         let pass = taken.item.pass;
-        let done = self.queue.done(taken).await?;
-        self.events.count(pass, counts, done);
+        if self.queue.done(taken).await? == Done::First {
+            let announced = leased.announced.load(Ordering::Relaxed);
+            self.events.count(pass, counts, announced);
+        }
         Ok(())
     }
 
@@ -248,18 +258,18 @@ impl<W: WorkQueue> Mover<W> {
         self: &Arc<Self>,
         first: WorkItem,
         turn: Option<OwnedSemaphorePermit>,
-        steps: &AtomicU64,
+        under: &Leased,
     ) -> Result<WorkCounts, Stop> {
         let mut left = Vec::new();
         let mut counts = WorkCounts::default();
         let mut doing = FuturesUnordered::new();
-        doing.push(self.do_one(first, turn, steps));
+        doing.push(self.do_one(first, turn, under));
         while let Some((refused, of_one)) = doing.try_next().await? {
             counts = counts.and(of_one);
             left.extend(refused);
             let at_once = left.len().min(ITEMS_AT_ONCE.saturating_sub(doing.len()));
             for item in left.drain(left.len() - at_once..).rev() {
-                doing.push(self.do_one(item, None, steps));
+                doing.push(self.do_one(item, None, under));
             }
         }
         Ok(counts)
@@ -270,14 +280,14 @@ impl<W: WorkQueue> Mover<W> {
         self: &Arc<Self>,
         item: WorkItem,
         mut turn: Option<OwnedSemaphorePermit>,
-        steps: &AtomicU64,
+        under: &Leased,
     ) -> Result<(Vec<WorkItem>, WorkCounts), Stop> {
         if turn.is_none() && !waits(&item) {
             turn = Arc::clone(&self.turns).acquire_owned().await.ok();
         }
         let by = Assigned {
             item,
-            steps,
+            under,
             refused: Lock::default(),
             turn: Lock::new(turn),
         };
@@ -289,8 +299,13 @@ impl<W: WorkQueue> Mover<W> {
     /// Puts in what an item announces. What the queue refuses is done here, the first before the last.
     async fn announce(&self, by: &Assigned<'_>, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
-            let refused = self.queue.put(items).await?;
-            by.refused.lock().extend(refused.into_iter().rev());
+            let announced = self.queue.put(items).await?;
+            by.under
+                .announced
+                .fetch_add(announced.put, Ordering::Relaxed);
+            by.refused
+                .lock()
+                .extend(announced.refused.into_iter().rev());
         }
         Ok(())
     }
@@ -305,7 +320,7 @@ impl<W: WorkQueue> Mover<W> {
 impl Assigned<'_> {
     /// Notes a step. The lease is renewed only while there are some.
     fn made_step(&self) {
-        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.under.steps.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -12,10 +12,8 @@ pub struct Tally {
     pub items: u64,
     /// Whether an item may count twice, or not at all. The head sets this at the end.
     pub is_inexact: bool,
-    /// How often the items that are done had been handed out before.
-    pub repeated: u64,
-    /// How many items were given back of which nothing was counted.
-    pub given_back: u64,
+    /// How many items were announced by items that are done, and put into the queue. Each is to be done once.
+    pub announced: u64,
     /// What entries did not get, in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,
     /// The newest pass.
@@ -27,10 +25,11 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds an item that is done.
-    pub(crate) fn add(&mut self, pass: u32, counts: WorkCounts) {
+    /// Adds an item that is done, and has put so many others into the queue.
+    pub(crate) fn add(&mut self, pass: u32, counts: WorkCounts, announced: u64) {
         self.begin_pass(pass);
         self.items += 1;
+        self.announced += announced;
         if pass == self.pass {
             self.counts = self.counts.and(counts);
         } else {
@@ -62,8 +61,7 @@ impl Tally {
         other.begin_pass(self.pass);
         self.items += other.items;
         self.is_inexact |= other.is_inexact;
-        self.repeated = self.repeated.saturating_add(other.repeated);
-        self.given_back = self.given_back.saturating_add(other.given_back);
+        self.announced += other.announced;
         self.counts = self.counts.and(other.counts);
         self.moved_before.add(other.moved_before);
         self.lack(other.not_kept);
@@ -121,12 +119,12 @@ mod tests {
     #[test]
     fn a_file_that_an_earlier_pass_has_moved_counts_as_moved_and_a_failure_counts_once() {
         let mut one = Tally::default();
-        one.add(1, counts(6, 1, 2));
+        one.add(1, counts(6, 1, 2), 0);
         let mut other = Tally::default();
-        other.add(1, counts(3, 0, 0));
-        other.add(2, counts(10, 9, 2));
+        other.add(1, counts(3, 0, 0), 0);
+        other.add(2, counts(10, 9, 2), 0);
         // late
-        one.add(1, counts(1, 0, 1));
+        one.add(1, counts(1, 0, 1), 0);
         let both = [one.clone().and(other.clone()), other.and(one)];
         for tally in both {
             let counters = tally.counters();

@@ -24,16 +24,15 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn take(&self)
     -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
 
-    /// Puts in items that another has announced; returns those for which there is no room, which are the caller's to
-    /// do: if it waited for room, all might wait. An item that the queue has had already is passed over, as far as it
-    /// remembers.
+    /// Puts in items that another has announced. Those for which there is no room are the caller's to do: if it waited
+    /// for room, all might wait. An item that the queue has had already is passed over, as far as it remembers.
     ///
     /// # Errors
     /// The queue cannot be reached, or the job is over.
     fn put(
         &self,
         items: Vec<WorkItem>,
-    ) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
+    ) -> impl Future<Output = Result<Announced, WorkError>> + Send;
 
     /// Renews the lease of an item, which has made progress.
     ///
@@ -69,11 +68,6 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// The queue cannot be reached.
     fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
-    /// How many items this process has given back, of which nothing was counted, since this was asked before.
-    fn take_given_back(&self) -> u64 {
-        0
-    }
-
     /// Ends the job: whoever waits for an item gets none.
     ///
     /// # Errors
@@ -81,13 +75,21 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn close(&self) -> impl Future<Output = Result<(), WorkError>> + Send;
 }
 
+/// What has become of items that were put in.
+#[derive(Debug, Default)]
+pub struct Announced {
+    /// How many will be done as items of their own because of this call. A queue that may count an item twice leaves
+    /// out those that it had before; one that does not (see [`Done::Again`]) counts them.
+    pub put: u64,
+    /// Those for which there was no room.
+    pub refused: Vec<WorkItem>,
+}
+
 /// An item that has been handed out.
 #[derive(Debug)]
 pub struct Taken<D> {
     /// The item.
     pub item: WorkItem,
-    /// How often it has been handed out, this time included. One may have come when nobody waited any more.
-    pub deliveries: u64,
     /// For how long it may make no step.
     pub lease: Duration,
     /// What names this delivery.
@@ -97,11 +99,8 @@ pub struct Taken<D> {
 /// Whether an item that is done had been done before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// Not before.
+    /// Not before, as far as the queue knows.
     First,
     /// Before as well, so it has been counted.
     Again,
-    /// The queue does not know. It has been handed out so often before: whoever had it then has given it back, or may
-    /// have counted it.
-    Repeated(u64),
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use zmove_cluster::{
-    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Work, WorkError, WorkItem,
-    WorkQueue,
+    Announced, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Work, WorkError,
+    WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -63,11 +63,7 @@ impl Hooks for Careless {
         }
     }
 
-    async fn put(
-        &self,
-        queue: &LocalQueue,
-        items: Vec<WorkItem>,
-    ) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
         let all = items.len();
         let kept: Vec<_> = items
             .into_iter()
@@ -441,15 +437,11 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
 struct Full;
 
 impl Hooks for Full {
-    async fn put(
-        &self,
-        queue: &LocalQueue,
-        items: Vec<WorkItem>,
-    ) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
         let is_first = |item: &WorkItem| matches!(item.work, Work::Begin(_));
         let (first, refused) = items.into_iter().partition(is_first);
-        queue.put(first).await?;
-        Ok(refused)
+        let Announced { put, .. } = queue.put(first).await?;
+        Ok(Announced { put, refused })
     }
 }
 
@@ -475,11 +467,7 @@ struct Deaf {
 }
 
 impl Hooks for Deaf {
-    async fn put(
-        &self,
-        queue: &LocalQueue,
-        items: Vec<WorkItem>,
-    ) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
         if !self.has_been_asked.swap(true, Ordering::Relaxed) {
             self.asked.lock().unwrap().send(()).unwrap();
             std::future::pending::<()>().await;

@@ -69,6 +69,8 @@ impl Losses {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
     Stored,
+    /// It had the item within the last two minutes.
+    Known,
     NoRoom,
 }
 
@@ -249,7 +251,11 @@ impl Broker {
         let error = match stored {
             Ok(stored) => {
                 self.stored.fetch_max(stored.sequence, Ordering::Relaxed);
-                return Ok(Put::Stored);
+                return Ok(if stored.duplicate {
+                    Put::Known
+                } else {
+                    Put::Stored
+                });
             }
             Err(error) => error,
         };

@@ -130,12 +130,9 @@ async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
     let id = message.headers.as_ref();
     let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
-    let deliveries = message.info().ok();
-    let deliveries = deliveries.and_then(|info| u64::try_from(info.delivered).ok());
-    if let (Some(item), Some(deliveries)) = (item, deliveries) {
+    if let Some(item) = item {
         return Some(Taken {
             item,
-            deliveries,
             lease: LEASE,
             delivery: lease,
         });

@@ -16,7 +16,7 @@ use crate::error::SessionEnd;
 use crate::job::Receiver;
 use crate::tally::Tally;
 use crate::told::Told;
-use crate::work_queue::{Done, LEASE};
+use crate::work_queue::LEASE;
 
 /// The listeners to what happens in sessions, and what of it concerns the whole job.
 pub(crate) struct JobEvents {
@@ -118,7 +118,7 @@ impl JobEvents {
 
 /// What one session has moved, failed and warned of, for all who listen to the job.
 pub(crate) struct SessionEvents {
-    pub(super) events: Arc<JobEvents>,
+    pub(crate) events: Arc<JobEvents>,
     /// The receiver's number.
     pub(crate) number: usize,
     pub(crate) receiver: String,
@@ -168,15 +168,10 @@ impl SessionEvents {
         self.state.lock().is_awaited = true;
     }
 
-    /// A lease has ended well, whose items of this pass have these counts.
-    pub(crate) fn count(&self, pass: u32, counts: WorkCounts, done: Done) {
+    /// An item of this pass is done, with these counts, and has put so many others into the queue.
+    pub(crate) fn count(&self, pass: u32, counts: WorkCounts, announced: u64) {
         let mut tally = self.events.served.tally.lock();
-        if done != Done::Again {
-            tally.add(pass, counts);
-        }
-        if let Done::Repeated(times) = done {
-            tally.repeated = tally.repeated.saturating_add(times);
-        }
+        tally.add(pass, counts, announced);
     }
 
     /// Entries of this session did not get all of what they have at the source.
@@ -407,12 +402,10 @@ impl Served {
         self.failed_directories.load(Ordering::Relaxed)
     }
 
-    /// What the movers of this process have done, which have given back so many more items.
+    /// What the movers of this process have done.
     #[must_use]
-    pub fn tally(&self, given_back: u64) -> Tally {
-        let mut tally = self.tally.lock();
-        tally.given_back = tally.given_back.saturating_add(given_back);
-        tally.clone()
+    pub fn tally(&self) -> Tally {
+        self.tally.lock().clone()
     }
 
     /// How many work items have ended, with those that the queue refused.

@@ -236,13 +236,8 @@ pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {
 }
 
 pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = WorkItem>) {
-    assert!(
-        queue
-            .put(items.into_iter().collect())
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    let announced = queue.put(items.into_iter().collect()).await.unwrap();
+    assert!(announced.refused.is_empty());
 }
 
 /// Does items, some of which may come again, until only this number of `left` is left.

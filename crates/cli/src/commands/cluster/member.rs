@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, Notices,
     TELL_EVERY,
 };
-use zmove_cluster::{HeadLease, HeldGrant, WorkError, WorkQueue};
+use zmove_cluster::{HeadLease, HeldGrant, WorkError};
 use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
@@ -105,13 +105,11 @@ struct LeftJob {
 impl Job {
     /// The part of this node, for the head.
     fn report(&self, id: SharedJobId, state: NodeState) -> NodePart {
-        let open = self.queue.get();
-        let given_back = open.map_or(0, |open| open.queue.take_given_back());
         NodePart {
             job: id.0,
             state,
             moved: self.part.moved(),
-            tally: self.part.served.tally(given_back),
+            tally: self.part.served.tally(),
             granted_until: self.grant.ends(),
             ping: self.head.ping(),
             receivers: self.part.served.by_receiver(),
