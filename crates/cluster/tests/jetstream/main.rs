@@ -11,7 +11,7 @@ mod lab;
 mod local;
 mod operations;
 mod outages;
-#[path = "../../../../tests/e2e/ports.rs"]
+#[path = "../../../../tests/e2e/support/ports.rs"]
 mod ports;
 mod queue;
 mod rate;

@@ -1,6 +1,6 @@
 //! Whether zmove names the path when the path is the limit: by its rate, or by its loss.
 //!
-//! The other faults need no path; `tests/e2e/verdict.rs` has them.
+//! The other faults need no path; `tests/e2e/lanes/verdict.rs` has them.
 
 use std::fs;
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ use crate::{LAB, skip, zmove_and_mounts};
 /// Makes the tree that the tests of the whole program push, too.
 const TREE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../tests/e2e/metadata/tree.sh"
+    "/../../tests/e2e/sources/metadata/tree.sh"
 );
 
 #[test]

@@ -1,0 +1,237 @@
+//! A headless Chromium, told what to do as W3C WebDriver has it: requests with JSON over HTTP to `chromedriver`.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::harness::{PATIENCE, has_program, skip};
+
+/// A browser, which ends with it.
+pub(super) struct Browser {
+    driver: Child,
+    address: String,
+    session: String,
+    _profile: TempDir,
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let seen = self.say(
+                "POST",
+                "/execute/sync",
+                &json!({ "script": "return document.body.innerText", "args": [] }),
+            );
+            eprintln!("the page says: {seen}");
+        }
+        // It ends the browser, which the driver's own end would leave.
+        let _ended = self.say("DELETE", "", &Value::Null);
+        let _gone = self.driver.kill();
+        let _ended = self.driver.wait();
+    }
+}
+
+impl Browser {
+    /// A new one, with nothing kept of others; none where there is no Chromium.
+    #[track_caller]
+    pub(super) fn start() -> Option<Self> {
+        if !has_program("chromedriver") || !has_program("chromium") {
+            skip("there is no chromium and chromedriver (Debian: chromium, chromium-driver)");
+            return None;
+        }
+        let mut driver = Command::new("chromedriver");
+        let mut driver = driver
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut words = BufReader::new(driver.stdout.take().unwrap());
+        let port = loop {
+            let mut line = String::new();
+            assert!(
+                words.read_line(&mut line).unwrap() > 0,
+                "chromedriver has ended"
+            );
+            if let Some((_, port)) = line.split_once("started successfully on port ") {
+                break port.trim().trim_end_matches('.').to_owned();
+            }
+        };
+        std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
+        let profile = tempfile::tempdir().unwrap();
+        let address = format!("127.0.0.1:{port}");
+        let mut browser = Self {
+            driver,
+            address,
+            session: String::new(),
+            _profile: profile,
+        };
+        let profile = format!("--user-data-dir={}", browser._profile.path().display());
+        let options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--host-resolver-rules=MAP dtn.example.org 127.0.0.1",
+            &profile,
+        ];
+        let options = json!({ "args": options });
+        // Of a certificate that the test has made.
+        let wanted = json!({
+            "acceptInsecureCerts": true,
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": { "browser": "ALL" },
+        });
+        let begun = browser.say(
+            "POST",
+            "/session",
+            &json!({ "capabilities": { "alwaysMatch": wanted } }),
+        );
+        browser.session = format!(
+            "/session/{}",
+            begun["sessionId"].as_str().expect("a session")
+        );
+        Some(browser)
+    }
+
+    /// Sends a command, and returns its value.
+    fn say(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = if method == "POST" {
+            body.to_string()
+        } else {
+            String::new()
+        };
+        let mut socket = BufReader::new(TcpStream::connect(&self.address).unwrap());
+        let head = format!(
+            "{method} {}{path} HTTP/1.1\r\nHost: {}\r\n",
+            self.session, self.address
+        );
+        write!(
+            socket.get_mut(),
+            "{head}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            socket.read_line(&mut line).unwrap();
+            if let Some(("content-length", value)) = line.to_lowercase().split_once(':') {
+                length = value.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut answer = vec![0; length];
+        socket.read_exact(&mut answer).unwrap();
+        let answer = serde_json::from_slice::<Value>(&answer);
+        answer.map_or_else(
+            |error| json!({ "error": error.to_string() }),
+            |mut answer| answer["value"].take(),
+        )
+    }
+
+    #[track_caller]
+    fn command(&self, path: &str, body: &Value) -> Value {
+        let value = self.say("POST", path, body);
+        assert!(value["error"].is_null(), "{path} {body}: {value}");
+        value
+    }
+
+    #[track_caller]
+    pub(super) fn visit(&self, address: &str) {
+        // Only what stands behind the # may differ, which would load nothing.
+        self.command("/url", &json!({ "url": "about:blank" }));
+        self.command("/url", &json!({ "url": address }));
+    }
+
+    /// Runs a script in the page.
+    #[track_caller]
+    pub(super) fn script(&self, script: &str) -> Value {
+        self.command("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits until an expression holds in the page.
+    #[track_caller]
+    pub(super) fn wait_until(&self, expression: &str) {
+        let until = Instant::now() + PATIENCE;
+        while self.script(&format!("return Boolean({expression})")) != true {
+            assert!(Instant::now() < until, "{expression}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[track_caller]
+    fn find(&self, selector: &str) -> String {
+        self.wait_until(&format!("document.querySelector({})", json!(selector)));
+        let found = self.command(
+            "/element",
+            &json!({ "using": "css selector", "value": selector }),
+        );
+        let id = found
+            .as_object()
+            .unwrap()
+            .values()
+            .next()
+            .unwrap()
+            .as_str()
+            .unwrap();
+        format!("/element/{id}")
+    }
+
+    /// Clicks as a user does: not on what is covered, hidden or disabled.
+    #[track_caller]
+    pub(super) fn click(&self, selector: &str) {
+        // The page may draw the element anew after it was found.
+        loop {
+            let element = self.find(selector);
+            let clicked = self.say("POST", &format!("{element}/click"), &json!({}));
+            if clicked["error"] != "stale element reference" {
+                return assert!(clicked["error"].is_null(), "{selector}: {clicked}");
+            }
+        }
+    }
+
+    /// Types into an element.
+    #[track_caller]
+    pub(super) fn write(&self, selector: &str, text: &str) {
+        let element = self.find(selector);
+        self.command(&format!("{element}/value"), &json!({ "text": text }));
+    }
+
+    /// The text of an element, once this one is there.
+    #[track_caller]
+    pub(super) fn text(&self, selector: &str) -> String {
+        let element = self.find(selector);
+        self.say("GET", &format!("{element}/text"), &Value::Null)
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// What DevTools can be told.
+    #[track_caller]
+    pub(super) fn devtools(&self, command: &str, parameters: &Value) -> Value {
+        self.command(
+            "/goog/cdp/execute",
+            &json!({ "cmd": command, "params": parameters }),
+        )
+    }
+
+    /// What went wrong in the page, by the browser's word.
+    #[track_caller]
+    pub(super) fn errors(&self) -> Vec<String> {
+        let log = self.command("/se/log", &json!({ "type": "browser" }));
+        let severe = log
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|entry| entry["level"] == "SEVERE");
+        severe.map(|entry| entry["message"].to_string()).collect()
+    }
+}

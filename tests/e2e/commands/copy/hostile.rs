@@ -1,0 +1,235 @@
+//! A host that says it has sent, and has not; and what is made of the result that one tells.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use zmove_transport::{Channel, Fingerprint, Identity, Signed, control_pair};
+use zmove_types::{Counters, Hex};
+use zmove_wire::{
+    CopyResult, CopyState, EndedCopy, Greeting, Place, Receipt, Relay, Role, SignedReceipt,
+    ToReceiver, ToSender, ToSource, TransferAccount, decode_message, encode_message,
+};
+
+use super::World;
+use crate::support::host::host;
+
+fn one_file() -> Counters {
+    Counters {
+        files: 1,
+        ..Counters::default()
+    }
+}
+
+/// A host that takes any order for the one that this receipt is of, and shows that.
+pub(super) fn lying_sender(home: &Path, receipt: SignedReceipt) -> (SocketAddr, Fingerprint) {
+    host(home, move |channel, greeting| {
+        lie(channel, greeting, receipt.clone())
+    })
+}
+
+async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
+    let (mut reader, mut writer) = control_pair(channel);
+    reader.receive().await.unwrap().unwrap();
+    writer
+        .greet(&Greeting::new(Role::Control, greeting.transfer))
+        .await
+        .unwrap();
+    let read: Receipt = decode_message(&receipt.receipt).unwrap();
+    let follows = ToSender::Copy(CopyState::Follows { id: read.id });
+    writer.send(&encode_message(&follows)).await.unwrap();
+    let account = Relay::Account(Box::new(TransferAccount {
+        counters: one_file().into(),
+        ..TransferAccount::default()
+    }));
+    for relay in [Relay::Receipt(receipt), account] {
+        // a client that does not believe it is no longer there
+        drop(
+            writer
+                .send(&encode_message(&ToReceiver::Relay(relay)))
+                .await,
+        );
+    }
+    drop(writer.finish().await);
+    drop(reader.receive().await);
+}
+
+/// A host that takes an order, sends nothing, and says that all is done, with this receipt of the target's host.
+async fn take_and_lie(
+    channel: Channel,
+    greeting: Greeting,
+    receipt: impl Fn([u8; 16]) -> Option<SignedReceipt>,
+) {
+    let (mut reader, mut writer) = control_pair(channel);
+    let order = reader.receive().await.unwrap().unwrap();
+    writer
+        .greet(&Greeting::new(Role::Control, greeting.transfer))
+        .await
+        .unwrap();
+    let Ok(ToSource::Copy(order)) = decode_message(&order) else {
+        return;
+    };
+    writer
+        .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
+        .await
+        .unwrap();
+    // the grant
+    reader.receive().await.unwrap().unwrap();
+    let account = TransferAccount {
+        counters: one_file().into(),
+        ..TransferAccount::default()
+    };
+    let said = receipt(order.id)
+        .map(Relay::Receipt)
+        .into_iter()
+        .chain([Relay::Account(Box::new(account))]);
+    for relay in said {
+        drop(
+            writer
+                .send(&encode_message(&ToReceiver::Relay(relay)))
+                .await,
+        );
+    }
+    drop(writer.finish().await);
+    drop(reader.receive().await);
+}
+
+#[test]
+fn a_sender_s_word_counts_for_nothing_without_a_receipt_and_for_less_than_one() {
+    let world = World::new();
+    let site = &world.site;
+    let identity = |home: &str| Arc::new(Identity::load_or_create(&site.path(home)).unwrap());
+    let (target, other) = (identity("server"), identity("other"));
+    let cases = [
+        (Some((&target, 0)), 0),
+        (None, 12),
+        (Some((&other, 0)), 12),
+        (Some((&target, 1)), 23),
+    ];
+    for (number, (receipt, exit)) in cases.into_iter().enumerate() {
+        let receipt = receipt.map(|(identity, faults)| (Arc::clone(identity), faults));
+        let (address, key) = host(
+            &site.path(&format!("liar{number}")),
+            move |channel, greeting| {
+                let receipt = receipt.clone();
+                take_and_lie(channel, greeting, move |id| {
+                    receipt
+                        .as_ref()
+                        .map(|(identity, faults)| signed(identity, id, *faults))
+                })
+            },
+        );
+        site.pin(&address, key);
+        let receiver = format!("{}:", world.receiver.address);
+        let copy = site.zmove(&["copy", "--timeout", "0", &format!("{address}:"), &receiver]);
+        let outcome = copy.outcome();
+        assert_eq!(
+            outcome.code,
+            Some(exit),
+            "case {number}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+/// A host that tells every copy to have ended so.
+fn host_with_a_result(home: &Path, ended: EndedCopy) -> (SocketAddr, Fingerprint) {
+    host(home, move |channel, greeting| {
+        tell(channel, greeting, ended.clone())
+    })
+}
+
+async fn tell(channel: Channel, greeting: Greeting, ended: EndedCopy) {
+    let (mut reader, mut writer) = control_pair(channel);
+    reader.receive().await.unwrap().unwrap();
+    writer
+        .greet(&Greeting::new(Role::Control, greeting.transfer))
+        .await
+        .unwrap();
+    let result = ToSender::Result(CopyResult::Ended(Box::new(ended)));
+    writer.send(&encode_message(&result)).await.unwrap();
+    drop(writer.finish().await);
+    drop(reader.receive().await);
+}
+
+const ID: [u8; 16] = [7; 16];
+
+fn signed(identity: &Identity, id: [u8; 16], faults: u64) -> SignedReceipt {
+    let (client, source, target) = ([1; 32], [2; 32], Vec::new());
+    let receipt = Receipt {
+        id,
+        client,
+        source,
+        target,
+        files: 1,
+        bytes: 1,
+        faults,
+        ended: 1,
+    };
+    let receipt = encode_message(&receipt)[4..].to_vec();
+    let Signed {
+        certificate,
+        signature,
+    } = identity.sign(&receipt).unwrap();
+    SignedReceipt {
+        receipt,
+        certificate,
+        signature,
+    }
+}
+
+/// `zmove result` ends as the copy would have.
+#[test]
+fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has_signed() {
+    let world = World::new();
+    let site = &world.site;
+    let identity = Identity::load_or_create(&site.path("server")).unwrap();
+    let to = Place {
+        host: "127.0.0.1".into(),
+        port: world.receiver.address.port(),
+    };
+    let account = |is_preview, change: fn(&mut Counters)| {
+        let mut counters = one_file();
+        change(&mut counters);
+        TransferAccount {
+            counters: counters.into(),
+            is_preview,
+            ..TransferAccount::default()
+        }
+    };
+    let well = || account(false, |_| ());
+    let cases = [
+        (well(), Some(0), 0),
+        (well(), None, 12),
+        (well(), Some(1), 23),
+        (account(false, |counters| counters.failed = 1), Some(1), 23),
+        (account(false, |counters| counters.failed = 1), None, 23),
+        (
+            account(false, |counters| counters.source_changed_kept = 1),
+            Some(0),
+            23,
+        ),
+        (
+            account(false, |counters| counters.max_delete_kept = 1),
+            Some(0),
+            25,
+        ),
+        (account(true, |_| ()), None, 0),
+        (account(true, |counters| counters.changed = 1), None, 6),
+        (account(true, |counters| counters.removed = 1), None, 6),
+    ];
+    for (number, (account, faults, exit)) in cases.into_iter().enumerate() {
+        let receipt = faults.map(|faults| signed(&identity, ID, faults));
+        let ended = EndedCopy {
+            to: to.clone(),
+            ended: Ok(account),
+            receipt,
+            strict: false,
+        };
+        let (address, key) = host_with_a_result(&site.path(&format!("host{number}")), ended);
+        site.pin(&address, key);
+        site.zmove(&["result", &Hex(&ID).to_string(), &address.to_string()])
+            .outcome()
+            .expect(exit);
+    }
+}

@@ -1,0 +1,135 @@
+//! One failure has one exit code, whichever command meets it: the table "Exit codes" of the guide.
+
+use crate::commands::jobs::Yard;
+use crate::support::command::Outcome;
+use crate::support::harness::Site;
+use crate::support::ports::free_address;
+use crate::support::tree::paint;
+
+/// A daemon from which the client may read `source`, and to whose `target` it may write.
+fn yard() -> Yard {
+    let mut site = Site::local();
+    site.let_read("source");
+    site.start_daemon();
+    paint(site.source().join("f"), 10);
+    Yard { site }
+}
+
+impl Yard {
+    fn says(&self, command: &str, options: &[&str], source: &str, target: &str) -> Outcome {
+        let words = [&[command], options, &[source, target]].concat();
+        self.run(&words)
+    }
+
+    /// Expects an exit code of each command that sends `source` to `target`, and of the process of such a job.
+    #[track_caller]
+    fn assert_pushed(&self, options: &[&str], source: &str, target: &str, code: i32) {
+        for command in ["push", "copy", "verify"] {
+            self.says(command, options, source, target).expect(code);
+        }
+        self.assert_job(options, source, target, code);
+    }
+
+    #[track_caller]
+    fn assert_pulled(&self, options: &[&str], source: &str, target: &str, code: i32) {
+        for command in ["pull", "copy", "verify"] {
+            self.says(command, options, source, target).expect(code);
+        }
+        self.assert_job(options, source, target, code);
+    }
+
+    /// The job waits for another one, so that nothing is looked at when it is submitted.
+    #[track_caller]
+    fn assert_job(&self, options: &[&str], source: &str, target: &str, code: i32) {
+        let before = self.submit(&["--label", "before"], "before");
+        let options = [&["--after", &before], options].concat();
+        let submitted = self.says("submit", &options, source, target).expect(0);
+        let id = submitted.stdout.trim();
+        let job = self.wait_until(id, |job| !job["exit"].is_null());
+        assert_eq!(job["exit"], code, "{job}");
+        self.run(&["job", id, "cancel"]);
+    }
+}
+
+fn nobody() -> String {
+    free_address().to_string()
+}
+
+#[test]
+fn a_source_that_is_not_there() {
+    let yard = yard();
+    let daemon = yard.site.the_daemon().address;
+    yard.assert_pushed(&[], "none", "target", 23);
+    yard.assert_pushed(&[], "none", &format!("{daemon}:x"), 23);
+    let said = yard.says("submit", &[], "none", "target").expect(23).stderr;
+    assert_eq!(
+        said,
+        "zmove: 'none' is not there\nzmove: nothing to send: no source is there\n"
+    );
+    yard.says("submit", &[], "none", &format!("{daemon}:x"))
+        .expect(23);
+    yard.says("submit", &["--watch"], "none", "target")
+        .expect(23);
+    let none = yard.site.source().join("none");
+    yard.assert_pulled(&[], &format!("{daemon}:{}", none.display()), "target", 23);
+}
+
+#[test]
+fn a_host_at_which_nobody_answers() {
+    let yard = yard();
+    let options = ["--accept-new", "--timeout", "0"];
+    yard.assert_pushed(&options, "source/", &format!("{}:x", nobody()), 10);
+    yard.assert_pulled(&options, &format!("{}:x", nobody()), "target", 10);
+    yard.says(
+        "submit",
+        &["--timeout", "0"],
+        "source/",
+        &format!("{}:x", nobody()),
+    )
+    .expect(10);
+    yard.run(&["clean", "--accept-new", &format!("{}:x", nobody())])
+        .expect(10);
+}
+
+#[test]
+fn a_host_whose_key_is_not_known() {
+    let yard = yard();
+    std::fs::remove_file(yard.site.path("client/known_hosts")).unwrap();
+    let daemon = yard.site.the_daemon().address;
+    for strict in [&[][..], &["--strict"]] {
+        for command in ["push", "copy", "verify", "submit"] {
+            yard.says(command, strict, "source/", &format!("{daemon}:x"))
+                .expect(5);
+        }
+        for command in ["pull", "copy", "verify", "submit"] {
+            yard.says(command, strict, &format!("{daemon}:x"), "target")
+                .expect(5);
+        }
+        let there = format!("{daemon}:x");
+        yard.run(&[&["clean"], strict, &[&there]].concat())
+            .expect(5);
+    }
+}
+
+#[test]
+fn a_directory_that_the_key_may_not_use() {
+    let yard = yard();
+    let daemon = yard.site.the_daemon().address;
+    yard.assert_pushed(&[], "source/", &format!("{daemon}:/nowhere"), 3);
+    yard.assert_pulled(&[], &format!("{daemon}:/nowhere/"), "target", 3);
+    yard.run(&["clean", &format!("{daemon}:/nowhere")])
+        .expect(3);
+}
+
+#[test]
+fn words_that_make_no_sense() {
+    let yard = yard();
+    for command in ["push", "copy", "verify", "submit"] {
+        yard.says(command, &["--files-from", "a"], "source", "h:0:x")
+            .expect(1);
+        yard.run(&[command, "--no-such-option"]).expect(1);
+    }
+    yard.says("pull", &[], "h:0:x", "target").expect(1);
+    yard.run(&["job", "99"]).expect(1);
+    yard.run(&["job", "99", "wait"]).expect(1);
+}

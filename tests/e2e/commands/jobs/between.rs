@@ -1,0 +1,201 @@
+//! Jobs that are copies between two other hosts: whoever holds or cancels one ends the copy at the hosts, and a process
+//! that is killed leaves it to the next attempt.
+
+use super::*;
+use crate::commands::copy::{LARGE_BYTES, SLOWLY, World, id_in};
+use crate::support::daemon::Daemon;
+
+struct Between {
+    yard: Yard,
+    sender: Daemon,
+    receiver: Daemon,
+}
+
+impl Between {
+    fn new() -> Self {
+        let World {
+            site,
+            sender,
+            receiver,
+        } = World::new();
+        Self {
+            yard: Yard { site },
+            sender,
+            receiver,
+        }
+    }
+
+    /// A job of which some has come, and whose rest takes some seconds.
+    fn under_way(&self) -> String {
+        paint(self.yard.site.source().join("large"), LARGE_BYTES);
+        let mut submit = self.yard.site.zmove(&["submit"]);
+        submit.0.args(SLOWLY);
+        submit
+            .0
+            .arg(format!("{}:", self.sender.address))
+            .arg(format!("{}:", self.receiver.address));
+        let id = number(&submit.outcome().done());
+        self.yard.wait_until_moving(&id);
+        id
+    }
+
+    /// Expects that both hosts have ended the copy before its end, and that no more comes.
+    #[track_caller]
+    fn assert_ended(&self) {
+        // The process of the job has waited for the sender, which logs it thereafter.
+        self.sender.wait_for_log("broken off");
+        self.receiver
+            .wait_for_log("broken off by the grant of tester");
+        let there = || {
+            let journals = std::fs::read_dir(self.yard.site.path("server/journal"))
+                .unwrap()
+                .flatten();
+            journals
+                .map(|journal| journal.metadata().unwrap().len())
+                .sum::<u64>()
+        };
+        let before = there();
+        // after that nobody has the target open
+        let mut status = self.yard.site.zmove(&["status", "--json"]);
+        status.0.env("ZMOVE_HOME", self.yard.site.path("server"));
+        let status: Value = serde_json::from_str(&status.outcome().done().stdout).unwrap();
+        assert_eq!(status["transfers"], serde_json::json!([]));
+        assert_eq!(there(), before, "more has come");
+        assert_eq!(self.sender.count_logged("copied for tester"), 0);
+    }
+
+    fn log(&self, id: &str) -> String {
+        self.yard.run(&["job", id, "log"]).done().stdout
+    }
+}
+
+#[test]
+fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
+    let between = Between::new();
+    let Between {
+        yard,
+        sender,
+        receiver,
+    } = &between;
+    let id = between.under_way();
+    yard.run(&["job", &id, "pause"]).done();
+    yard.wait_until(&id, |job| job["state"] == "paused");
+    between.assert_ended();
+    yard.run(&["job", &id, "resume"]).done();
+    yard.assert_done(&id, 2);
+    let bytes = yard.job(&id)["ends"][1]["bytes"].as_u64().unwrap();
+    assert!(bytes < LARGE_BYTES, "all of it was sent again");
+    // they log it after the command has ended
+    assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
+    let received = receiver.wait_for_logs("received from the grant of tester", 1);
+    assert_eq!(received.len(), 1);
+}
+
+#[test]
+fn a_copy_is_cancelled_at_both_hosts() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.yard.run(&["job", &id, "cancel"]).done();
+    between.yard.wait(&id).expect(31);
+    let log = between.log(&id);
+    assert!(!log.contains("may go on"), "{log}");
+    let sender = between.sender.address.to_string();
+    between
+        .yard
+        .run(&["result", &id_in(&log), &sender])
+        .expect(12);
+    between.assert_ended();
+}
+
+#[test]
+fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
+    let between = Between::new();
+    let Between {
+        yard,
+        sender,
+        receiver,
+    } = &between;
+    let id = between.under_way();
+    yard.kill_process();
+    yard.assert_done(&id, 2);
+    // they log it after the command has ended
+    assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
+    let received = receiver.wait_for_logs("received from the grant of tester", 1);
+    assert_eq!(received.len(), 1);
+    assert_eq!(receiver.count_logged("broken off"), 0);
+}
+
+#[test]
+fn a_copy_that_was_found_again_is_held_too() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.yard.kill_process();
+    wait_for("another attempt that listens", || {
+        between.log(&id).matches("without this command").count() == 2
+    });
+    between.yard.run(&["job", &id, "pause"]).done();
+    between.yard.wait_until(&id, |job| job["state"] == "paused");
+    between.assert_ended();
+}
+
+/// A runner kills a process that takes longer than it may, and then nothing would be said.
+#[test]
+fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.sender.signal(Signal::STOP);
+    between.yard.run(&["job", &id, "cancel"]).done();
+    between.yard.wait(&id).expect(31);
+    let (log, address) = (between.log(&id), between.sender.address);
+    let place = format!(
+        "the copy may go on at {address}: zmove result --stop {} {address} ends it",
+        id_in(&log)
+    );
+    assert!(
+        log.contains(&place) && log.contains("it has not ended within"),
+        "{log}"
+    );
+    between.sender.signal(Signal::CONT);
+    // it is told again, until it has heard
+    wait_for("the end of the copy", || {
+        between.yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
+    between.assert_ended();
+}
+
+/// What was killed with its runner could not end the copy, and nobody asked it to.
+#[test]
+fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
+    let between = Between::new();
+    let Between { yard, .. } = &between;
+    let id = between.under_way();
+    yard.kill_runner();
+    yard.kill_process();
+    yard.run(&["job", &id, "pause"]).done();
+    yard.wait_until(&id, |job| job["state"] == "paused");
+    wait_for("the end of the copy", || {
+        yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
+    between.assert_ended();
+    yard.run(&["job", &id, "resume"]).done();
+    yard.assert_done(&id, 2);
+}
+
+#[test]
+fn a_copy_that_waits_for_another_attempt_is_cancelled_all_the_same() {
+    let between = Between::new();
+    let Between { yard, .. } = &between;
+    let id = between.under_way();
+    let waits = || yard.job(&id)["state"] == "waiting";
+    let kill_until_it_waits = || {
+        yard.processes().into_iter().for_each(kill);
+        waits()
+    };
+    wait_for("a wait", kill_until_it_waits);
+    yard.run(&["job", &id, "cancel"]).done();
+    yard.wait(&id).expect(31);
+    wait_for("the end of the copy", || {
+        yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
+    between.assert_ended();
+}

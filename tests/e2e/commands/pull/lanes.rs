@@ -1,0 +1,132 @@
+//! Lanes of a pull: this side dials them, and the daemon decides how many there are to be.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use zmove_types::GROUP_BYTES;
+
+use super::{assert_counts, site};
+use crate::support::harness::PATIENCE;
+use crate::support::tree::{assert_same, paint};
+
+/// When the connection of the third lane is closed.
+#[derive(Clone, Copy, Debug)]
+enum Closed {
+    AtOnce,
+    /// When this side is done with the handshake, of which the daemon never hears.
+    AfterTheHandshake,
+}
+
+/// What comes down a connection before it carries data; control has less to say than that.
+const HANDSHAKE_BYTES: usize = 16 << 10;
+/// The number of that connection: control and two lanes come before it.
+const THIRD_LANE: usize = 3;
+const CONNECTIONS: usize = THIRD_LANE + 2;
+
+/// A relay that holds the lane which is the first to bring data, closes the other when it brings some, closes the one
+/// that is to take its place, and lets all go on when another has come.
+#[derive(Default)]
+struct Relay {
+    state: Mutex<RelayState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct RelayState {
+    came: usize,
+    holds_one: bool,
+}
+
+impl Relay {
+    fn start(daemon: SocketAddr, closed: Closed) -> (SocketAddr, Arc<Self>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let started = Arc::<Self>::default();
+        let relay = Arc::clone(&started);
+        thread::spawn(move || {
+            for (number, client) in listener.incoming().map_while(Result::ok).enumerate() {
+                relay.state.lock().unwrap().came += 1;
+                relay.changed.notify_all();
+                if number == THIRD_LANE && matches!(closed, Closed::AtOnce) {
+                    continue;
+                }
+                let upstream = TcpStream::connect(daemon).unwrap();
+                let (up_from, up_to) = (client.try_clone().unwrap(), upstream.try_clone().unwrap());
+                let holding = Arc::clone(&relay);
+                let mut left = HANDSHAKE_BYTES;
+                let down = move |bytes: usize| {
+                    let was_handshake = left > 0;
+                    left = left.saturating_sub(bytes);
+                    let is_first_data = was_handshake && left == 0;
+                    number >= THIRD_LANE || !is_first_data || holding.lets_data_pass()
+                };
+                let mut said = 0;
+                let up = move |_| {
+                    said += 1;
+                    number != THIRD_LANE || said == 1
+                };
+                thread::spawn(move || pump(upstream, client, down));
+                thread::spawn(move || pump(up_from, up_to, up));
+            }
+        });
+        (address, started)
+    }
+
+    fn lets_data_pass(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        if std::mem::replace(&mut state.holds_one, true) {
+            return false;
+        }
+        let fewer = |state: &mut RelayState| state.came < CONNECTIONS;
+        drop(
+            self.changed
+                .wait_timeout_while(state, PATIENCE, fewer)
+                .unwrap(),
+        );
+        true
+    }
+}
+
+/// Hands on what comes, and its end; closes both when `goes` does not let it.
+fn pump(mut from: TcpStream, mut to: TcpStream, mut goes: impl FnMut(usize) -> bool) {
+    let mut room = vec![0; 64 << 10];
+    while let Ok(taken @ 1..) = from.read(&mut room) {
+        if !goes(taken) || to.write_all(&room[..taken]).is_err() {
+            drop(from.shutdown(Shutdown::Both));
+            break;
+        }
+    }
+    drop(to.shutdown(Shutdown::Write));
+}
+
+/// The daemon would wait for that lane as long as the transfer lasts, and with it for ever where it is the only one.
+#[test]
+fn a_lane_that_never_reaches_the_daemon_is_dialled_again() {
+    for closed in [Closed::AtOnce, Closed::AfterTheHandshake] {
+        let site = site();
+        paint(site.source().join("f"), 16 * GROUP_BYTES);
+        let daemon = site.the_daemon();
+        let (address, relay) = Relay::start(daemon.address, closed);
+        site.pin(&address, daemon.fingerprint);
+        let source = format!("{address}:{}/", site.source().display());
+        let mut pull = site.zmove(&[
+            "pull",
+            "--json",
+            "--transport",
+            "tcp",
+            "--streams",
+            "2",
+            &source,
+        ]);
+        pull.0.arg(site.target());
+        let summary = pull.outcome().done().summary();
+        assert_same(&site.source(), &site.target());
+        assert_counts(&summary, &[("reconnects", 0)]);
+        assert!(
+            relay.state.lock().unwrap().came >= CONNECTIONS,
+            "{closed:?}: no other lane was dialled"
+        );
+    }
+}

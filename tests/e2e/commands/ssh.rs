@@ -1,0 +1,427 @@
+//! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::support::command::{Outcome, ZMOVE, Zmove, finish};
+use crate::support::harness::{Site, has_program, is_root, skip};
+use crate::support::ports::free_port;
+use crate::support::tree::{assert_same, painted};
+
+/// A running sshd that lets one key in, as whoever runs the test.
+pub(crate) struct Sshd {
+    child: Child,
+    port: u16,
+    home: PathBuf,
+}
+
+impl Sshd {
+    /// `None` where there is none.
+    pub(crate) fn start(site: &Site) -> Option<Self> {
+        let program = ["/usr/sbin/sshd", "/usr/bin/sshd"]
+            .map(Path::new)
+            .into_iter()
+            .find(|path| path.is_file());
+        let (Some(program), true) = (program, has_program("ssh")) else {
+            skip("sshd and ssh are not installed");
+            return None;
+        };
+        let home = site.path("ssh");
+        std::fs::create_dir(&home).unwrap();
+        for key in ["host_key", "user_key"] {
+            let mut keygen = Command::new("ssh-keygen");
+            keygen
+                .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+                .arg(home.join(key));
+            assert!(keygen.status().unwrap().success());
+        }
+        std::fs::copy(home.join("user_key.pub"), home.join("authorized_keys")).unwrap();
+        if is_root() {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create("/run/sshd")
+                .unwrap();
+        }
+        // another may take the port before sshd does
+        let started = (0..9).find_map(|_| Self::try_start(program, &home, &site.path("server")));
+        Some(started.expect("a free port"))
+    }
+
+    fn try_start(program: &Path, home: &Path, zmove_home: &Path) -> Option<Self> {
+        let port = free_port();
+        let (directory, zmove_home) = (home.display(), zmove_home.display());
+        let config = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {directory}/host_key\n\
+             AuthorizedKeysFile {directory}/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n\
+             PermitRootLogin prohibit-password\nUseDNS no\nSetEnv ZMOVE_HOME={zmove_home}\n"
+        );
+        std::fs::write(home.join("config"), config).unwrap();
+        let mut sshd = Command::new(program);
+        sshd.args(["-D", "-e", "-f"])
+            .arg(home.join("config"))
+            .stderr(Stdio::piped());
+        let mut child = sshd.spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
+        let listens = log.any(|line| line.contains("Server listening on"));
+        std::thread::spawn(move || log.for_each(drop));
+        if !listens {
+            child.wait().unwrap();
+            return None;
+        }
+        Some(Self {
+            child,
+            port,
+            home: home.to_owned(),
+        })
+    }
+
+    /// The ssh that knows the way.
+    pub(crate) fn command(&self) -> String {
+        let home = self.home.display();
+        format!(
+            "ssh -F none -i '{home}/user_key' -o UserKnownHostsFile='{home}/known' -o StrictHostKeyChecking=no -o LogLevel=ERROR"
+        )
+    }
+
+    /// `zmove push OPTIONS source/ TARGET` over this server.
+    fn push(&self, site: &Site, options: &[&str], target: &str) -> Zmove {
+        push_by(site, &self.command(), Path::new(ZMOVE), options, target)
+    }
+
+    fn run(&self, site: &Site, options: &[&str], target: &str) -> Outcome {
+        self.push(site, options, target).outcome()
+    }
+
+    /// How the target directory is written where ssh leads.
+    fn at_target(&self, site: &Site) -> String {
+        self.at(&site.target())
+    }
+
+    /// How any directory is written.
+    pub(crate) fn at(&self, directory: &Path) -> String {
+        format!("{}@127.0.0.1:{}:{}", user(), self.port, directory.display())
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// `zmove push OPTIONS source/ TARGET` by this ssh, with this zmove at its end.
+pub(crate) fn push_by(
+    site: &Site,
+    ssh: &str,
+    zmove: &Path,
+    options: &[&str],
+    target: &str,
+) -> Zmove {
+    let mut push = site.zmove(&["push", "--json", "--ssh-command", ssh, "--remote-zmove"]);
+    push.0.arg(zmove).args(options).arg("source/").arg(target);
+    push
+}
+
+#[test]
+fn a_probe_goes_the_same_way() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    let mut probe = site.zmove(&[
+        "probe",
+        "--json",
+        "--time",
+        "1s",
+        "--streams",
+        "1,2",
+        "--no-sweep",
+    ]);
+    probe
+        .0
+        .args(["--ssh-command", &sshd.command(), "--remote-zmove"])
+        .arg(ZMOVE)
+        .arg(sshd.at_target(&site));
+    let found: serde_json::Value = serde_json::from_str(&probe.outcome().done().stdout).unwrap();
+    assert_eq!(found["rounds"].as_array().unwrap().len(), 2, "{found}");
+    assert_eq!(std::fs::read_dir(site.target()).unwrap().count(), 0);
+}
+
+fn user() -> String {
+    let told = Command::new("id").arg("-un").output().unwrap();
+    String::from_utf8(told.stdout)
+        .unwrap()
+        .trim_end()
+        .to_owned()
+}
+
+fn paint(site: &Site) {
+    std::fs::create_dir(site.source().join("sub")).unwrap();
+    std::fs::write(site.source().join("sub/small"), "x").unwrap();
+    std::fs::write(site.source().join("large"), painted((9 << 20) + 5, 0)).unwrap();
+}
+
+/// A script in the site that stands for a program.
+pub(crate) fn script(site: &Site, name: &str, text: &str) -> PathBuf {
+    let path = site.path(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_tree_arrives_where_no_daemon_runs() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    for options in [
+        &[][..],
+        &["--transport", "quic"],
+        &["--cipher", "none", "--checksum"],
+    ] {
+        let summary = sshd
+            .run(&site, options, &sshd.at_target(&site))
+            .done()
+            .summary();
+        assert_eq!(summary["failed"], 0);
+        assert_same(&site.source(), &site.target());
+    }
+    let ports = free_port();
+    std::fs::remove_dir_all(site.target().join("sub")).unwrap();
+    sshd.run(
+        &site,
+        &[
+            "--ssh-ports",
+            &format!("{ports}-{}", ports.saturating_add(9)),
+        ],
+        &sshd.at_target(&site),
+    )
+    .done();
+    assert_same(&site.source(), &site.target());
+    assert!(
+        !site.path("client").join("key.pem").exists(),
+        "a key for once needs no file"
+    );
+}
+
+#[test]
+fn a_host_without_a_user_needs_the_word() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let target = format!("127.0.0.1:{}:{}", sshd.port, site.target().display());
+    sshd.run(&site, &["--ssh"], &target).done();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_shell_that_talks_is_passed_over() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let talking = script(
+        &site,
+        "talking",
+        &format!("echo Welcome; echo; printf title; exec '{ZMOVE}' \"$@\""),
+    );
+    push_by(
+        &site,
+        &sshd.command(),
+        &talking,
+        &[],
+        &sshd.at_target(&site),
+    )
+    .outcome()
+    .done();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_host_without_zmove_says_what_to_do() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let push = push_by(
+        &site,
+        &sshd.command(),
+        Path::new("/nowhere/zmove"),
+        &[],
+        &sshd.at_target(&site),
+    );
+    let outcome = push.outcome().expect(10);
+    outcome.says(&[
+        "zmove: ",
+        "127.0.0.1 has no '/nowhere/zmove'",
+        "--remote-zmove",
+    ]);
+}
+
+/// The other zmove has started to listen, or refuses a request of this version.
+#[test]
+fn a_zmove_of_another_version() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let receive = format!("'{ZMOVE}' \"$@\"");
+    let newer = r#"sed -u 's/"version":1/"version":9/'"#;
+    for (name, text) in [
+        ("answers", format!("{receive} | {newer}")),
+        ("refuses", format!("{newer} | {receive} | {newer}")),
+    ] {
+        let mut push = site.zmove(&["push", "--ssh-command", &sshd.command(), "--remote-zmove"]);
+        push.0.arg(script(&site, name, &text));
+        push.0.arg("source/").arg(sshd.at_target(&site));
+        push.outcome()
+            .expect(2)
+            .says(&[
+                "zmove: the peer is a zmove that speaks protocol version 9",
+                "this one speaks version 1: install the same release on both hosts",
+            ])
+            .lines(1);
+    }
+}
+
+#[test]
+fn a_login_that_is_refused() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    std::fs::write(sshd.home.join("authorized_keys"), "").unwrap();
+    let ssh = format!("{} -o BatchMode=yes", sshd.command());
+    let outcome = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site)).outcome();
+    outcome
+        .expect(10)
+        .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
+}
+
+/// The limit is one second here, with and without a connection that several ssh share.
+#[test]
+fn a_login_whose_shell_hangs_ends_in_time() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let key = std::fs::read_to_string(sshd.home.join("user_key.pub")).unwrap();
+    // ends when ssh ends
+    let hangs = format!("command=\"exec cat > /dev/null\" {key}");
+    std::fs::write(sshd.home.join("authorized_keys"), hangs).unwrap();
+    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let socket = sshd.home.join("shared");
+    let shared = format!("{ssh} -o ControlPath='{}'", socket.display());
+    let mut master = Command::new("sh")
+        .args([
+            "-c",
+            &format!("exec {shared} -M -N -p {} 127.0.0.1", sshd.port),
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    crate::commands::jobs::wait_for("the shared connection is up", || socket.exists());
+    let outcomes = [ssh, shared]
+        .map(|ssh| push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site)).outcome());
+    master.kill().unwrap();
+    master.wait().unwrap();
+    for outcome in outcomes {
+        outcome.expect(10).says(&[
+            "zmove: ssh has logged in at ",
+            "receive' has not answered within 1 s",
+            "a startup file of the login shell",
+        ]);
+    }
+}
+
+/// The answer comes after three times the limit.
+#[test]
+fn a_question_of_ssh_has_no_limit() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-p", "-P", "", "-N", "secret", "-f"]);
+    keygen.arg(sshd.home.join("user_key"));
+    assert!(keygen.status().unwrap().success());
+    let answer = script(&site, "answer", "sleep 3; echo secret");
+    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let mut push = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site));
+    push.0.env("SSH_ASKPASS", answer);
+    push.0.env("SSH_ASKPASS_REQUIRE", "force");
+    push.outcome().done();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn an_ssh_that_is_not_there() {
+    let site = Site::local();
+    paint(&site);
+    let mut zmove = site.zmove(&["push", "--ssh-command", "/nowhere/ssh", "source/"]);
+    zmove.0.arg("alice@127.0.0.1:x");
+    zmove
+        .outcome()
+        .expect(10)
+        .says(&["zmove: start '/nowhere/ssh': No such file or directory"])
+        .lines(1);
+}
+
+#[test]
+fn a_push_that_is_killed_goes_on() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    std::fs::write(site.source().join("large"), painted(40 << 20, 0)).unwrap();
+    let slow = ["--limit", "8MiB"];
+    let mut client = sshd.push(&site, &slow, &sshd.at_target(&site)).start();
+    crate::connections::resume::wait_for_journal(&site);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let again = sshd.push(&site, &[], &sshd.at_target(&site)).start();
+    let summary = finish(again).done().summary();
+    assert!(
+        summary["bytes_resumed"].as_u64().unwrap() >= 4 << 20,
+        "{summary}"
+    );
+    assert_same(&site.source(), &site.target());
+}
+
+/// What `zmove receive` is for is told to whoever tries it by hand.
+#[test]
+fn nonsense_instead_of_an_order() {
+    let site = Site::local();
+    for bytes in [&b""[..], b"nonsense\n", &[0xFF; 4096]] {
+        let mut receive = site.zmove(&["receive"]).0;
+        let mut child = receive
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // it may have ended before all is written
+        drop(child.stdin.take().unwrap().write_all(bytes));
+        finish(child)
+            .expect(11)
+            .says(&["zmove: read ", "standard input: "])
+            .lines(1);
+    }
+}

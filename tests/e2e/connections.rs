@@ -1,0 +1,11 @@
+//! Connections and processes that end in mid-transfer, stand still, or come back.
+
+pub(crate) mod breakage;
+pub(crate) mod clock;
+pub(crate) mod one_writer;
+pub(crate) mod outages;
+pub(crate) mod peers;
+pub(crate) mod pings;
+pub(crate) mod reconnect;
+pub(crate) mod resume;
+pub(crate) mod unread;

@@ -1,0 +1,426 @@
+//! Ends in mid-transfer: a peer that is killed, a user who has enough. Nothing half-written stands under a final name,
+//! whoever is left goes on, and the next run completes.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::command::{Outcome, Runner, Zmove, finish};
+use crate::support::daemon::Daemon;
+use crate::support::harness::{PATIENCE, Site, has_program, skip};
+use crate::support::namespace::Namespace;
+use crate::support::proxy::Proxy;
+use crate::support::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
+
+/// What may pass before the relay stalls: more than the handshakes and the small files, less than all.
+const BYTES_BEFORE_STALL: u64 = 9 << 20;
+
+/// A transfer that hangs half-way, with its relay.
+struct HalfWay {
+    site: Site,
+    proxy: Proxy,
+    client: Child,
+}
+
+fn half_way() -> HalfWay {
+    half_way_to(Site::daemon())
+}
+
+fn half_way_to(site: Site) -> HalfWay {
+    half_way_by(site, |push| push)
+}
+
+fn half_way_by(site: Site, run: impl FnOnce(Zmove) -> Zmove) -> HalfWay {
+    for number in 0..200 {
+        paint(
+            site.source().join(format!("small/{number}")),
+            1_000 + number,
+        );
+    }
+    for number in 0..3 {
+        paint(
+            site.source().join(format!("large{number}")),
+            2 * zmove_types::GROUP_BYTES + 5,
+        );
+    }
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let client = run(push_by(&site, &proxy)).start();
+    proxy.wait_for_stall();
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }
+}
+
+fn push_by(site: &Site, proxy: &Proxy) -> Zmove {
+    site.push_by(&proxy.address, &["--json", "--timeout", "0"])
+}
+
+fn push_through(site: &Site, proxy: &Proxy) -> Child {
+    push_by(site, proxy).start()
+}
+
+#[track_caller]
+fn assert_nothing_half_written(site: &Site) {
+    assert_part_of(&site.source(), &site.target());
+    let temporary = |path: &Vec<u8>| {
+        path.split(|&byte| byte == b'/')
+            .any(|name| name.starts_with(b".zmove"))
+    };
+    assert!(
+        !picture(&site.target()).keys().any(temporary),
+        "a temporary file is left"
+    );
+}
+
+#[test]
+fn a_daemon_that_is_killed_and_comes_back() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way();
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    let outcome = finish(client);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+    // what is killed cannot clean up, but nothing it left has a final name; the next run removes it
+    assert_part_of(&site.source(), &site.target());
+    let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
+    assert_eq!(again.fingerprint, daemon.fingerprint);
+    proxy.reset(again.address);
+    let summary = finish(push_through(&site, &proxy)).done().summary();
+    assert_eq!(
+        summary["files"].as_u64().unwrap() + summary["skipped"].as_u64().unwrap(),
+        203
+    );
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_client_that_is_killed() {
+    kill_client(half_way());
+}
+
+#[test]
+fn a_client_that_is_killed_over_lanes_in_clear() {
+    kill_client(half_way_to(Site::clear()));
+}
+
+fn kill_client(
+    HalfWay {
+        site,
+        proxy,
+        mut client,
+    }: HalfWay,
+) {
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_nothing_half_written(&site);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+/// What this process ignores, those that it starts ignore too.
+fn ignores(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
+
+/// A shell that is not interactive starts what runs in its background so.
+#[test]
+fn a_signal_that_its_parent_ignores_does_not_end_a_client() {
+    if !has_program("env") {
+        return skip("env of coreutils is missing: nothing ignores signals for others");
+    }
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way_by(Site::daemon(), |push| {
+        let mut env = Command::new("env");
+        env.arg("--ignore-signal=INT,TERM,QUIT,HUP")
+            .arg(push.0.get_program())
+            .args(push.0.get_args());
+        for (name, value) in push.0.get_envs() {
+            env.env(name, value.unwrap());
+        }
+        env.current_dir(push.0.get_current_dir().unwrap());
+        Zmove(env)
+    });
+    for signal in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::HUP] {
+        kill_process(Pid::from_child(&client), signal).unwrap();
+    }
+    proxy.resume_without(0, u64::MAX);
+    finish(client).done();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_client_that_is_interrupted() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        if ignores(signal) {
+            skip("the signal is ignored here, as below nohup");
+            continue;
+        }
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way();
+        let outcome = end_by(client, signal);
+        outcome
+            .expect(20)
+            .says(&["zmove: interrupted", "the same command"])
+            .lines(1);
+        proxy.reset(site.the_daemon().address);
+        site.the_daemon().wait_for_log("broken off by tester");
+        assert_nothing_half_written(&site);
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn a_path_that_breaks() {
+    break_path(half_way());
+}
+
+#[test]
+fn a_path_that_breaks_over_lanes_in_clear() {
+    break_path(half_way_to(Site::clear()));
+}
+
+/// The path breaks and both ends live.
+fn break_path(
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }: HalfWay,
+) {
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_nothing_half_written(&site);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+/// Several times, for both roles have to hear of it, and one may be waiting for the other.
+#[test]
+fn a_local_push_that_is_interrupted() {
+    for _ in 0..8 {
+        let site = Site::local();
+        paint(site.source().join("small"), 1_000);
+        // These zeros take longer to move than anybody waits.
+        std::fs::File::create(site.source().join("endless"))
+            .unwrap()
+            .set_len(1 << 40)
+            .unwrap();
+        let appeared = Appearance::of("small", &site.target());
+        let mut zmove = site.zmove(&["push", "--json", "--sparse", "never", "source/"]);
+        zmove.0.arg(site.target());
+        let client = zmove.start();
+        appeared.wait();
+        interrupt(client)
+            .expect(20)
+            .says(&["zmove: interrupted"])
+            .lines(1);
+        let mut names = names(&site.target());
+        names.retain(|name| !name.starts_with(".zmove-"));
+        assert_eq!(names, ["small"]);
+        std::fs::remove_file(site.source().join("endless")).unwrap();
+        clean_parts(&site, "client");
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+/// The source is closed to others, and the files in it are not.
+#[test]
+fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
+    let site = Site::local();
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    set_mode(site.source(), 0o750);
+    let appeared = Appearance::of("new", &site.target());
+    let client = site
+        .push_command(
+            &["--sparse", "never"],
+            &[site.contents().as_os_str()],
+            "new",
+        )
+        .start();
+    appeared.wait();
+    let mode = || site.target().join("new").metadata().unwrap().mode() & 0o7777;
+    assert_eq!(mode(), 0o700);
+    kill(client);
+    assert_eq!(mode(), 0o700);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    clean_parts(&site, "client");
+    site.push(&[], site.contents(), "new").done();
+    assert_eq!(mode(), 0o750);
+}
+
+/// The kernel makes such a directory anew, with another time of birth, when something is put into it first.
+#[test]
+fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
+    let Some(site) = Site::within(Namespace::with_layers) else {
+        return;
+    };
+    let target = site.namespace().outside(&site.target());
+    paint(site.source().join("d/small"), 1_000);
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    let hidden = || {
+        names(&target.join("d"))
+            .iter()
+            .filter(|name| name.starts_with(".zmove-"))
+            .count()
+    };
+    let appeared = Appearance::of_beginning(".zmove-", &target.join("d"));
+    let client = site
+        .push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "")
+        .start();
+    appeared.wait();
+    kill(client);
+    assert_eq!(hidden(), 1);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    clean_parts(&site, "client");
+    site.push_contents();
+    assert_eq!(hidden(), 0);
+    assert_same(&site.source(), &target);
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop() {
+    assert_eq!(Site::daemon().take_daemon().terminate(), Some(0));
+    let HalfWay {
+        mut site,
+        client,
+        proxy: _stalled,
+    } = half_way();
+    assert_eq!(site.take_daemon().terminate(), Some(0));
+    let outcome = finish(client);
+    assert!(
+        matches!(outcome.code, Some(10 | 13)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
+    assert_nothing_half_written(&site);
+}
+
+/// The part of a file that nobody sends any more stays until somebody says so.
+pub(crate) fn clean_parts(site: &Site, home: &str) {
+    let mut clean = site.zmove(&["journal", "clean", "--all"]);
+    clean.0.env("ZMOVE_HOME", site.path(home));
+    clean.outcome().expect(0);
+}
+
+pub(crate) fn interrupt(client: Child) -> Outcome {
+    end_by(client, interruption())
+}
+
+/// SIGINT, or SIGTERM if SIGINT is ignored here and so by what is started here, as in the background of a script.
+pub(crate) fn interruption() -> Signal {
+    if ignores(Signal::INT) {
+        Signal::TERM
+    } else {
+        Signal::INT
+    }
+}
+
+/// Expects that it has not ended yet.
+pub(crate) fn kill(client: Child) {
+    assert_eq!(end_by(client, Signal::KILL).code, None);
+}
+
+#[track_caller]
+pub(crate) fn end_by(client: Child, signal: Signal) -> Outcome {
+    let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+    finish(client)
+}
+
+/// A name that is about to appear in a directory.
+pub(crate) struct Appearance {
+    watch: rustix::fd::OwnedFd,
+    name: &'static str,
+    /// Whether `name` is only the beginning of the name.
+    begins: bool,
+}
+
+impl Appearance {
+    pub(crate) fn of(name: &'static str, directory: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, directory, events).unwrap();
+        Self {
+            watch,
+            name,
+            begins: false,
+        }
+    }
+
+    /// Of a name that begins so.
+    pub(crate) fn of_beginning(name: &'static str, directory: &Path) -> Self {
+        Self {
+            begins: true,
+            ..Self::of(name, directory)
+        }
+    }
+
+    pub(crate) fn wait(self) {
+        let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.watch, &mut room);
+        loop {
+            if events.is_buffer_empty() {
+                let mut poll_fds = [PollFd::new(&self.watch, PollFlags::IN)];
+                let patience = PATIENCE.try_into().unwrap();
+                assert_eq!(
+                    poll(&mut poll_fds, Some(&patience)).unwrap(),
+                    1,
+                    "'{}' did not appear",
+                    self.name
+                );
+            }
+            let event = events.next().unwrap();
+            let (expected, begins) = (self.name.as_bytes(), self.begins);
+            let is_it = |name: &[u8]| name == expected || (begins && name.starts_with(expected));
+            if event.file_name().is_some_and(|name| is_it(name.to_bytes())) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! Connections are lost in mid-transfer and come back: the push goes on by itself and ends as if nothing had been.
+
+use std::process::Child;
+
+use serde_json::Value;
+use zmove_types::GROUP_BYTES;
+
+use crate::connections::breakage::{Appearance, interrupt};
+use crate::support::command::{Outcome, Runner, finish};
+use crate::support::daemon::Daemon;
+use crate::support::harness::Site;
+use crate::support::ports::free_address;
+use crate::support::proxy::Proxy;
+use crate::support::tree::{assert_same, names, paint};
+
+/// More than the handshakes and the small files, less than all.
+const BYTES_BEFORE_STALL: u64 = 9 << 20;
+const SMALL: u64 = 200;
+const LARGE: u64 = 3;
+const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
+
+/// A push that has come half-way through a relay.
+pub(crate) struct HalfWay {
+    pub(crate) site: Site,
+    pub(crate) proxy: Proxy,
+    pub(crate) client: Child,
+}
+
+pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
+    for number in 0..SMALL {
+        paint(
+            site.source().join(format!("small/{number}")),
+            1_000 + number,
+        );
+    }
+    for number in 0..LARGE {
+        paint(site.source().join(format!("large{number}")), LARGE_BYTES);
+    }
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let client = site
+        .push_by(&proxy.address, &[&["--json"], options].concat())
+        .start();
+    proxy.wait_for_stall();
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }
+}
+
+fn restart(site: &Site, daemon: &Daemon) -> Daemon {
+    Daemon::start(
+        &site.path("server"),
+        &daemon.address.to_string(),
+        &Runner::default(),
+    )
+}
+
+/// Expects that one outage was told, and that everything arrived once.
+#[track_caller]
+fn assert_went_on(site: &Site, proxy: &Proxy, outcome: Outcome) -> Value {
+    let lost = format!("zmove: connection to {} lost: ", proxy.address);
+    let outcome = outcome
+        .expect(0)
+        .says(&[&lost, "; reconnecting for up to 5 min"]);
+    let summary = outcome
+        .says(&["zmove: reconnected after ", " s"])
+        .lines(2)
+        .summary();
+    assert_eq!(summary["reconnects"], 1);
+    assert_same(&site.source(), &site.target());
+    summary
+}
+
+fn small_bytes() -> u64 {
+    (0..SMALL).map(|number| 1_000 + number).sum()
+}
+
+#[track_caller]
+fn assert_all_was_moved_once(summary: &Value) {
+    let count = |name: &str| summary[name].as_u64().unwrap();
+    assert_eq!(
+        (count("files"), count("skipped"), count("failed")),
+        (SMALL + LARGE, 0, 0)
+    );
+    assert_eq!(count("bytes"), small_bytes() + LARGE * LARGE_BYTES);
+}
+
+#[test]
+fn a_daemon_that_is_killed_and_comes_back() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    let _again = restart(&site, &daemon);
+    proxy.reset(daemon.address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_daemon_that_is_stopped_and_comes_back() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    let daemon = site.take_daemon();
+    let address = daemon.address;
+    assert_eq!(daemon.terminate(), Some(0));
+    proxy.wait_for_refused(1);
+    let _again = Daemon::start(
+        &site.path("server"),
+        &address.to_string(),
+        &Runner::default(),
+    );
+    proxy.reset(address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_breaks_all_connections() {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    proxy.reset(site.the_daemon().address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_mirror_is_made_by_the_last_session() {
+    let site = Site::daemon();
+    for name in ["alone", "small/alone", "tree/alone"] {
+        paint(site.target().join(name), 5);
+    }
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &["--delete"]);
+    assert!(
+        site.target().join("alone").exists(),
+        "nothing goes before all has come"
+    );
+    proxy.reset(site.the_daemon().address);
+    let summary = assert_went_on(&site, &proxy, finish(client));
+    assert_all_was_moved_once(&summary);
+    assert_eq!(summary["removed"], 4);
+}
+
+#[test]
+fn a_path_that_breaks_over_lanes_in_clear() {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::clear(), &[]);
+    proxy.reset(site.the_daemon().address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_is_gone_for_a_while() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    proxy.wait_for_refused(20);
+    let _again = restart(&site, &daemon);
+    let lost = format!("zmove: connection to {} lost: ", proxy.address);
+    let outcome = finish(client)
+        .expect(0)
+        .says(&[&lost, "; reconnecting for up to 5 min"]);
+    let summary = outcome.says(&["zmove: reconnected after ", " s"]).summary();
+    // all lanes of an attempt may have come too early, and control not: then there is another
+    assert!(
+        (1..=2).contains(&summary["reconnects"].as_u64().unwrap()),
+        "{summary}"
+    );
+    assert_all_was_moved_once(&summary);
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_path_that_breaks_more_than_once() {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    for _ in 0..3 {
+        proxy.reset_for(site.the_daemon().address, 5 << 20);
+        proxy.wait_for_stall();
+    }
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client).expect(0);
+    assert!((2..=4).contains(&outcome.summary()["reconnects"].as_u64().unwrap()));
+    assert_all_was_moved_once(&outcome.summary());
+    assert_same(&site.source(), &site.target());
+}
+
+/// What a lost lane had goes by others, and nobody needs to know.
+#[track_caller]
+fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, options);
+    proxy.wait_for_busy(count);
+    proxy.resume_without_busiest(count);
+    let summary = finish(client).done().summary();
+    assert_eq!(summary["reconnects"], 0);
+    assert_all_was_moved_once(&summary);
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_lane_that_is_cut() {
+    assert_lanes_are_done_without(Site::daemon(), 1, &["--streams", "4"]);
+}
+
+#[test]
+fn a_lane_in_clear_that_is_cut() {
+    assert_lanes_are_done_without(Site::clear(), 1, &["--streams", "4"]);
+}
+
+#[test]
+fn all_lanes_but_one_are_cut() {
+    assert_lanes_are_done_without(Site::daemon(), 3, &["--streams", "4"]);
+}
+
+#[test]
+fn a_lane_that_is_cut_is_dialled_again() {
+    for options in [&["--streams", "4"][..], &["--limit", "10Gbit"], &[]] {
+        let options = &[options, &["--sparse", "never"]].concat();
+        let site = Site::daemon();
+        // more than sockets hold
+        std::fs::File::create(site.source().join("zeros"))
+            .unwrap()
+            .set_len(200 << 20)
+            .unwrap();
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way(site, options);
+        let connections = proxy.connections();
+        proxy.resume_without(1, 1);
+        proxy.wait_for_connections(connections + 1);
+        proxy.resume_without_busiest(0);
+        assert_eq!(
+            finish(client).done().summary()["reconnects"],
+            0,
+            "{options:?}"
+        );
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn what_was_there_before_counts_as_skipped() {
+    let site = Site::daemon();
+    for number in 0..50 {
+        paint(
+            site.source().join(format!("there/{number}")),
+            1_000 + number,
+        );
+    }
+    site.push_contents();
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &[]);
+    proxy.reset(site.the_daemon().address);
+    let summary = assert_went_on(&site, &proxy, finish(client));
+    let files = [&summary["skipped"], &summary["files"]].map(|count| count.as_u64().unwrap());
+    assert_eq!(files, [50, SMALL + LARGE]);
+}
+
+#[test]
+fn the_manifest_has_each_file_once() {
+    for options in [&[][..], &["--checksum"]] {
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way(
+            Site::daemon(),
+            &[&["--manifest", "manifest"], options].concat(),
+        );
+        proxy.reset(site.the_daemon().address);
+        assert_went_on(&site, &proxy, finish(client));
+        let mut expected: Vec<_> = (0..SMALL).map(|number| format!("small/{number}")).collect();
+        expected.extend((0..LARGE).map(|number| format!("large{number}")));
+        expected.sort();
+        let lines = std::fs::read_to_string(site.path("manifest")).unwrap();
+        let line = |line: &str| {
+            let (root, name) = line.split_once("  ").unwrap();
+            let contents = std::fs::read(site.source().join(name)).unwrap();
+            assert_eq!(root, blake3::hash(&contents).to_string(), "{name}");
+            name.to_owned()
+        };
+        let mut names: Vec<_> = lines.lines().map(line).collect();
+        names.sort();
+        assert_eq!(names, expected);
+    }
+}
+
+#[test]
+fn a_failure_is_told_once() {
+    let site = Site::daemon();
+    paint(site.target().join("small/7/in the way"), 1);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &[]);
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client)
+        .expect(23)
+        .says(&["small/7", "a directory of that name is in the way"]);
+    let summary = outcome.summary();
+    assert_eq!(
+        (&summary["failed"], &summary["files"]),
+        (&1.into(), &(SMALL + LARGE - 1).into())
+    );
+    assert_eq!(summary["reconnects"], 1);
+}
+
+#[test]
+fn who_has_waited_long_enough_is_told_why() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &["--timeout", "1s"]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    let outcome = finish(client).expect(12);
+    let address = proxy.address.to_string();
+    let outcome = outcome.says(&[
+        "zmove: connection to",
+        &address,
+        "reconnecting for up to 1 s",
+    ]);
+    let end =
+        format!("zmove: the connection to {address} was lost and has not come back for 1 s: ");
+    outcome.says(&[&end]).lines(2);
+}
+
+/// The receiver answers each time, and all connections are lost before a group of the file is stored.
+#[test]
+fn sessions_that_begin_and_are_lost_end_the_push() {
+    let site = Site::daemon();
+    paint(site.source().join("large"), LARGE_BYTES);
+    let proxy = Proxy::cutting(site.the_daemon().address, 1 << 20);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let outcome = site
+        .push_by(&proxy.address, &["--timeout", "6s"])
+        .outcome()
+        .expect(12);
+    let address = proxy.address.to_string();
+    let end = [
+        " sessions in a row with ",
+        &address,
+        " began and were lost, and nothing was done in them: ",
+    ];
+    outcome.says(&end);
+}
+
+#[test]
+fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
+    let site = Site::daemon();
+    for number in 0..130 {
+        paint(
+            site.source().join(format!("small/{number}")),
+            500_000 + number,
+        );
+    }
+    paint(site.source().join("large"), 10 * GROUP_BYTES);
+    // Some batches and groups: small files get their names within a second, and those without are sent again.
+    let proxy = Proxy::cutting(site.the_daemon().address, 30 << 20);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let outcome = site
+        .push_by(
+            &proxy.address,
+            &["--json", "--timeout", "10s", "--limit", "20MB"],
+        )
+        .outcome()
+        .expect(0);
+    assert!(
+        outcome.summary()["reconnects"].as_u64() > Some(2),
+        "{}",
+        outcome.stdout
+    );
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn an_interrupt_is_heard_while_there_is_no_connection() {
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    proxy.wait_for_refused(20);
+    interrupt(client)
+        .expect(20)
+        .says(&["zmove: interrupted"])
+        .says(&["reconnecting"])
+        .lines(2);
+}
+
+#[test]
+fn a_key_that_was_withdrawn_meanwhile_ends_the_push() {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    std::fs::remove_file(site.path("server").join("authorized_keys")).unwrap();
+    proxy.reset(site.the_daemon().address);
+    finish(client)
+        .expect(5)
+        .says(&["this key is not known here"])
+        .says(&["reconnecting"])
+        .lines(2);
+}
+
+#[test]
+fn what_was_never_up_is_not_dialled_again() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let nobody = free_address();
+    site.pin(&nobody, site.the_daemon().fingerprint);
+    site.push_by(&nobody, &[])
+        .outcome()
+        .expect(10)
+        .says(&["refused"])
+        .lines(1);
+}
+
+/// The daemon that comes back knows nothing of the connections, and says so.
+#[test]
+fn a_daemon_that_comes_back_over_quic() {
+    let mut site = Site::quic();
+    paint(site.source().join("small"), 1_000);
+    let endless = site.source().join("endless");
+    std::fs::File::create(&endless)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    let appeared = Appearance::of("small", &site.target());
+    let client = site
+        .push_command(&["--json", "--sparse", "never"], &[&site.contents()], "")
+        .start();
+    appeared.wait();
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    // what it finds when it comes back is a tree that can be moved
+    std::fs::remove_file(&endless).unwrap();
+    let options = [
+        "--listen",
+        &daemon.address.to_string(),
+        "--transport",
+        "quic",
+    ];
+    let _again = Daemon::start_with(&site.path("server"), &options, &Runner::default());
+    // a third line tells of the file that is gone, if the sender was slow to open it
+    let outcome = finish(client)
+        .expect(0)
+        .says(&["reconnecting"])
+        .says(&["reconnected"]);
+    assert_eq!(
+        (
+            &outcome.summary()["reconnects"],
+            &outcome.summary()["files"]
+        ),
+        (&1.into(), &1.into())
+    );
+    // if the large file had begun, its part waits for a source that does not come back
+    let shown = names(&site.target())
+        .into_iter()
+        .filter(|name| !name.starts_with(".zmove-"));
+    assert_eq!(shown.collect::<Vec<_>>(), ["small"]);
+    let [sent, come] = [site.source(), site.target()].map(|tree| {
+        let (small, bytes) = (
+            tree.join("small"),
+            std::fs::read(tree.join("small")).unwrap(),
+        );
+        let metadata = std::fs::metadata(small).unwrap();
+        (bytes, metadata.permissions(), metadata.modified().unwrap())
+    });
+    assert!(sent == come);
+}

@@ -1,0 +1,125 @@
+//! A peer that opens lane after lane: what has ended takes nothing, and not many may wait.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+use zmove_receiver::{Session, run_session};
+use zmove_transport::{
+    Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource,
+    SocketConfig, memory_control,
+};
+use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
+use zmove_wire::limits::LANES_MAX;
+use zmove_wire::{Greeting, Open, Role, ToReceiver, encode_message};
+
+use crate::support::harness::{PATIENCE, Site};
+
+const TRANSFER: TransferId = TransferId([9; 16]);
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// What opens a transfer.
+fn opening(site: &Site) -> Vec<u8> {
+    let open = Open::new(site.target().to_str().unwrap().into(), [0; 16]);
+    encode_message(&ToReceiver::Open(open))
+}
+
+#[test]
+fn nothing_is_kept_of_a_lane_that_has_ended() {
+    let site = Site::local();
+    let (gone_in, gone) = channel();
+    runtime().block_on(async {
+        let ((reader, mut writer), far) = memory_control();
+        writer.send(&opening(&site)).await.unwrap();
+        let (sources, lanes) = mpsc::channel(1);
+        let session = Session::new(TRANSFER, far, lanes);
+        let session = tokio::spawn(run_session(session, std::future::pending()));
+        for number in 0..2 * LANES_MAX {
+            sources.send(ended_lane(&gone_in)).await.unwrap();
+            tokio::task::block_in_place(|| wait_for_one(&gone, number));
+        }
+        drop((reader, writer));
+        assert!(session.await.unwrap().is_err());
+    });
+}
+
+#[track_caller]
+fn wait_for_one(gone: &Receiver<()>, number: u16) {
+    gone.recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| panic!("something is left of lane {number}"));
+}
+
+/// A lane that ends at once; says so when nobody can break it any more.
+fn ended_lane(gone: &Sender<()>) -> Box<dyn LaneSource> {
+    let last = Last(gone.clone());
+    Box::new(Ended(LaneBreaker::new(move || {
+        let _held = &last;
+    })))
+}
+
+struct Last(Sender<()>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        // nobody listens any more when the test has failed
+        let _test_over = self.0.send(());
+    }
+}
+
+struct Ended(LaneBreaker);
+
+impl LaneSource for Ended {
+    fn receive(
+        &mut self,
+        _: &BufferPool,
+        _: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
+        Ok(None)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.0.clone()
+    }
+}
+
+#[test]
+fn lanes_beyond_those_that_may_wait_are_turned_away() {
+    let site = Site::daemon();
+    let daemon = site.the_daemon();
+    runtime().block_on(async {
+        let identity = Identity::load_or_create(&site.path("client")).unwrap();
+        let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
+        let policy = HostPolicy::Pinned(daemon.fingerprint);
+        let dialler = Dialler::new(&identity, &host, port, policy, SocketConfig::default())
+            .await
+            .unwrap();
+        let mut control = greet(&dialler, Role::Control).await;
+        control.write_all(&opening(&site)).await.unwrap();
+        control.flush().await.unwrap();
+        let mut held = vec![control];
+        // so many are taken, and so many more wait
+        for number in 0..=2 * LANES_MAX {
+            held.push(greet(&dialler, Role::Lane(LaneId(number))).await);
+        }
+        daemon.wait_for_log("more lanes than its transfer may have");
+    });
+}
+
+async fn greet(dialler: &Dialler, role: Role) -> Connection {
+    let mut connection = dialler.dial(Duration::from_secs(10)).await.unwrap();
+    connection
+        .write_all(&Greeting::new(role, TRANSFER).encode())
+        .await
+        .unwrap();
+    connection.flush().await.unwrap();
+    connection
+}

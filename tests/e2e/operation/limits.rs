@@ -1,0 +1,477 @@
+//! Peers that take more than their share: the daemon's memory stays bounded, and a push beside them completes.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use zmove_transport::{Connection, Dialler, HostPolicy, Identity, SocketConfig};
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, Role};
+
+use crate::support::command::finish;
+use crate::support::daemon::Daemon;
+use crate::support::harness::Site;
+use crate::support::quiet_machine::quiet_machine;
+use crate::support::tree::{assert_same, paint};
+
+/// What a daemon may take more than at rest, in KiB: less than a push of large files takes by its own settings.
+const GROWTH_KIB_MAX: u64 = 200 << 10;
+/// Connections that have proved a key wait for as long as their greeting may take, which is longer than a busy machine
+/// needs for all handshakes.
+const FEW_WAITING: &str = "[limits]\nwaiting_per_identity = 64\nunproven_time = \"600s\"\n";
+/// How long a place for a refusal may be taken by a client that stays, in seconds.
+const REFUSAL_SECONDS: usize = 10;
+/// A refusal that the close has cut off is asked for again, so often.
+const ASKED_MAX: u32 = 10;
+
+fn site() -> Site {
+    site_with(&[])
+}
+
+fn site_with(options: &[&str]) -> Site {
+    let mut site = Site::local();
+    site.start_daemon_with(options);
+    for number in 0..20 {
+        paint(site.source().join(format!("f{number}")), 100_000);
+    }
+    site
+}
+
+/// Pushes beside what is under way, and looks at the daemon's memory.
+#[track_caller]
+fn assert_well(site: &Site, resting_kib: u64) {
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    let now = site.the_daemon().memory_kib();
+    assert!(
+        now < resting_kib + GROWTH_KIB_MAX,
+        "{resting_kib} KiB at rest, {now} KiB now"
+    );
+}
+
+fn configure(site: &Site, text: &str) {
+    std::fs::write(site.path("server").join("zmove.toml"), text).unwrap();
+}
+
+/// A connection that has proved the client's key and said nothing.
+async fn prove(site: &Site) -> Connection {
+    dial(
+        site.the_daemon(),
+        &Identity::load_or_create(&site.path("client")).unwrap(),
+    )
+    .await
+}
+
+/// A connection that has proved a key and said nothing.
+async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
+    let policy = HostPolicy::Pinned(daemon.fingerprint);
+    let port = daemon.address.port();
+    let dialler = Dialler::new(identity, "127.0.0.1", port, policy, SocketConfig::default());
+    dialler
+        .await
+        .unwrap()
+        .dial(Duration::from_secs(10))
+        .await
+        .unwrap()
+}
+
+/// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It
+/// has seen the stranger before.
+pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u32) -> Duration {
+    let knock = || {
+        runtime().block_on(async {
+            let mut connection = dial(daemon, stranger).await;
+            let mut answer = Vec::new();
+            // the close may cut what was said short
+            drop(connection.read_to_end(&mut answer).await);
+        });
+    };
+    knock();
+    // what changed just now is looked at again
+    let last = Instant::now();
+    while last.elapsed() < Duration::from_millis(200) {
+        knock();
+    }
+    let before = daemon.cpu_time();
+    (0..count).for_each(|_| knock());
+    daemon.cpu_time() - before
+}
+
+/// Thousands of keys, which were gone through for each connection, each compared with all before it.
+#[test]
+fn a_stranger_costs_nothing_for_the_length_of_the_list() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let path = site.path("server/authorized_keys");
+    let mut list = std::fs::read_to_string(&path).unwrap();
+    for number in 0..8000_u32 {
+        let key = blake3::hash(&number.to_le_bytes());
+        list.push_str(&format!(
+            "{} name=user{number} root=/nowhere\n",
+            zmove_transport::Fingerprint(key.into())
+        ));
+    }
+    std::fs::write(&path, list).unwrap();
+    let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
+    let taken = time_for_strangers(site.the_daemon(), &stranger, 30);
+    assert!(
+        taken < Duration::from_millis(1500),
+        "{taken:?} for 30 connections"
+    );
+    site.push_contents();
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn two_thousand_connections_that_say_nothing() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let silent: Vec<_> = (0..2000)
+        .map(|_| TcpStream::connect(site.the_daemon().address).unwrap())
+        .collect();
+    site.the_daemon().wait_for_log("it made room for others");
+    assert_well(&site, resting);
+    drop(silent);
+}
+
+/// Words that are no TLS from everywhere: few lines, and the one of a push among them.
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let knock = || {
+        let mut stream = TcpStream::connect(site.the_daemon().address).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    };
+    (0..1000).for_each(|_| knock());
+    site.push_contents();
+    (0..1000).for_each(|_| knock());
+    site.the_daemon()
+        .wait_for_log("others of this kind in a second");
+    assert_eq!(site.the_daemon().count_logged("received from"), 1);
+    let told = site.the_daemon().count_logged("rejected");
+    assert!(told < 50, "{told} lines");
+}
+
+/// The head of a record, a byte at a time, over and over.
+#[test]
+fn clients_that_take_their_time() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let address = site.the_daemon().address;
+    let mut slow: Vec<_> = (0..300)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    for byte in [22, 3, 1, 2, 0, 1] {
+        for stream in &mut slow {
+            // some have made room for others meanwhile
+            drop(stream.write_all(&[byte]));
+        }
+    }
+    assert_well(&site, resting);
+    drop(slow);
+}
+
+/// A record of the most that TLS has room for, which never comes.
+#[test]
+fn clients_that_promise_much() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let address = site.the_daemon().address;
+    let mut promising: Vec<_> = (0..300)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    for stream in &mut promising {
+        drop(stream.write_all(&[22, 3, 1, 0x40, 0, 1, 0xFF, 0xFF, 0xFF]));
+    }
+    assert_well(&site, resting);
+    drop(promising);
+}
+
+/// A key that is known, and a message that claims to have 4 GiB.
+#[test]
+fn a_known_key_that_promises_much() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    runtime().block_on(async {
+        let mut connection = prove(&site).await;
+        let greeting = Greeting::new(Role::Control, TransferId([7; 16])).encode();
+        connection
+            .write_all(&[&greeting[..], &[0xFF; 8]].concat())
+            .await
+            .unwrap();
+        connection.flush().await.unwrap();
+        let mut answer = Vec::new();
+        drop(
+            tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut answer))
+                .await,
+        );
+    });
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_well(&site, resting);
+}
+
+#[test]
+fn a_key_with_connections_for_no_transfer() {
+    let mut site = Site::local();
+    configure(&site, FEW_WAITING);
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let resting = site.the_daemon().memory_kib();
+    let runtime = runtime();
+    let waiting = runtime.block_on(async {
+        let mut waiting = Vec::new();
+        for _ in 0..64 {
+            waiting.push(prove(&site).await);
+        }
+        let mut answer = Vec::new();
+        for _ in 0..ASKED_MAX {
+            let mut one_more = prove(&site).await;
+            // The close may cut the answer short, or off.
+            drop(one_more.read_to_end(&mut answer).await);
+            if !answer.is_empty() {
+                break;
+            }
+        }
+        assert!(
+            String::from_utf8_lossy(&answer).contains("waiting_per_identity = 64"),
+            "{answer:?}"
+        );
+        waiting
+    });
+    site.the_daemon().wait_for_log("waiting_per_identity = 64");
+    drop(waiting);
+    assert_well(&site, resting);
+}
+
+/// Each kept a descriptor for ten seconds and was counted nowhere.
+#[test]
+fn a_key_whose_connections_are_refused_and_stay() {
+    let _quiet = quiet_machine();
+    let mut site = Site::local();
+    configure(&site, FEW_WAITING);
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let (told, rounds, open_files) = runtime().block_on(async {
+        let mut connections = Vec::new();
+        for _ in 0..64 {
+            connections.push(prove(&site).await);
+        }
+        let resting = site.the_daemon().open_files();
+        let mut told = 0;
+        let began = Instant::now();
+        for _ in 0..100 {
+            let mut refused = prove(&site).await;
+            let mut answer = Vec::new();
+            drop(refused.read_to_end(&mut answer).await);
+            told += usize::from(!answer.is_empty());
+            connections.push(refused);
+        }
+        let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+        let rounds = 1 + seconds / REFUSAL_SECONDS;
+        (told, rounds, site.the_daemon().open_files() - resting)
+    });
+    assert!(
+        (8..20 * rounds).contains(&told),
+        "{told} of 100 were told why"
+    );
+    assert!(
+        open_files < 20,
+        "{open_files} descriptors for those that are refused"
+    );
+    site.push_contents();
+}
+
+/// A push that has begun and goes on for long.
+fn begin_long(site: &Site) -> Child {
+    paint(site.path("long"), 4 << 20);
+    let child = site.push_command(
+        &["--limit", "1Mbit", "--timeout", "0"],
+        &[site.path("long").as_ref()],
+        "",
+    );
+    let child = child.start();
+    site.the_daemon().wait_for_log("begun by tester");
+    child
+}
+
+/// Lanes greet before they can know how many there may be.
+#[test]
+fn a_push_that_begins_with_more_lanes_than_it_may_have() {
+    let mut site = Site::local();
+    configure(&site, "[limits]\nlanes_per_transfer = 8\n");
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    for _ in 0..5 {
+        site.push(&["--streams", "12", "--checksum"], site.contents(), "")
+            .done();
+    }
+    site.the_daemon().wait_for_logs("received from tester", 5);
+    assert!(!site.the_daemon().has_logged("more lanes"));
+}
+
+#[test]
+fn limits_are_read_again() {
+    let mut site = Site::local();
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let mut long = begin_long(&site);
+    configure(&site, "[limits]\ntransfers = 1\n");
+    site.the_daemon().hang_up();
+    let line = site.the_daemon().wait_for_log("reloaded: ");
+    assert!(line.contains("transfers: 1 (was transfers: 64)"), "{line}");
+    site.push(&["--timeout", "0"], site.contents(), "")
+        .expect(13)
+        .says(&["limits.transfers = 1"]);
+    configure(&site, "[limits]\ntransfer = 1\n");
+    site.the_daemon().hang_up();
+    site.the_daemon().wait_for_log("reload: kept as it was: ");
+    site.push(&["--timeout", "0"], site.contents(), "")
+        .expect(13)
+        .says(&["limits.transfers = 1"]);
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+#[test]
+fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
+    let mut site = site_with(&["--drain", "5min"]);
+    paint(site.path("long"), 1 << 20);
+    let long = site
+        .push_command(&["--limit", "4Mbit"], &[site.path("long").as_ref()], "")
+        .start();
+    site.the_daemon().wait_for_log("begun by tester");
+    site.the_daemon().ask_to_end();
+    site.the_daemon()
+        .wait_for_log("stopping: transfers that run have 300 s");
+    let refused = site.push(&[], site.contents(), "").expect(13);
+    refused.says(&["being stopped"]);
+    finish(long).done();
+    assert_eq!(site.take_daemon().wait(), Some(0));
+    assert_eq!(
+        std::fs::read(site.target().join("long")).unwrap(),
+        std::fs::read(site.path("long")).unwrap()
+    );
+}
+
+#[test]
+fn a_second_signal_ends_a_daemon_that_drains() {
+    let mut site = site_with(&["--drain", "5min"]);
+    let mut long = begin_long(&site);
+    site.the_daemon().ask_to_end();
+    site.the_daemon()
+        .wait_for_log("stopping: transfers that run have 300 s");
+    assert_eq!(site.take_daemon().terminate(), Some(0));
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+/// What the daemon says to plain HTTP.
+fn ask(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn metrics_address(site: &Site) -> String {
+    let line = site.the_daemon().wait_for_log("metrics at http://");
+    line.split("http://")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .next()
+        .unwrap()
+        .to_owned()
+}
+
+fn value(page: &str, name: &str) -> f64 {
+    let found = page
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found
+        .unwrap_or_else(|| panic!("no {name} in:\n{page}"))
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_push_is_counted() {
+    let site = site_with(&["--metrics", "127.0.0.1:0"]);
+    let address = metrics_address(&site);
+    assert!(ask(&address, "/healthz").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(ask(&address, "/").starts_with("HTTP/1.1 404 "));
+    site.push_contents();
+    site.the_daemon().wait_for_log("received from tester");
+    let page = ask(&address, "/metrics");
+    assert!(page.contains("application/openmetrics-text"), "{page}");
+    assert!(
+        (value(&page, "zmove_bytes_received_total") - 2_000_000.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        (value(&page, "zmove_files_received_total") - 20.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        (value(&page, "zmove_transfers_total{result=\"complete\"}") - 1.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(&page, "zmove_transfers_running").abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(
+            &page,
+            "zmove_stage_seconds_total{stage=\"store\",state=\"busy\"}"
+        ) > 0.0,
+        "{page}"
+    );
+    assert!(page.ends_with("# EOF\n"), "{page}");
+    drop(TcpStream::connect(site.the_daemon().address).unwrap());
+    site.the_daemon().wait_for_log("closed the connection");
+    let page = ask(&address, "/metrics");
+    assert!(
+        (value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5,
+        "{page}"
+    );
+}
+
+#[test]
+fn what_a_pull_fetches_is_counted() {
+    let site = Site::reading(&[], &["--metrics", "127.0.0.1:0"]);
+    paint(site.source().join("small"), 1000);
+    paint(site.source().join("large"), 10 << 20);
+    site.pull(&[], &[""], "").expect(0);
+    site.the_daemon().wait_for_log("sent to tester");
+    let page = ask(&metrics_address(&site), "/metrics");
+    let (bytes, files) = (
+        value(&page, "zmove_bytes_sent_total"),
+        value(&page, "zmove_files_sent_total"),
+    );
+    assert!(
+        (bytes - f64::from(1000 + (10 << 20))).abs() < 0.5 && (files - 2.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(&page, "zmove_bytes_received_total").abs() < 0.5,
+        "{page}"
+    );
+}

@@ -1,0 +1,285 @@
+//! The daemon as a service: its configuration, its log, what systemd gives it and is told.
+
+use std::io::BufRead;
+use std::net::{TcpListener, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::command::{Outcome, ZMOVE, Zmove};
+use crate::support::harness::{PATIENCE, Site, has_program, skip};
+use crate::support::tree::{assert_same, paint};
+
+fn check(site: &Site) -> Outcome {
+    let mut zmove = Command::new(ZMOVE);
+    zmove
+        .env("ZMOVE_HOME", site.path("server"))
+        .args(["serve", "--check"]);
+    Zmove(zmove).outcome()
+}
+
+#[test]
+fn a_check_says_ok_and_changes_nothing() {
+    let site = Site::local();
+    check(&site).done();
+    assert_eq!(std::fs::read_dir(site.path("server")).unwrap().count(), 0);
+    // The user is there once the package is installed.
+    let settings = std::fs::read_to_string(shipped("zmove.toml")).unwrap();
+    assert!(settings.contains("\nuser = \"zmove\"\n"));
+    let settings = settings.replace("\nuser = \"zmove\"\n", "\n");
+    std::fs::write(site.path("server").join("zmove.toml"), settings).unwrap();
+    assert_eq!(check(&site).done().stdout, "ok\n");
+}
+
+#[test]
+fn a_check_says_all_that_is_wrong() {
+    let site = Site::local();
+    let home = site.path("server");
+    std::fs::write(home.join("zmove.toml"), "colour = 1\n[limits]\nlanes = 0\n").unwrap();
+    std::fs::write(home.join("key.pem"), "no key").unwrap();
+    std::fs::write(home.join("authorized_keys"), "no grant\n").unwrap();
+    let outcome = check(&site).expect(1);
+    let stderr = outcome.lines(4).stderr;
+    for part in [
+        "line 1: colour: ",
+        "line 3: limits.lanes: 0 is not a number from 8 to ",
+        "key.pem",
+        "authorized_keys",
+    ] {
+        assert!(stderr.contains(part), "no {part} in: {stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_is_wrong_or_not_there_starts_nothing() {
+    let site = Site::local();
+    let missing = site.path("none.toml");
+    let serve = |options: &[&str]| {
+        let mut zmove = Command::new(ZMOVE);
+        zmove
+            .env("ZMOVE_HOME", site.path("server"))
+            .arg("serve")
+            .args(options);
+        Zmove(zmove).outcome()
+    };
+    serve(&["--config", missing.to_str().unwrap()])
+        .expect(1)
+        .says(&["none.toml"])
+        .lines(1);
+    std::fs::write(site.path("server/zmove.toml"), "transport = \"udp\"\n").unwrap();
+    let wrong = "zmove.toml: line 1: transport: \"udp\" is not one of \"both\", \"tcp\", \"quic\"";
+    serve(&[]).expect(1).says(&[wrong]).lines(1);
+}
+
+#[test]
+fn the_command_line_wins() {
+    let mut site = Site::local();
+    // nobody could listen there
+    std::fs::write(
+        site.path("server/zmove.toml"),
+        "listen = \"192.0.2.1:1\"\nallow_clear = true\n",
+    )
+    .unwrap();
+    site.start_daemon();
+    site.the_daemon().wait_for_log("in clear (--allow-clear)");
+}
+
+#[test]
+fn json_says_who_what_and_how_much() {
+    let mut site = Site::local();
+    site.start_daemon_with(&["--log-format", "json", "--metrics", "off"]);
+    paint(site.source().join("f"), 1000);
+    site.push_contents();
+    let line = site.the_daemon().wait_for_log("received from tester");
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["event"], "received");
+    assert_eq!(
+        (&line["audit"], &line["result"]),
+        (&Value::Bool(true), &Value::from("complete"))
+    );
+    assert_eq!(
+        (&line["bytes"], &line["files"]),
+        (&Value::from(1000), &Value::from(1))
+    );
+    assert_eq!(
+        (&line["name"], &line["faults"]),
+        (&Value::from("tester"), &Value::from(0))
+    );
+    assert!(line["key"].as_str().unwrap().starts_with("SHA256:"));
+    assert!(line["from"].as_str().unwrap().starts_with("127.0.0.1:"));
+    assert!(line["seconds"].is_number());
+    site.push(&[], site.contents(), "a\u{1b}[2Jb").done();
+    let line = site.the_daemon().wait_for_log("[2Jb");
+    assert!(!line.contains('\u{1b}'), "{line}");
+}
+
+#[test]
+fn text_has_a_time_and_names_cannot_command_a_terminal() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 1000);
+    site.push(&[], site.contents(), "a\u{1b}[2Jb").done();
+    let line = site.the_daemon().wait_for_log("received from tester");
+    assert!(line.contains("into 'a\\u{1b}[2Jb' in "), "{line}");
+    assert!(
+        line.contains(" s, 0 faults; 1 file, 1000 bytes; key SHA256:"),
+        "{line}"
+    );
+    assert!(line.split(' ').next().unwrap().ends_with('Z'), "{line}");
+}
+
+/// systemd's part is played by util-linux and this test: it binds, and listens to what it is told.
+#[test]
+fn it_takes_sockets_and_says_that_it_is_ready() {
+    takes_sockets_and_says_that_it_is_ready("off");
+}
+
+#[test]
+fn confined_it_does_the_same() {
+    takes_sockets_and_says_that_it_is_ready("auto");
+}
+
+fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
+    let site = Site::local();
+    site.authorize(zmove_transport::Access::ReadWrite);
+    paint(site.source().join("f"), 100_000);
+    let manager = UnixDatagram::bind(site.path("notify")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = tcp.local_addr().unwrap();
+    let udp = UdpSocket::bind(address).unwrap();
+    let script = "exec 3<&0 4<&1 >&2 </dev/null; WATCHDOG_PID=$$ LISTEN_PID=$$ LISTEN_FDS=2 exec \"$0\" serve --metrics off --confine \"$1\"";
+    let mut daemon = Command::new("sh")
+        .args(["-c", script, ZMOVE, confine])
+        .env("ZMOVE_HOME", site.path("server"))
+        .env("STATE_DIRECTORY", site.path("state"))
+        .env("NOTIFY_SOCKET", site.path("notify"))
+        .env("WATCHDOG_USEC", "200000")
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(tcp)))
+        .stdout(Stdio::from(std::os::fd::OwnedFd::from(udp)))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    let mut stderr = std::io::BufReader::new(daemon.stderr.take().unwrap());
+    while !ready.contains("listening on") {
+        ready.clear();
+        assert!(stderr.read_line(&mut ready).unwrap() > 0, "it ended");
+    }
+    assert!(
+        ready.contains(&format!("listening on {address}, key ")),
+        "{ready}"
+    );
+    let told = |manager: &UnixDatagram, wanted: &str| {
+        let mut bytes = [0; 200];
+        loop {
+            let length = manager.recv(&mut bytes).unwrap();
+            if String::from_utf8_lossy(&bytes[..length]).contains(wanted) {
+                return;
+            }
+        }
+    };
+    told(&manager, "READY=1");
+    told(&manager, "WATCHDOG=1");
+    told(&manager, "WATCHDOG=1");
+    // A manager that reads no more holds up no transfer.
+    fill_socket(&site.path("notify"));
+    let key = ready
+        .trim_end()
+        .rsplit(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    site.pin(&address, key);
+    for transport in ["tcp", "quic"] {
+        let mut push = site.zmove(&["push", "--transport", transport]);
+        push.0
+            .arg(site.source())
+            .arg(format!("{address}:{transport}"));
+        push.outcome().done();
+        assert_same(
+            &site.source(),
+            &site.target().join(transport).join("source"),
+        );
+    }
+    let pid = rustix::process::Pid::from_child(&daemon);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    told(&manager, "RELOADING=1");
+    told(&manager, "READY=1");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    told(&manager, "STOPPING=1");
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    drop(stderr);
+}
+
+/// Fills a socket with messages until it takes no more.
+fn fill_socket(path: &Path) {
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.send_to(b"FILLER=1", path).is_ok() {}
+}
+
+fn shipped(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("docs/systemd")
+        .join(name)
+}
+
+/// Without the boot id nobody could tell at once that what left a hidden name has ended.
+#[test]
+fn the_unit_hides_nothing_of_proc() {
+    let text = std::fs::read_to_string(shipped("zmove.service")).unwrap();
+    assert!(!text.lines().any(|line| line.starts_with("ProcSubset=")));
+}
+
+/// The exposure that `systemd-analyze security` may find; docs/OPERATIONS.md has what it is.
+const EXPOSURE_MAX: f64 = 2.0;
+
+#[test]
+fn the_unit_is_one_that_systemd_likes() {
+    if !has_program("systemd-analyze") {
+        skip("systemd-analyze is missing");
+        return;
+    }
+    let site = Site::local();
+    let units = site.path("units");
+    std::fs::create_dir(&units).unwrap();
+    for name in ["zmove.service", "zmove.socket"] {
+        let text = std::fs::read_to_string(shipped(name)).unwrap();
+        // what is to be started must be there
+        std::fs::write(
+            units.join(name),
+            text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}")),
+        )
+        .unwrap();
+    }
+    let run = |words: &[&str]| {
+        let mut command = Command::new("systemd-analyze");
+        command
+            .args(words)
+            .args(["zmove.service", "zmove.socket"].map(|name| units.join(name)));
+        Zmove(command).outcome()
+    };
+    run(&["verify", "--man=no"]).expect(0).lines(0);
+    let unit = units.join("zmove.service");
+    let security = Command::new("systemd-analyze")
+        .args(["security", "--no-pager", "--offline=true"])
+        .arg(&unit)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&security.stdout).into_owned();
+    let overall = text
+        .lines()
+        .find(|line| line.contains("Overall exposure level"))
+        .expect("a figure");
+    let figure = overall
+        .split(':')
+        .next_back()
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap();
+    assert!(figure.parse::<f64>().unwrap() <= EXPOSURE_MAX, "{overall}");
+}

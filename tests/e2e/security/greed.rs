@@ -1,0 +1,1102 @@
+//! A key that takes all it can get of a daemon: it harms its own transfers, and a push of another key beside
+//! it ends well.
+//!
+//! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose
+//! memory is then looked at.
+
+mod lost;
+mod paths;
+mod turns;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::Runtime;
+use zmove_transport::{
+    Access, AuthorizedKeys, Channel, ChannelDialler, ControlReader, ControlWriter, Grant,
+    HostPolicy, Identity, LaneSink, Reach, TransportChoice, control_pair,
+};
+use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
+use zmove_wire::{
+    Answer, Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, EntryGroup, Extraneous,
+    FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Intent, ListedName, NameRange, Open,
+    Question, RefusalCode, Remove, RemoveGroup, Reply, Request, Role, RuleText, SourceEntry,
+    SourceKind, SourceMark, SourceMetadata, TargetShape, ToReceiver, ToSender, TopName,
+    decode_message, encode_message,
+};
+
+use crate::security::intruder::{frame, metadata, name, path};
+use crate::support::command::ZMOVE;
+use crate::support::harness::{PATIENCE, PROMPT, Site, skip};
+use crate::support::quiet_machine::quiet_machine;
+use crate::support::tree::{assert_same, paint};
+
+/// Somebody whose key is let in, into a directory of their own.
+struct Greedy<'a> {
+    site: &'a Site,
+    runtime: Runtime,
+    identity: Identity,
+    transfers: u8,
+}
+
+/// One of their transfers, with one lane.
+struct Transfer {
+    control: ControlWriter,
+    answers: mpsc::Receiver<ToSender>,
+    /// Reads the answers.
+    reading: tokio::task::JoinHandle<()>,
+    lane: Box<dyn LaneSink>,
+    clock: Arc<StageClock>,
+    item: u64,
+}
+
+/// A connection from which nobody reads.
+struct Deaf(ControlReader, ControlWriter);
+
+/// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these
+/// cases made it take.
+const GROWTH_KIB_MAX: u64 = 160 << 10;
+
+impl<'a> Greedy<'a> {
+    fn new(site: &'a Site) -> Self {
+        let identity = Identity::load_or_create(&site.path("greedy")).unwrap();
+        std::fs::create_dir_all(site.path("theirs")).unwrap();
+        let roots = vec![site.path("theirs").canonicalize().unwrap()];
+        let grant = Grant::new(identity.fingerprint(), "greedy", roots, Access::ReadWrite);
+        AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        Self {
+            site,
+            runtime,
+            identity,
+            transfers: 0,
+        }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.site.path("theirs")
+    }
+
+    async fn greet(&self, transfer: TransferId, role: Role) -> Channel {
+        let daemon = self.site.the_daemon();
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let (policy, port) = (
+            HostPolicy::Pinned(daemon.fingerprint),
+            daemon.address.port(),
+        );
+        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+            .await
+            .unwrap();
+        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        channel
+            .write_all(&Greeting::new(role, transfer).encode())
+            .await
+            .unwrap();
+        channel.flush().await.unwrap();
+        channel
+    }
+
+    /// Opens a transfer and waits until it is let in.
+    fn open(&mut self, open: &Open) -> Transfer {
+        self.try_open(open).unwrap()
+    }
+
+    /// The same, or what the daemon says instead.
+    fn try_open(&mut self, open: &Open) -> Result<Transfer, ToSender> {
+        self.transfers += 1;
+        let transfer = TransferId([self.transfers; 16]);
+        let (control, (answers, reading), lane) = self.runtime.block_on(async {
+            let control = self.greet(transfer, Role::Control).await;
+            let (mut reader, mut writer) = control_pair(control);
+            reader.greeting().await.unwrap();
+            let run = [self.transfers; 16];
+            writer
+                .send(&encode_message(&ToReceiver::Open(Open {
+                    run,
+                    ..open.clone()
+                })))
+                .await
+                .unwrap();
+            let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
+            let opened = tokio::time::timeout(PATIENCE, inbox.recv())
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap();
+            if !matches!(opened, ToSender::Opened(_)) {
+                return Err(opened);
+            }
+            let (told, answers) = mpsc::channel();
+            let reading = tokio::spawn(async move {
+                while let Some(Ok(answer)) = inbox.recv().await
+                    && told.send(answer).is_ok()
+                {}
+            });
+            let lane = self.greet(transfer, Role::Lane(LaneId(0))).await;
+            Ok((
+                writer,
+                (answers, reading),
+                lane.into_sink(Cipher::Tls, 1).unwrap(),
+            ))
+        })?;
+        Ok(Transfer {
+            control,
+            answers,
+            reading,
+            lane,
+            clock: Arc::default(),
+            item: 0,
+        })
+    }
+
+    /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
+    /// returns the connection, and how many it has taken.
+    fn ask_without_reading(&mut self, open: &Open, ask: impl Fn(u64) -> ToReceiver) -> (Deaf, u64) {
+        let (deaf, asked) = self.ask_some_without_reading(open, 10_000_000, ask);
+        assert!(asked < 10_000_000, "it is never too much");
+        (deaf, asked)
+    }
+
+    /// The same with so many questions at most.
+    fn ask_some_without_reading(
+        &mut self,
+        open: &Open,
+        most: u64,
+        ask: impl Fn(u64) -> ToReceiver,
+    ) -> (Deaf, u64) {
+        self.transfers += 1;
+        let run = [self.transfers; 16];
+        self.runtime.block_on(async {
+            let control = self.greet(TransferId(run), Role::Control).await;
+            let (unread, mut writer) = control_pair(control);
+            writer
+                .send(&encode_message(&ToReceiver::Open(Open {
+                    run,
+                    ..open.clone()
+                })))
+                .await
+                .unwrap();
+            let mut asked = 0;
+            while asked < most
+                && self
+                    .send_unless_stopped(&mut writer, &encode_message(&ask(asked)))
+                    .await
+            {
+                asked += 1;
+            }
+            (Deaf(unread, writer), asked)
+        })
+    }
+
+    /// Says the same until the daemon takes no more.
+    fn say_without_end(&self, Deaf(_, writer): &mut Deaf, message: &ToReceiver) {
+        let bytes = encode_message(message);
+        self.runtime
+            .block_on(async { while self.send_unless_stopped(writer, &bytes).await {} });
+    }
+
+    /// Sends this; `false` if the daemon takes no more of it. A daemon that still wants to read, and only waits for a
+    /// core, is not at rest.
+    async fn send_unless_stopped(&self, writer: &mut ControlWriter, bytes: &[u8]) -> bool {
+        let mut sending = std::pin::pin!(writer.send(bytes));
+        let mut at_rest = 0;
+        while at_rest < LOOKS_AT_REST {
+            if let Ok(sent) = tokio::time::timeout(BETWEEN_LOOKS, &mut sending).await {
+                return sent.is_ok();
+            }
+            at_rest = if is_at_rest(self.site) {
+                at_rest + 1
+            } else {
+                0
+            };
+        }
+        false
+    }
+
+    fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
+        // a daemon that has had enough is no longer there
+        drop(
+            self.runtime
+                .block_on(transfer.control.send(&encode_message(message))),
+        );
+    }
+}
+
+impl Transfer {
+    fn send(&mut self, header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) {
+        let header = FrameHeader {
+            head_bytes: u32::try_from(head.len()).unwrap(),
+            data_bytes: u32::try_from(data.len()).unwrap(),
+            ..header
+        };
+        // the same
+        drop(
+            self.lane
+                .send(frame(header, head, content, data), &mut self.clock.start()),
+        );
+    }
+
+    fn next_item(&mut self) -> ItemId {
+        self.item += 1;
+        ItemId(self.item - 1)
+    }
+
+    fn send_batch(&mut self, group: DirectoryGroup) {
+        let head = Batch {
+            groups: vec![group],
+        }
+        .encode();
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            item: self.next_item(),
+            ..FrameHeader::default()
+        };
+        let content = *blake3::hash(&head).as_bytes();
+        self.send(header, head, &content, &[]);
+    }
+
+    /// Declares a file of one group and a byte, and sends that byte.
+    fn begin_file(&mut self, file: u64, to: &str, groups: u64) {
+        let bytes = groups * GROUP_BYTES + 1;
+        let head = FileHead {
+            path: path(to),
+            metadata: metadata(0o644),
+            bytes,
+            ctime: Timestamp::default(),
+            inode: file,
+            data: None,
+        };
+        let head = head.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader {
+            kind: FrameKind::Declare,
+            file: FileId(file),
+            ..FrameHeader::default()
+        };
+        self.send(header, head, &content, &[]);
+        let last = u32::try_from(groups).unwrap();
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            file: FileId(file),
+            group: last,
+            item: self.next_item(),
+            ..FrameHeader::default()
+        };
+        self.send(
+            header,
+            Vec::new(),
+            &zmove_chunk::group_cv(last, b"x").0,
+            b"x",
+        );
+    }
+
+    /// What the daemon says next; nothing when it has ended the transfer.
+    fn next_answer(&mut self) -> Option<ToSender> {
+        match self.answers.recv_timeout(PATIENCE) {
+            Ok(answer) => Some(answer),
+            Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the daemon says nothing"),
+        }
+    }
+
+    /// Waits until so many items are settled; returns how many files have failed.
+    fn wait_for_items(&mut self, wanted: usize) -> usize {
+        let (mut settled, mut failed) = (0, 0);
+        while settled < wanted {
+            match self.next_answer() {
+                Some(ToSender::Stored(stored)) => {
+                    settled += stored.items.len();
+                    failed += stored
+                        .files
+                        .iter()
+                        .filter(|file| file.fault.is_some())
+                        .count();
+                }
+                Some(_) => {}
+                None => panic!("broken off after {settled} items"),
+            }
+        }
+        failed
+    }
+
+    /// Waits until so many batches have their names; if the daemon has broken it off, returns why.
+    fn wait_until_published(&mut self, mut batches: usize) -> Option<String> {
+        while batches > 0 {
+            match self.next_answer() {
+                Some(ToSender::Published { items }) => batches -= items.len(),
+                Some(ToSender::Refused(refusal)) => return Some(refusal.text),
+                Some(_) => {}
+                None => panic!("broken off"),
+            }
+        }
+        None
+    }
+
+    /// Waits until the daemon has broken it off, and returns why.
+    fn wait_for_end(&mut self) -> String {
+        let mut last = None;
+        while let Some(answer) = self.next_answer() {
+            last = Some(answer);
+        }
+        let Some(ToSender::Refused(refusal)) = last else {
+            panic!("{last:?}")
+        };
+        refusal.text
+    }
+}
+
+impl Drop for Transfer {
+    /// The connection ends when both its halves are gone.
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+fn open() -> Open {
+    Open::new(Vec::new(), [0; 16])
+}
+
+/// Makes so many empty files, with names of 250 bytes.
+fn fill(directory: &Path, files: usize) {
+    for number in 0..files {
+        std::fs::write(directory.join(format!("{number:0250}")), "").unwrap();
+    }
+}
+
+/// Asks for the names of a directory that the sender has none of.
+fn list_all(directory: &str, number: u64) -> ToReceiver {
+    let range = NameRange {
+        directory: path(directory),
+        after: None,
+        names: Vec::new(),
+        open: true,
+    };
+    list(number, vec![range])
+}
+
+fn list(number: u64, ranges: Vec<NameRange>) -> ToReceiver {
+    ToReceiver::Request(Request {
+        number,
+        question: Question::Extraneous(ranges),
+    })
+}
+
+/// The number of the request whose extraneous names these are.
+fn lists(answer: &ToSender) -> Option<u64> {
+    match answer {
+        ToSender::Reply(Reply {
+            number,
+            answer: Answer::Extraneous(_),
+        }) => Some(*number),
+        _ => None,
+    }
+}
+
+fn site() -> Site {
+    configured("")
+}
+
+/// A site whose client's push takes a moment.
+fn configured(limits: &str) -> Site {
+    let mut site = Site::local();
+    std::fs::write(
+        site.path("server").join("zmove.toml"),
+        format!("[limits]\n{limits}\n"),
+    )
+    .unwrap();
+    site.start_daemon();
+    for number in 0..40 {
+        paint(site.source().join(format!("f{number}")), 100_000);
+    }
+    site
+}
+
+/// The push of another key ends before anything of the greedy key is over, which takes longer.
+#[track_caller]
+fn assert_well_and_soon(site: &Site, resting_kib: u64) {
+    let started = Instant::now();
+    assert_well(site, resting_kib);
+    assert!(started.elapsed() < PROMPT, "{:?}", started.elapsed());
+}
+
+/// The push of another key ends well. The daemon has never had more memory than it may.
+#[track_caller]
+fn assert_well(site: &Site, resting_kib: u64) {
+    site.push(&["--timeout", "0"], site.contents(), "").done();
+    assert_same(&site.source(), &site.target());
+    let peak = site.the_daemon().peak_memory_kib();
+    assert!(
+        peak < resting_kib + GROWTH_KIB_MAX,
+        "{resting_kib} KiB at rest, {peak} KiB at most"
+    );
+}
+
+/// Directories in each other, of a path that is nearly as long as any may be.
+fn deep() -> String {
+    vec!["d".repeat(250); 259].join("/")
+}
+
+/// 2,048 entries for one directory, which all have its path: 130 MB if each kept a copy.
+#[test]
+fn a_path_that_is_named_thousands_of_times_is_kept_once() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    for _ in 0..10 {
+        let entries = vec![BatchEntry::Itself(metadata(0o755)); 2048];
+        transfer.send_batch(DirectoryGroup {
+            directory: path(&deep()),
+            entries,
+        });
+    }
+    assert_eq!(transfer.wait_for_items(10), 0);
+    assert_well(&site, resting);
+}
+
+/// Entries for one directory over and over: each is remembered to the end.
+#[test]
+fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    let group = || DirectoryGroup {
+        directory: path("d"),
+        entries: vec![BatchEntry::Itself(metadata(0o755)); 2048],
+    };
+    // twice what there is room for
+    (0..1000).for_each(|_| transfer.send_batch(group()));
+    assert!(
+        transfer
+            .wait_for_end()
+            .contains("limits.memory_per_identity")
+    );
+    assert_well(&site, resting);
+}
+
+/// Rules that protect directories: each byte of a pattern takes some 64 when it is compiled.
+#[test]
+fn the_rules_of_openings_have_a_limit_and_are_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    let rule = |bytes| RuleText {
+        pattern: vec![b'a'; bytes],
+        includes: false,
+    };
+    let mut open = Open {
+        protected: vec![rule(65); 4096],
+        ..open()
+    };
+    let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
+        panic!("rules without a limit");
+    };
+    assert_eq!(refusal.code, RefusalCode::Protocol);
+    assert!(
+        refusal.text.contains("patterns of a selection"),
+        "{refusal:?}"
+    );
+    // 16 MiB each
+    open.protected = vec![rule(64); 4096];
+    let opened: Vec<_> = (0..3).map(|_| greedy.open(&open)).collect();
+    let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
+        panic!("rules without a booking");
+    };
+    assert!(
+        refusal.text.contains("limits.memory_per_identity"),
+        "{refusal:?}"
+    );
+    // the end of their transfers gives the memory back
+    drop(opened);
+    let begun = Instant::now();
+    while greedy.try_open(&open).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "the rules stay booked");
+    }
+}
+
+/// A name at the top of the target, as often as a message has room for, and as many offers as may be under way.
+#[test]
+fn offers_share_what_the_transfer_was_opened_with() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    sparse(&greedy.root().join("huge"));
+    let resting = site.the_daemon().memory_kib();
+    let tops = (0..262_144)
+        .map(|number| TopName(name(&format!("{number:x}"))))
+        .collect();
+    let mut transfer = greedy.open(&Open {
+        shape: TargetShape::Directory { tops },
+        compare: Compare::Checksum,
+        ..open()
+    });
+    for offer in 0..32 {
+        greedy.say(&mut transfer, &offer_of("huge", offer));
+    }
+    wait_for_threads(&site, 32);
+    assert_well(&site, resting);
+}
+
+/// Each question has an answer of a megabyte. Nobody takes the answers.
+#[test]
+fn answers_that_nobody_reads_are_bounded() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    std::fs::create_dir(greedy.root().join("many")).unwrap();
+    fill(&greedy.root().join("many"), 4096);
+    let resting = site.the_daemon().memory_kib();
+    let keep = |number| list_all("many", number);
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let mut deaf = Vec::new();
+    for _ in 0..4 {
+        let (connection, asked) = greedy.ask_without_reading(&open, keep);
+        assert!(asked >= 8, "{asked}");
+        deaf.push(connection);
+    }
+    assert_well_and_soon(&site, resting);
+}
+
+/// Answers of 4 MiB each: two are read, so that those behind them are about to be sent, and then no more.
+#[test]
+fn answers_of_which_only_the_first_are_read_stay_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    fill(&greedy.root(), 17_000);
+    let resting = site.the_daemon().memory_kib();
+    let keep = |number| list_all("", number);
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let mut deaf = Vec::new();
+    for _ in 0..9 {
+        let (Deaf(mut reader, writer), _) = greedy.ask_some_without_reading(&open, 8, keep);
+        wait_until_idle(&site);
+        greedy.runtime.block_on(async {
+            // one that there is no room for is broken off
+            if reader.greeting().await.is_ok() {
+                for _opened_and_two_answers in 0..3 {
+                    drop(reader.receive().await);
+                }
+            }
+        });
+        wait_until_idle(&site);
+        deaf.push(Deaf(reader, writer));
+    }
+    assert_well_and_soon(&site, resting);
+}
+
+/// Number of looks in a row at which a daemon that has nothing to do is at rest.
+const LOOKS_AT_REST: u32 = 4;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+
+/// Whether all threads of the daemon sleep: one that waits for a core or for a disk does not.
+fn is_at_rest(site: &Site) -> bool {
+    let threads = site.the_daemon().threads();
+    threads.iter().all(|status| status.contains("State:\tS"))
+}
+
+/// Waits until the daemon has nothing to do.
+#[track_caller]
+fn wait_until_idle(site: &Site) {
+    let started = Instant::now();
+    let mut at_rest = 0;
+    while at_rest < LOOKS_AT_REST {
+        assert!(started.elapsed() < PATIENCE, "it goes on");
+        at_rest = if is_at_rest(site) { at_rest + 1 } else { 0 };
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// Waits until what was asked for is being done.
+#[track_caller]
+fn wait_for_threads(site: &Site, wanted: usize) {
+    let started = Instant::now();
+    while site.the_daemon().threads().len() < wanted {
+        assert!(
+            started.elapsed() < PATIENCE,
+            "{} threads",
+            site.the_daemon().threads().len()
+        );
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// What was asked for ends with who has asked for it.
+#[track_caller]
+fn wait_for_few_threads(site: &Site) {
+    let (started, threads) = (Instant::now(), || site.the_daemon().threads().len());
+    while threads() > 100 {
+        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// A file that takes hours to hash, and no room.
+fn sparse(path: &Path) {
+    std::fs::File::create(path)
+        .unwrap()
+        .set_len(SPARSE_BYTES)
+        .unwrap();
+}
+
+const SPARSE_BYTES: u64 = 8 << 40;
+
+/// Asks whether that file, which is there, is the one that would be sent.
+fn offer_of(file: &str, number: u64) -> ToReceiver {
+    let time = Timestamp {
+        seconds: 1,
+        nanos: 0,
+    };
+    let mark = Some(SourceMark {
+        inode: 1,
+        ctime: time,
+    });
+    let metadata = SourceMetadata {
+        metadata: zmove_types::Metadata::new(0o644, time),
+        xattrs: None,
+    };
+    let kind = SourceKind::File {
+        bytes: SPARSE_BYTES,
+        mark,
+    };
+    let groups = vec![EntryGroup {
+        directory: path(""),
+        itself: None,
+        entries: vec![SourceEntry {
+            name: name(file),
+            kind,
+            metadata,
+        }],
+    }];
+    ToReceiver::Request(Request {
+        number,
+        question: Question::Send(groups),
+    })
+}
+
+/// A key has as many offers in flight, in as many transfers, as it may: more than the daemon has threads for the work
+/// of other keys.
+#[test]
+fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    sparse(&greedy.root().join("huge"));
+    let resting = site.the_daemon().memory_kib();
+    let mut transfers = Vec::new();
+    for _ in 0..20 {
+        let mut transfer = greedy.open(&Open {
+            compare: Compare::Checksum,
+            ..open()
+        });
+        for offer in 0..32 {
+            greedy.say(&mut transfer, &offer_of("huge", offer));
+        }
+        transfers.push(transfer);
+    }
+    wait_for_threads(&site, 200);
+    assert_well_and_soon(&site, resting);
+    let threads = || site.the_daemon().threads().len();
+    assert!(threads() < 600, "{} threads", threads());
+    drop(transfers);
+    wait_for_few_threads(&site);
+}
+
+/// A key has as many lists of directories in flight, in as many transfers, as it may: of 150 bytes each, with 80,000
+/// entries to look at, none of which is reported.
+#[test]
+fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
+    let _quiet = quiet_machine();
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let ranges = (0..20).map(|number| {
+        let directory = greedy.root().join(format!("{number}"));
+        std::fs::create_dir(&directory).unwrap();
+        // Hard links are created faster than files.
+        let first = directory.join("first");
+        std::fs::write(&first, "").unwrap();
+        (0..4000).for_each(|file| {
+            std::fs::hard_link(&first, directory.join(format!("{file}"))).unwrap()
+        });
+        NameRange {
+            directory: path(&format!("{number}")),
+            after: None,
+            names: Vec::new(),
+            open: false,
+        }
+    });
+    let ranges: Vec<_> = ranges.collect();
+    let resting = site.the_daemon().memory_kib();
+    let mut ask = |intent| {
+        let open = Open {
+            extraneous: Extraneous::Goes,
+            intent,
+            ..open()
+        };
+        let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
+        for transfer in &mut transfers {
+            for number in 0..8 {
+                greedy.say(transfer, &list(number, ranges.clone()));
+            }
+        }
+        wait_for_threads(&site, 150);
+        transfers
+    };
+    for intent in [Intent::Write, Intent::Inspect] {
+        let transfers = ask(intent);
+        let before = site.the_daemon().cpu_time();
+        drop(transfers);
+        wait_for_few_threads(&site);
+        let taken = site.the_daemon().cpu_time() - before;
+        assert!(
+            taken < Duration::from_secs(3),
+            "{taken:?} when nobody asks any more"
+        );
+    }
+    let _transfers = ask(Intent::Write);
+    assert_well_and_soon(&site, resting);
+}
+
+/// A site whose daemon may have 1,024 descriptors.
+fn of_few_descriptors() -> Site {
+    let mut site = Site::local();
+    site.run_by_script(&format!(
+        "ulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\""
+    ));
+    site.start_daemon();
+    paint(site.source().join("f"), 100_000);
+    paint(site.source().join("large"), 3 * GROUP_BYTES);
+    site
+}
+
+/// Transfers with 33 lanes each, as many as begin: over TCP each lane has a descriptor.
+#[test]
+fn lanes_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
+    site.the_daemon().wait_for_log("lanes_per_identity = 128");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let (mut transfers, mut lanes) = (Vec::new(), Vec::new());
+    while let Ok(transfer) = greedy.try_open(&open()) {
+        transfers.push(transfer);
+        let id = TransferId([greedy.transfers; 16]);
+        for lane in 1..33 {
+            lanes.push(
+                greedy
+                    .runtime
+                    .block_on(greedy.greet(id, Role::Lane(LaneId(lane)))),
+            );
+        }
+    }
+    assert!(transfers.len() > 4, "{} transfers", transfers.len());
+    let open = site.the_daemon().open_files();
+    assert!(open < 512, "{open} descriptors");
+    assert_well_and_soon(&site, resting);
+}
+
+/// Large files of which a byte has come, each of which stays open.
+#[test]
+fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfers = Vec::new();
+    let mut failed = 0;
+    for _ in 0..4 {
+        let mut transfer = greedy.open(&open());
+        for file in 0..400 {
+            transfer.begin_file(file, &format!("{file}"), 1);
+        }
+        failed += transfer.wait_for_items(400);
+        transfers.push(transfer);
+    }
+    assert!(failed > 1400, "{failed} files have failed");
+    let open = site.the_daemon().open_files();
+    assert!(open < 512, "{open} descriptors");
+    assert_well(&site, resting);
+}
+
+/// A transfer is broken off while the client's bytes are in a program of root's.
+#[test]
+fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_first_byte() {
+    if !crate::targets::faults::can_inject() {
+        return skip("strace cannot run here: nothing shows the order of system calls");
+    }
+    let mut site = Site::local();
+    let log = site.path("strace.log");
+    site.run_by_script(&format!(
+        "exec strace -D -f -qq -o '{}' -P '{}' -e trace=fchmod,write,pwrite64,pwritev,pwritev2 {ZMOVE} \"$@\"",
+        log.display(),
+        site.path("theirs/tool").display()
+    ));
+    site.start_daemon_with(&["--io-engine", "threads"]);
+    paint(site.source().join("f"), 100_000);
+    let mut greedy = Greedy::new(&site);
+    let tool = greedy.root().join("tool");
+    std::fs::write(&tool, "of root").unwrap();
+    let mode = || tool.metadata().unwrap().mode() & 0o7777;
+    std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o4755)).unwrap();
+    let mut transfer = greedy.open(&Open {
+        inplace: true,
+        durability: Durability::End,
+        ..open()
+    });
+    transfer.begin_file(1, "tool", 1);
+    assert_eq!(transfer.wait_for_items(1), 0);
+    // the file that comes may be run by nobody
+    assert_eq!(mode(), 0o744, "while it is changed");
+    drop(transfer);
+    site.the_daemon().wait_for_log("broken off by greedy");
+    assert_eq!(mode(), 0o744, "and when that has broken off");
+    let log = std::fs::read_to_string(log).unwrap();
+    let first = |call: &str| log.lines().position(|line| line.contains(call));
+    let calls = [first(" fchmod("), first(" pwrite")];
+    assert!(calls[0].is_some() && calls[0] < calls[1], "{log}");
+    let resting = site.the_daemon().memory_kib();
+    assert_well(&site, resting);
+}
+
+/// Transfers that are broken off one after the other, each to a place of its own.
+#[test]
+fn what_broken_transfers_leave_is_bounded_by_key() {
+    let site = configured("journals_per_identity = 3");
+    let mut greedy = Greedy::new(&site);
+    let journals = || {
+        std::fs::read_dir(site.path("server/journal")).map_or(0, |entries| {
+            entries
+                .filter(|entry| {
+                    entry
+                        .as_ref()
+                        .unwrap()
+                        .path()
+                        .extension()
+                        .is_some_and(|end| end == "journal")
+                })
+                .count()
+        })
+    };
+    for number in 0..5 {
+        let target = format!("to{number}").into_bytes();
+        let mut transfer = greedy.open(&Open {
+            target,
+            durability: Durability::End,
+            ..open()
+        });
+        transfer.begin_file(1, "large", 5);
+        assert_eq!(transfer.wait_for_items(1), 0);
+        let expected = (number + 1).min(3);
+        assert_eq!(journals(), expected);
+        drop(transfer);
+        site.the_daemon()
+            .wait_for_logs("broken off by greedy", number + 1);
+    }
+    assert_eq!(journals(), 3);
+    let hidden = |number: usize| {
+        std::fs::read_dir(greedy.root().join(format!("to{number}")))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(
+        (0..5).map(hidden).collect::<Vec<_>>(),
+        [1, 1, 1, 0, 0],
+        "without a journal nothing stays"
+    );
+    // the other key's are its own
+    site.authorize(Access::ReadWrite);
+    let resting = site.the_daemon().memory_kib();
+    assert_well(&site, resting);
+}
+
+/// Files that are given up although nobody has ever heard of them.
+#[test]
+fn files_that_were_never_begun_cannot_be_given_up_without_end() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    let flood: Vec<u8> = (0..5000)
+        .flat_map(|file| encode_message(&ToReceiver::Abandon { file }))
+        .collect();
+    drop(greedy.runtime.block_on(transfer.control.send(&flood)));
+    assert!(transfer.wait_for_end().contains("never begun"));
+    assert_well(&site, resting);
+}
+
+/// Lists of names as long as they may be, 27 MB each in memory, which wait for sessions that cannot say what they
+/// have to.
+#[test]
+fn messages_that_wait_are_bounded_by_what_they_take() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    fill(&greedy.root(), 17_000);
+    let resting = site.the_daemon().memory_kib();
+    let names = |count: usize| {
+        (0..count)
+            .map(|number| ListedName(name(&format!("{number:06}"))))
+            .collect()
+    };
+    let range = NameRange {
+        directory: path(""),
+        after: None,
+        names: names(200_000),
+        open: true,
+    };
+    let keep = list(1, vec![range]);
+    let goes = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let ask = |number| list_all("", number);
+    let mut deaf: Vec<_> = (0..2)
+        .map(|_| greedy.ask_some_without_reading(&goes, 4, ask).0)
+        .collect();
+    deaf.iter_mut()
+        .for_each(|deaf| greedy.say_without_end(deaf, &keep));
+    site.the_daemon().wait_for_log("limits.memory_per_identity");
+    assert_well_and_soon(&site, resting);
+}
+
+/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions
+/// that cannot say what they have to.
+#[test]
+fn openings_are_booked_and_said_once() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    fill(&greedy.root(), 17_000);
+    let resting = site.the_daemon().memory_kib();
+    let keep = |number| list_all("", number);
+    let goes = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let mut deaf: Vec<_> = (0..2)
+        .map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0)
+        .collect();
+    // who asks last is answered when the others would be
+    let mut transfer = greedy.open(&goes);
+    (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
+    for _ in 0..4 {
+        assert!(transfer.next_answer().as_ref().and_then(lists).is_some());
+    }
+    let tops = (0..262_144)
+        .map(|number| TopName(name(&format!("{number:x}"))))
+        .collect();
+    let again = Open {
+        shape: TargetShape::Directory { tops },
+        ..open()
+    };
+    let again = ToReceiver::Open(again);
+    for deaf in &mut deaf {
+        greedy.say_without_end(deaf, &again);
+    }
+    assert_well_and_soon(&site, resting);
+    greedy.say(&mut transfer, &again);
+    assert!(transfer.wait_for_end().contains("a second opening"));
+}
+
+/// Lists that are each as long as one may be, in a list: 7.5 MiB to send, 190 MB in memory.
+#[test]
+fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let range = [
+        &[0, 0, 0x80, 0x80, 16][..],
+        &[1, b'a'].repeat(262_144),
+        &[1],
+    ]
+    .concat();
+    let body = [&[1, 1, 3, 15][..], &range.repeat(15)].concat();
+    let message = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
+    let mut transfer = greedy.open(&Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    });
+    drop(greedy.runtime.block_on(transfer.control.send(&message)));
+    assert!(
+        transfer
+            .wait_for_end()
+            .contains("number of names and paths in a message")
+    );
+    assert_well(&site, resting);
+}
+
+/// Previews whose answers of 4 MiB each nobody reads: 20 bytes to ask for one.
+#[test]
+fn answers_of_previews_that_nobody_reads_are_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    fill(&greedy.root(), 17_000);
+    let resting = site.the_daemon().memory_kib();
+    let list = |number| list_all("", number);
+    let open = Open {
+        intent: Intent::Inspect,
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let _deaf: Vec<_> = (0..8)
+        .map(|_| greedy.ask_some_without_reading(&open, 8, list))
+        .collect();
+    // who asks last is answered when the others have been, but for what is in their way
+    if let Ok(mut last) = greedy.try_open(&open) {
+        (0..8).for_each(|number| greedy.say(&mut last, &list(number)));
+        // there may be no room for the questions either
+        while let Some(number) = last.next_answer().as_ref().and_then(lists) {
+            if number == 7 {
+                break;
+            }
+        }
+    }
+    assert_well_and_soon(&site, resting);
+}
+
+/// The same large directory removed by as many messages as may be under way: 12 MB of names, if each keeps all.
+#[test]
+fn directories_are_not_kept_in_memory_to_be_removed() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    std::fs::create_dir(greedy.root().join("many")).unwrap();
+    fill(&greedy.root().join("many"), 40_000);
+    let resting = site.the_daemon().memory_kib();
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let mut transfers: Vec<_> = (0..8).map(|_| greedy.open(&open)).collect();
+    for transfer in &mut transfers {
+        for remove in 0..8 {
+            let groups = vec![RemoveGroup {
+                directory: path(""),
+                names: vec![ListedName(name("many"))],
+            }];
+            greedy.say(transfer, &ToReceiver::Remove(Remove { remove, groups }));
+        }
+    }
+    let mut removed = 0;
+    for transfer in &mut transfers {
+        for _ in 0..8 {
+            let Some(ToSender::Removed { entries, .. }) = transfer.next_answer() else {
+                panic!("no answer")
+            };
+            removed += entries;
+        }
+    }
+    assert_eq!(
+        (removed, greedy.root().join("many").exists()),
+        (40_001, false)
+    );
+    assert_well(&site, resting);
+}

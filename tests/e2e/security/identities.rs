@@ -1,0 +1,166 @@
+//! One identity at the door of another: transfers belong to the key that opened them.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use zmove_transport::{
+    Access, AuthorizedKeys, Channel, ChannelDialler, Grant, HostPolicy, Identity, Reach,
+    TransportChoice,
+};
+use zmove_types::{LaneId, TransferId};
+use zmove_wire::{Greeting, Role};
+
+use crate::support::harness::{Site, has_program, skip};
+use crate::support::tree::{names, paint};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const TRANSFER: TransferId = TransferId([3; 16]);
+const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice::Quic];
+
+/// A daemon that lets in the client, who is called tester, and eve, who may write as well.
+fn site() -> (Site, Identity, Identity) {
+    let site = Site::daemon();
+    let [tester, eve] =
+        ["client", "eve"].map(|home| Identity::load_or_create(&site.path(home)).unwrap());
+    let roots = vec![site.target().canonicalize().unwrap()];
+    let grant = Grant::new(eve.fingerprint(), "eve", roots, Access::WriteOnly);
+    AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+    (site, tester, eve)
+}
+
+/// Dials as `identity` and says a greeting.
+async fn greet(
+    site: &Site,
+    identity: &Identity,
+    transport: TransportChoice,
+    role: Role,
+) -> Channel {
+    let daemon = site.the_daemon();
+    let (policy, reach) = (
+        HostPolicy::Pinned(daemon.fingerprint),
+        Reach {
+            transport,
+            ..Reach::default()
+        },
+    );
+    let dialler = ChannelDialler::new(identity, "127.0.0.1", daemon.address.port(), policy, reach);
+    let mut channel = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+    channel
+        .write_all(&Greeting::new(role, TRANSFER).encode())
+        .await
+        .unwrap();
+    channel.flush().await.unwrap();
+    channel
+}
+
+/// What the daemon says before it ends the connection.
+async fn ended(mut channel: Channel) -> Vec<u8> {
+    let mut said = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, channel.read_to_end(&mut said)).await;
+    let _closed_or_reset = read.expect("the daemon ends the connection");
+    said
+}
+
+/// A control connection whose transfer the daemon has entered: it has greeted.
+async fn open(site: &Site, identity: &Identity, transport: TransportChoice) -> Channel {
+    let mut control = greet(site, identity, transport, Role::Control).await;
+    let mut greeting = [0; Greeting::BYTES];
+    tokio::time::timeout(PATIENCE, control.read_exact(&mut greeting))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(Greeting::decode(&greeting).unwrap().transfer, TRANSFER);
+    control
+}
+
+/// The other client knows the transfer's id and a lane's number, and has a key that is let in.
+#[test]
+fn a_lane_presented_by_another_identity_finds_no_transfer() {
+    for transport in TRANSPORTS {
+        let (site, tester, eve) = site();
+        Runtime::new().unwrap().block_on(async {
+            let _control = open(&site, &tester, transport).await;
+            let lane = greet(&site, &eve, transport, Role::Lane(LaneId(0))).await;
+            assert_eq!(ended(lane).await, b"");
+        });
+        site.the_daemon()
+            .wait_for_log("a lane of a transfer that its key has not opened");
+        assert!(names(&site.target()).is_empty());
+    }
+}
+
+/// The id is the key's own: the transfer of the other neither ends nor is taken over.
+#[test]
+fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
+    for transport in TRANSPORTS {
+        let (site, tester, eve) = site();
+        Runtime::new().unwrap().block_on(async {
+            let theirs = open(&site, &tester, transport).await;
+            let own = open(&site, &eve, transport).await;
+            drop(own);
+            site.the_daemon().wait_for_log("broken off by eve");
+            // the other one is still there: its key cannot open it once more
+            let second = greet(&site, &tester, transport, Role::Control).await;
+            assert_eq!(ended(second).await, b"");
+            site.the_daemon()
+                .wait_for_log("a transfer of that id is running already");
+            drop(theirs);
+        });
+        site.the_daemon().wait_for_log("broken off by tester");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_on_every_connection_and_transport() {
+    for transport in TRANSPORTS {
+        let (site, tester, _eve) = site();
+        let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
+        Runtime::new().unwrap().block_on(async {
+            let _control = open(&site, &tester, transport).await;
+            for role in [Role::Control, Role::Lane(LaneId(0)), Role::Fetch] {
+                let said = ended(greet(&site, &stranger, transport, role).await).await;
+                let greeting = Greeting::decode(said.first_chunk().unwrap()).unwrap();
+                assert_eq!(greeting.transfer, TransferId([0; 16]));
+                let text = String::from_utf8_lossy(&said[Greeting::BYTES..]).into_owned();
+                assert!(text.contains("this key is not known here"), "{text}");
+            }
+        });
+        site.the_daemon()
+            .wait_for_log(&format!("unknown key {}", stranger.fingerprint()));
+    }
+}
+
+#[test]
+fn tls_1_2_gets_nowhere_with_another_library() {
+    if !has_program("openssl") {
+        return skip("openssl is missing: no other TLS library to try");
+    }
+    let (site, ..) = site();
+    paint(site.source().join("f"), 10);
+    let (address, key) = (
+        site.the_daemon().address.to_string(),
+        site.path("client/key.pem"),
+    );
+    let key = key.to_str().unwrap();
+    let connect = |version: &str| {
+        let words = [
+            "s_client", "-connect", &address, version, "-alpn", "zmove/1", "-cert", key, "-key",
+            key,
+        ];
+        let mut openssl = std::process::Command::new("openssl");
+        let output = openssl
+            .args(words)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let said = connect("-tls1_2");
+    assert!(said.contains("alert protocol version"), "{said}");
+    site.the_daemon()
+        .wait_for_log("it speaks TLS without the zmove protocol");
+    // by which it is seen that nothing else was wrong
+    let said = connect("-tls1_3");
+    assert!(said.contains("ALPN protocol: zmove/1"), "{said}");
+}

@@ -1,0 +1,507 @@
+//! What a daemon gives up before it serves: the rights of root, and files that are none of its business.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::path::Path;
+use std::process::Command;
+
+use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
+use zmove_types::GROUP_BYTES;
+
+use crate::support::command::{NOBODY, Outcome, Runner, Zmove};
+use crate::support::daemon::Daemon;
+use crate::support::harness::{Site, is_root, own_all, skip};
+use crate::support::tree::{assert_same, names, paint};
+
+const ENGINES: [&str; 2] = ["threads", "uring"];
+const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
+
+/// A site whose daemon's state and target belong to a user who is not root; `None` where nobody can become them.
+fn given_away() -> Option<Site> {
+    if !is_root() {
+        skip("not root: cannot become another user");
+        return None;
+    }
+    let site = Site::local();
+    site.authorize(Access::WriteOnly);
+    std::fs::create_dir(site.path("state")).unwrap();
+    own_all(&site.path("state"));
+    own_all(&site.target());
+    Some(site)
+}
+
+fn paint_sources(site: &Site) {
+    paint(site.source().join("d/small"), 10);
+    paint(site.source().join("large"), 3 * GROUP_BYTES + 1);
+    (0..20).for_each(|number| paint(site.source().join(format!("n/{number}")), number));
+}
+
+/// The program with the settings of root and the state of the daemon's user.
+fn command(site: &Site) -> Command {
+    let mut command = Runner::default().zmove(&site.path("server")).0;
+    let state = site.path("state");
+    if state.exists() {
+        command.env("STATE_DIRECTORY", state);
+    }
+    command
+}
+
+fn start(site: &Site, options: &[&str]) -> Daemon {
+    let options = [&["--listen", "127.0.0.1:0", "--metrics", "off"], options].concat();
+    let daemon = Daemon::run(command(site), &options);
+    site.pin(&daemon.address, daemon.fingerprint);
+    daemon
+}
+
+fn push(site: &Site, daemon: &Daemon, options: &[&str], path: &str) -> Outcome {
+    let mut zmove = site.zmove(&["push", "--quiet"]);
+    zmove
+        .0
+        .args(options)
+        .arg(site.contents())
+        .arg(format!("{}:{path}", daemon.address));
+    zmove.outcome()
+}
+
+/// `zmove serve` where it does not come to listening.
+fn serve(site: &Site, options: &[&str]) -> Outcome {
+    let mut command = command(site);
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "off"])
+        .args(options);
+    Zmove(command).outcome()
+}
+
+fn grant_later(site: &Site, root: &str) {
+    let fingerprint = Identity::load_or_create(&site.path("client"))
+        .unwrap()
+        .fingerprint();
+    std::fs::create_dir_all(site.path(root)).unwrap();
+    let grant = Grant::new(
+        fingerprint,
+        "tester",
+        vec![site.path(root).canonicalize().unwrap()],
+        Access::WriteOnly,
+    );
+    AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+}
+
+#[track_caller]
+fn assert_all_are(status: &str, name: &str, wanted: &str) {
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    let mut values = line.split_whitespace().skip(1).peekable();
+    assert!(
+        values.peek().is_some() && values.all(|value| value == wanted),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread() {
+    for engine in ENGINES {
+        let Some(site) = given_away() else { return };
+        paint_sources(&site);
+        let daemon = start(&site, &["--user", "nobody", "--io-engine", engine]);
+        for transport in TRANSPORTS {
+            push(&site, &daemon, &["--transport", transport], transport).done();
+            assert_same(&site.source(), &site.target().join(transport));
+            for name in ["", "d", "d/small", "large"] {
+                let metadata = site.target().join(transport).join(name).metadata().unwrap();
+                assert_eq!((metadata.uid(), metadata.gid()), (NOBODY, NOBODY), "{name}");
+            }
+        }
+        let threads = daemon.threads();
+        assert!(threads.len() > 1);
+        for status in &threads {
+            for ids in ["Uid:", "Gid:", "Groups:"] {
+                assert_all_are(status, ids, &NOBODY.to_string());
+            }
+            for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+                assert_all_are(status, capabilities, "0000000000000000");
+            }
+            assert_all_are(status, "NoNewPrivs:", "1");
+        }
+        assert_eq!(site.path("state/key.pem").metadata().unwrap().uid(), NOBODY);
+    }
+}
+
+#[test]
+fn a_daemon_does_not_become_what_it_cannot_or_should_not() {
+    let Some(site) = given_away() else { return };
+    serve(&site, &["--user", "no-such-user"])
+        .expect(1)
+        .says(&["there is no user 'no-such-user'"])
+        .lines(1);
+    serve(&site, &["--user", "root"])
+        .expect(1)
+        .says(&["'root' is root"])
+        .lines(1);
+    serve(&site, &["--check", "--user", "no-such-user"])
+        .expect(1)
+        .says(&["there is no user"])
+        .lines(1);
+    serve(&site, &["--check", "--user", "nobody"]).done();
+    std::fs::write(site.path("server/zmove.toml"), "user = \"no-such-user\"\n").unwrap();
+    for options in [&[][..], &["--check"]] {
+        serve(&site, options)
+            .expect(1)
+            .says(&["there is no user 'no-such-user'"])
+            .lines(1);
+    }
+}
+
+#[test]
+fn who_is_not_root_can_only_be_who_they_are() {
+    let Some(mut site) = Site::unprivileged() else {
+        return;
+    };
+    let mut other = site.zmove(&["serve", "--listen", "127.0.0.1:0", "--user", "daemon"]);
+    other.0.env("ZMOVE_HOME", site.path("server"));
+    other
+        .outcome()
+        .expect(1)
+        .says(&["only root can become another user"])
+        .lines(1);
+    if !is_root() {
+        return skip("not root: whose account this is has no name that is known here");
+    }
+    site.start_daemon_with(&["--user", "nobody"]);
+    paint_sources(&site);
+    site.give_away();
+    site.push(&["--quiet"], site.contents(), "").done();
+    assert_same(&site.source(), &site.target());
+}
+
+/// Whatever the operator has left with root, one line after the other says what to do, and in the end it serves.
+#[test]
+fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
+    if !is_root() {
+        return skip("not root: cannot become another user");
+    }
+    let site = Site::local();
+    site.authorize(Access::WriteOnly);
+    let home = site.path("server");
+    let list = home.join("authorized_keys");
+    let state = site.path("state");
+    std::fs::create_dir(&state).unwrap();
+    let config = site.path("settings.toml");
+    std::fs::write(&config, "user = \"nobody\"\n").unwrap();
+    for (path, mode) in [
+        (&config, 0o600),
+        (&list, 0o600),
+        (&home, 0o700),
+        (&site.path("."), 0o700),
+    ] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let options = ["--config", config.to_str().unwrap()];
+    let name = |path: &Path| format!("'{}'", path.display());
+    for path in [&site.path("."), &home, &list, &config, &state] {
+        let path = path.canonicalize().unwrap();
+        let outcome = serve(&site, &options)
+            .expect(11)
+            .says(&["the user 'nobody' cannot use", &name(&path)])
+            .lines(1);
+        let (_, line) = outcome.stderr.trim_end().rsplit_once("run: ").unwrap();
+        let gives_settings = line.contains("chown") || line.contains("-o nobody");
+        assert!(
+            path == state.canonicalize().unwrap() || !gives_settings,
+            "{line}"
+        );
+        assert!(
+            Command::new("sh")
+                .args(["-c", line])
+                .status()
+                .unwrap()
+                .success(),
+            "{line}"
+        );
+    }
+    let daemon = start(&site, &options);
+    daemon.wait_for_log("the user 'nobody' cannot write to the root");
+    own_all(&site.target());
+    push(&site, &daemon, &[], "").done();
+}
+
+#[test]
+fn keys_and_settings_are_read_again_as_the_user() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    paint_sources(&site);
+    let settings = site.path("server/zmove.toml");
+    std::fs::write(&settings, "[limits]\ntransfers = 5\n").unwrap();
+    std::fs::set_permissions(&settings, PermissionsExt::from_mode(0o600)).unwrap();
+    daemon.hang_up();
+    daemon.wait_for_log("kept as it was: ");
+    daemon.wait_for_log("zmove.toml: Permission denied");
+    std::fs::set_permissions(&settings, PermissionsExt::from_mode(0o644)).unwrap();
+    daemon.hang_up();
+    daemon.wait_for_log("transfers: 5");
+    // The list is root's, and the user can read it.
+    grant_later(&site, "target");
+    push(&site, &daemon, &[], "").done();
+    let list = site.path("server/authorized_keys");
+    std::fs::set_permissions(&list, PermissionsExt::from_mode(0o600)).unwrap();
+    push(&site, &daemon, &[], "")
+        .expect(10)
+        .says(&["the receiver cannot read its authorized_keys; see its log"]);
+    daemon.wait_for_log("authorized_keys: Permission denied");
+    std::fs::set_permissions(&list, PermissionsExt::from_mode(0o644)).unwrap();
+    push(&site, &daemon, &[], "").done();
+}
+
+/// A site that may write into its target; `None` where the kernel cannot confine.
+fn confinable() -> Option<Site> {
+    let site = Site::local();
+    site.authorize(Access::WriteOnly);
+    paint_sources(&site);
+    let check = serve(&site, &["--check", "--confine"]);
+    if check.stderr.contains("Landlock") {
+        skip("this kernel has no Landlock, or an old one");
+        return None;
+    }
+    check.done();
+    Some(site)
+}
+
+#[test]
+fn a_confined_daemon_takes_pushes_of_every_kind() {
+    for engine in ENGINES {
+        let Some(site) = confinable() else { return };
+        let daemon = start(
+            &site,
+            &["--confine", "--allow-clear", "--io-engine", engine],
+        );
+        daemon.wait_for_log("confined to its roots by Landlock");
+        let ways: [&[&str]; 6] = [
+            &["--transport", "tcp"],
+            &["--transport", "quic", "--checksum"],
+            &["--cipher", "none", "--delta", "always"],
+            &["--inplace"],
+            &["--delete", "--durability", "file"],
+            &["--delete", "--dry-run"],
+        ];
+        for (way, number) in ways.into_iter().zip(0..) {
+            push(&site, &daemon, way, "").expect(0);
+            let large = [site.source(), site.target()]
+                .map(|tree| std::fs::read(tree.join("large")).unwrap());
+            assert!(large[0] == large[1], "{way:?}");
+            if way.contains(&"--durability") {
+                assert_same(&site.source(), &site.target());
+            } else if !way.contains(&"--delete") {
+                paint(site.source().join("large"), (6 + number) * GROUP_BYTES);
+                paint(site.target().join("alone"), 10);
+            }
+        }
+        for status in daemon.threads() {
+            assert_all_are(&status, "NoNewPrivs:", "1");
+        }
+        assert_eq!(daemon.terminate(), Some(0));
+    }
+}
+
+#[test]
+fn a_confined_daemon_reaches_no_root_that_came_later() {
+    for (confine, reached) in [("on", false), ("auto", false), ("off", true)] {
+        let Some(site) = confinable() else { return };
+        let daemon = start(&site, &["--confine", confine]);
+        grant_later(&site, "later");
+        let later = site.path("later").canonicalize().unwrap();
+        let target = later.to_str().unwrap();
+        for options in [&[][..], &["--dry-run"], &["--transport", "quic"]] {
+            let outcome = push(&site, &daemon, options, target);
+            if reached {
+                outcome.expect(0);
+                continue;
+            }
+            outcome.expect(3).says(&[
+                "open root",
+                target,
+                "Permission denied",
+                "confine in zmove.toml), restart it",
+            ]);
+            assert!(names(&later).is_empty());
+        }
+        push(&site, &daemon, &[], "").done();
+        if !reached {
+            let line = daemon.wait_for_log("confine in zmove.toml), restart it");
+            assert!(
+                line.contains(target) && line.contains("broken off by tester"),
+                "{line}"
+            );
+            let daemon = start(&site, &["--confine", confine]);
+            push(&site, &daemon, &[], target).done();
+        }
+        assert_same(&site.source(), &later);
+    }
+}
+
+/// The same directory, under the same name: what the kernel knows is the file system that was there.
+#[test]
+fn a_root_that_is_not_there_at_the_start_is_told() {
+    let Some(site) = confinable() else { return };
+    std::fs::remove_dir(site.target()).unwrap();
+    let daemon = start(&site, &["--confine"]);
+    daemon
+        .wait_for_log("stays out of reach until a restart (--confine): No such file or directory");
+    push(&site, &daemon, &[], "")
+        .expect(3)
+        .says(&["open root", "No such file"]);
+    std::fs::create_dir(site.target()).unwrap();
+    push(&site, &daemon, &[], "")
+        .expect(3)
+        .says(&["open root", "Permission denied", "restart it"]);
+}
+
+#[test]
+fn a_confined_daemon_reads_keys_and_settings_again() {
+    let Some(site) = confinable() else { return };
+    std::fs::create_dir(site.path("etc")).unwrap();
+    let settings = site.path("etc/zmove.toml");
+    std::fs::write(&settings, "confine = \"on\"\n").unwrap();
+    let daemon = start(&site, &["--config", settings.to_str().unwrap()]);
+    // as editors do it
+    std::fs::write(site.path("etc/new"), "[limits]\ntransfers = 5\n").unwrap();
+    std::fs::rename(site.path("etc/new"), &settings).unwrap();
+    daemon.hang_up();
+    daemon.wait_for_log("transfers: 5");
+    let key = site
+        .zmove(&["key", "new", "--force"])
+        .outcome()
+        .expect(0)
+        .stdout;
+    push(&site, &daemon, &[], "")
+        .expect(5)
+        .says(&["this key is not known here"]);
+    assert!(!key.is_empty());
+    grant_later(&site, "target");
+    push(&site, &daemon, &[], "").done();
+}
+
+#[test]
+fn confined_and_another_user_at_once() {
+    let Some(site) = given_away() else { return };
+    if confinable().is_none() {
+        return;
+    }
+    paint_sources(&site);
+    let daemon = start(&site, &["--confine", "--user", "nobody"]);
+    push(&site, &daemon, &[], "").done();
+    assert_same(&site.source(), &site.target());
+    assert_eq!(
+        names(&site.path("state")),
+        ["control.sock", "copies", "journal", "key.pem", "learnt"]
+    );
+}
+
+/// What root may read has any mode at its source; where it goes, its owner may not even list it.
+#[test]
+fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    let closed = [0o000, 0o100, 0o200, 0o300, 0o400, 0o500];
+    let name = |mode: &u32| format!("outer{mode:o}/closed{mode:o}");
+    for mode in &closed {
+        (0..12).for_each(|number| {
+            paint(
+                site.source().join(name(mode)).join(number.to_string()),
+                number,
+            )
+        });
+        paint(site.source().join(name(mode)).join("below/f"), 10);
+    }
+    let close = || {
+        for mode in &closed {
+            let path = site.source().join(name(mode));
+            for path in [path.as_path(), path.parent().unwrap()] {
+                std::fs::set_permissions(path, PermissionsExt::from_mode(*mode)).unwrap();
+            }
+        }
+    };
+    close();
+    let pushed = |options: &[&str]| {
+        push(&site, &daemon, options, "").done();
+        assert_same(&site.source(), &site.target());
+    };
+    pushed(&[]);
+    pushed(&[]);
+    push(&site, &daemon, &["--dry-run"], "").done();
+    for mode in &closed {
+        paint(site.source().join(name(mode)).join("3"), 77);
+        paint(site.source().join(name(mode)).join("below/new/f"), 7);
+        std::fs::remove_file(site.source().join(name(mode)).join("5")).unwrap();
+    }
+    close();
+    pushed(&["--delete"]);
+    // what is as it was is not sent again
+    let mut zmove = site.zmove(&["push", "--json"]);
+    zmove
+        .0
+        .arg(site.contents())
+        .arg(format!("{}:", daemon.address));
+    let again = zmove.outcome().done().summary();
+    assert_eq!(again["files"], 0, "{again}");
+}
+
+/// The same of the target itself.
+#[test]
+fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    for mode in [0o000, 0o100, 0o200, 0o300, 0o400, 0o500] {
+        let target = format!("closed{mode:o}");
+        for bytes in [1, 20, 300] {
+            paint(site.source().join("d/f"), bytes);
+            std::fs::set_permissions(site.source(), PermissionsExt::from_mode(mode)).unwrap();
+            push(&site, &daemon, &["--dry-run"], &target).done();
+            push(&site, &daemon, &["--delete"], &target).done();
+            assert_same(&site.source(), &site.target().join(&target));
+        }
+    }
+    // what is above it stays as it is, and nobody knows what would be removed
+    let above = site.target().join("above");
+    paint(above.join("closed/old"), 1);
+    for path in [
+        above.join("closed/old"),
+        above.join("closed"),
+        above.clone(),
+    ] {
+        lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    std::fs::set_permissions(above.join("closed"), PermissionsExt::from_mode(0o000)).unwrap();
+    std::fs::set_permissions(&above, PermissionsExt::from_mode(0o500)).unwrap();
+    let listed = push(&site, &daemon, &["--dry-run", "--delete"], "above/closed").expect(23);
+    listed.says(&["list directory '.'", "Permission denied"]);
+    push(&site, &daemon, &["--delete"], "above/closed").done();
+    assert_same(&site.source(), &above.join("closed"));
+    assert_eq!(above.metadata().unwrap().mode() & 0o7777, 0o500);
+}
+
+/// Another user's directory is not ours to open, and a link is not followed to one that is.
+#[test]
+fn closed_directories_of_others_and_behind_links_stay_closed() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    std::fs::create_dir(site.path("elsewhere")).unwrap();
+    std::fs::create_dir(site.target().join("others")).unwrap();
+    std::os::unix::fs::symlink(site.path("elsewhere"), site.target().join("link")).unwrap();
+    lchown(site.path("elsewhere"), Some(NOBODY), Some(NOBODY)).unwrap();
+    for path in [site.path("elsewhere"), site.target().join("others")] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
+    }
+    paint(site.source().join("others/f"), 10);
+    push(&site, &daemon, &[], "")
+        .expect(23)
+        .says(&["open directory 'others'", "Permission denied"]);
+    let options = ["--ignore-existing"];
+    paint(site.source().join("link/f"), 10);
+    push(&site, &daemon, &options, "").expect(23);
+    for path in [site.path("elsewhere"), site.target().join("others")] {
+        assert_eq!(
+            path.metadata().unwrap().mode() & 0o7777,
+            0,
+            "{}",
+            path.display()
+        );
+        assert!(names(&path).is_empty());
+    }
+}

@@ -1,0 +1,117 @@
+//! A daemon that was taken over and whose answers to root's `zmove status` do not end.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Signal, kill_process};
+
+use super::{Host, Settings};
+use crate::support::harness::own_all;
+
+/// Answers each connection at a socket in this way.
+fn answer_at(path: &Path, answer: fn(UnixStream)) {
+    let socket = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for stream in socket.incoming().flatten() {
+            std::thread::spawn(move || answer(stream));
+        }
+    });
+}
+
+/// One byte each second, and no line.
+fn trickle(mut stream: UnixStream) {
+    while stream.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// 100 MiB, and no line.
+fn flood(mut stream: UnixStream) {
+    let bytes = vec![b' '; 1 << 20];
+    // The reader has had enough before the end.
+    let _ended = (0..100).try_for_each(|_| stream.write_all(&bytes));
+}
+
+/// Stops the process that asks, as its user may, and keeps the connection.
+fn stop(stream: UnixStream) {
+    let asks = socket_peercred(&stream).unwrap().pid;
+    kill_process(asks, Signal::STOP).unwrap();
+    std::thread::park();
+}
+
+/// A host with such a daemon, whose socket is in the user's directory, or in one of root's.
+fn host(answer: fn(UnixStream), is_of_root: bool) -> Option<Host> {
+    let host = Host::new(Settings::OfRoot)?;
+    answer_at(&host.path("run/control.sock"), answer);
+    if is_of_root {
+        std::os::unix::fs::chown(host.path("run"), Some(0), Some(0)).unwrap();
+    } else {
+        own_all(&host.path("run"));
+    }
+    Some(host)
+}
+
+/// Runs a command that fails, and demands that it names the socket and the cause.
+fn fails(host: &Host, words: &[&str], code: i32, cause: &[&str]) {
+    let outcome = host.zmove(words).expect(code);
+    let socket = format!(
+        "the daemon at '{}'",
+        host.path("run/control.sock").display()
+    );
+    let parts = [&[socket.as_str()], cause].concat();
+    outcome.says(&parts).lines(1);
+}
+
+const LATE: &str = "no answer within 10 s";
+
+/// Issue: the timeout was one for each read, so a byte now and then held root's command up for ever.
+#[test]
+fn an_answer_that_trickles_holds_no_command_of_root_up() {
+    let Some(host) = host(trickle, false) else {
+        return;
+    };
+    let Some(of_root) = self::host(trickle, true) else {
+        return;
+    };
+    let list = fs::read(host.path("home/authorized_keys")).unwrap();
+    std::thread::scope(|scope| {
+        for (words, operation) in [
+            (&["status"][..], "for its status"),
+            (&["stop", "01234567"], "to stop a transfer"),
+            (&["drain"], "to drain"),
+            (
+                &["allow", "remove", "alice", "--now"],
+                "to stop the transfers of removed keys",
+            ),
+        ] {
+            let host = &host;
+            scope.spawn(move || fails(host, words, 12, &[operation, LATE]));
+        }
+        scope.spawn(|| fails(&of_root, &["status"], 12, &["for its status", LATE]));
+    });
+    assert_ne!(fs::read(host.path("home/authorized_keys")).unwrap(), list);
+}
+
+/// Issue: an answer was collected in memory without a limit.
+#[test]
+fn an_answer_without_end_is_read_to_a_limit() {
+    for is_of_root in [false, true] {
+        let Some(host) = host(flood, is_of_root) else {
+            return;
+        };
+        let cause = ["for its status", "the answer is longer than 4.00 MiB"];
+        fails(&host, &["status"], 12, &cause);
+    }
+}
+
+#[test]
+fn a_process_that_asks_and_was_stopped_by_its_user_is_killed() {
+    let Some(host) = host(stop, false) else {
+        return;
+    };
+    fails(&host, &["status"], 12, &["for its status", LATE]);
+}

@@ -1,0 +1,250 @@
+//! Processes that root starts at a terminal and that become another user: a daemon with `--user`, and those that do
+//! the commands of root in directories of that user. A process with the terminal of root's shell can type into it
+//! (TIOCSTI).
+
+use std::fs::{self, File};
+use std::io::{BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::{Host, KEY, Settings};
+use crate::support::command::{LinesOf, NOBODY, finish, wait_within_patience};
+use crate::support::harness::{PATIENCE, has_program, own_all, skip};
+
+const SERVE: [&str; 5] = ["serve", "--listen", "127.0.0.1:0", "--drain", "1s"];
+
+/// `None` where there is no terminal or no second user.
+fn host(settings: Settings) -> Option<Host> {
+    if !has_program("script") {
+        skip("a terminal needs script");
+        return None;
+    }
+    Host::new(settings)
+}
+
+impl Host {
+    /// Runs a line of the shell at a terminal of its own; ZMOVE in it stands for the program with these words.
+    fn at_terminal(&self, line: &str, words: &[&str]) -> Child {
+        let zmove = self.command(&[], words);
+        let words = std::iter::once(zmove.get_program()).chain(zmove.get_args());
+        let words: Vec<_> = words.map(|word| format!("'{}'", word.display())).collect();
+        let mut script = Command::new("script");
+        script
+            .args(["-qefc", &line.replace("ZMOVE", &words.join(" "))])
+            .arg("/dev/null")
+            .env("SHELL", "/bin/bash")
+            .envs(
+                zmove
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        script.spawn().unwrap()
+    }
+
+    /// The process of the daemon that answers here.
+    fn daemon_pid(&self) -> u32 {
+        let status = self.zmove(&["status", "--json"]).done().stdout;
+        let status: Value = serde_json::from_str(&status).unwrap();
+        u32::try_from(status["pid"].as_u64().unwrap()).unwrap()
+    }
+}
+
+/// The fields of `/proc/PID/stat` from the parent on: parent, process group, session, terminal.
+fn numbers(pid: u32) -> Option<[i64; 4]> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
+    let numbers: Vec<_> = fields.take(4).map(|field| field.parse().unwrap()).collect();
+    numbers.try_into().ok()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    u32::try_from(numbers(pid)?[0]).ok()
+}
+
+fn is_below(ancestor: u32, pid: u32) -> bool {
+    std::iter::successors(parent(pid), |pid| parent(*pid)).any(|pid| pid == ancestor)
+}
+
+fn is_nobody(pid: u32) -> bool {
+    let wanted = format!("Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}");
+    fs::read_to_string(format!("/proc/{pid}/status"))
+        .is_ok_and(|status| status.lines().any(|line| line == wanted))
+}
+
+/// Waits for a process below `ancestor` that has become the user.
+fn process_of_user(ancestor: u32) -> u32 {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let found = processes
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .find(|pid| is_nobody(*pid) && is_below(ancestor, *pid));
+        if let Some(pid) = found {
+            return pid;
+        }
+        assert!(Instant::now() < until, "no process became the user");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[track_caller]
+fn assert_has_no_terminal(pid: u32) {
+    assert!(is_nobody(pid));
+    let [_, _, session, terminal] = numbers(pid).unwrap();
+    assert_eq!(terminal, 0, "the controlling terminal");
+    assert_eq!(session, i64::from(pid), "the session");
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let paths: Vec<_> = descriptors
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .collect();
+    assert!(!paths.is_empty());
+    let is_terminal = |path: &std::path::PathBuf| {
+        ["/dev/pts", "/dev/tty", "/dev/console", "/dev/ptmx"]
+            .iter()
+            .any(|prefix| path.to_str().unwrap().starts_with(prefix))
+    };
+    assert!(!paths.iter().any(is_terminal), "{paths:?}");
+}
+
+fn wait_until_gone(pid: u32) {
+    let until = Instant::now() + PATIENCE;
+    while is_nobody(pid) {
+        assert!(Instant::now() < until, "the daemon goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Issue: a daemon that was taken over typed into the shell from which root had started it.
+#[test]
+fn a_daemon_of_another_user_has_no_terminal_and_ends_with_control_c() {
+    let Some(host) = host(Settings::OfRoot) else {
+        return;
+    };
+    let lines = [
+        // It leads the session of the terminal; it is in the shell's process group; it has a group of its own.
+        "exec ZMOVE",
+        "ZMOVE; exit $?",
+        "set -m; ZMOVE; exit $?",
+        // Only the session has the terminal.
+        "ZMOVE </dev/null 2>&1 | (trap '' INT; cat)",
+    ];
+    for line in lines {
+        let mut script = host.at_terminal(line, &SERVE);
+        let mut keyboard = script.stdin.take().unwrap();
+        let screen = LinesOf::new(&mut script);
+        screen.wait_for(|line| line.contains("listening on"));
+        let daemon = host.daemon_pid();
+        assert!(is_below(script.id(), daemon));
+        assert_has_no_terminal(daemon);
+        keyboard.write_all(b"\x03").unwrap();
+        screen.wait_for(|line| line.contains("stopping: transfers that run have 1 s"));
+        assert_eq!(wait_within_patience(&mut script), Some(0), "{line}");
+        assert!(!is_nobody(daemon), "{line}");
+    }
+}
+
+#[test]
+fn a_daemon_without_a_terminal_gets_the_signals_of_its_parent_and_ends_with_it() {
+    let Some(host) = host(Settings::OfRoot) else {
+        return;
+    };
+    for last in [Signal::TERM, Signal::KILL] {
+        let mut script = host.at_terminal("ZMOVE; exit $?", &SERVE);
+        let _keyboard = script.stdin.take();
+        let screen = LinesOf::new(&mut script);
+        screen.wait_for(|line| line.contains("listening on"));
+        let daemon = host.daemon_pid();
+        let relay = parent(daemon).unwrap();
+        signal(relay, Signal::HUP);
+        screen.wait_for(|line| line.contains("reloaded"));
+        signal(relay, last);
+        wait_until_gone(daemon);
+        let code = if last == Signal::TERM { 0 } else { 137 };
+        assert_eq!(wait_within_patience(&mut script), Some(code));
+    }
+}
+
+#[test]
+fn a_terminal_at_another_descriptor_is_no_way_to_it() {
+    let Some(host) = host(Settings::OfRoot) else {
+        return;
+    };
+    for words in [&SERVE[..], &["serve", "--check"]] {
+        let said = finish(host.at_terminal("ZMOVE 7<>/dev/tty", words));
+        let wanted = "descriptor 7 is a terminal";
+        assert!(said.stdout.contains(wanted), "{}", said.stdout);
+        assert_ne!(said.code, Some(0));
+    }
+    let said = finish(host.at_terminal("ZMOVE", &["serve", "--check"])).expect(0);
+    assert_eq!(said.stdout.trim(), "ok");
+}
+
+#[test]
+fn commands_that_are_done_as_another_user_have_no_terminal() {
+    let Some(host) = host(Settings::OfUser) else {
+        return;
+    };
+    let path = host.path("home/authorized_keys.lock");
+    let lock = File::create(&path).unwrap();
+    own_all(&path);
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let data = host.path("data");
+    let root = data.to_str().unwrap();
+    let allow = ["allow", KEY, "--name", "bob", "--root", root, "--write"];
+    let mut script = host.at_terminal("ZMOVE; exit $?", &allow);
+    let _keyboard = script.stdin.take();
+    assert_has_no_terminal(process_of_user(script.id()));
+    drop(lock);
+    finish(script).expect(0);
+    let list = finish(host.at_terminal("ZMOVE", &["allow", "list"])).expect(0);
+    assert!(list.stdout.contains("bob"), "{}", list.stdout);
+}
+
+#[test]
+fn the_operator_asks_from_a_terminal_and_the_process_that_asks_has_none() {
+    let Some(host) = host(Settings::OfRoot) else {
+        return;
+    };
+    let socket = UnixListener::bind(host.path("run/control.sock")).unwrap();
+    own_all(&host.path("run"));
+    let mut script = host.at_terminal("ZMOVE; exit $?", &["status"]);
+    let _keyboard = script.stdin.take();
+    let (mut stream, _) = socket.accept().unwrap();
+    let asks = socket_peercred(&stream).unwrap().pid.as_raw_nonzero().get();
+    assert_has_no_terminal(u32::try_from(asks).unwrap());
+    let mut request = String::new();
+    std::io::BufRead::read_line(&mut BufReader::new(&stream), &mut request).unwrap();
+    assert_eq!(request, "\"status\"\n");
+    stream.write_all(b"{\"nonsense\":\"no\"}\n").unwrap();
+    drop(stream);
+    let said = finish(script).stdout;
+    assert!(
+        said.contains("the daemon does not understand: no"),
+        "{said}"
+    );
+    fs::remove_file(host.path("run/control.sock")).unwrap();
+
+    let mut script = host.at_terminal("ZMOVE", &SERVE);
+    let mut keyboard = script.stdin.take().unwrap();
+    let screen = LinesOf::new(&mut script);
+    screen.wait_for(|line| line.contains("listening on"));
+    let status = finish(host.at_terminal("ZMOVE; exit $?", &["status"])).expect(0);
+    assert!(status.stdout.contains("0 transfers"), "{}", status.stdout);
+    keyboard.write_all(b"\x03").unwrap();
+    assert_eq!(wait_within_patience(&mut script), Some(0));
+}

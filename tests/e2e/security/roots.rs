@@ -1,0 +1,265 @@
+//! Roots that lie in other roots: whoever may write to the outer one could turn the inner one into a link.
+
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
+
+use crate::support::command::{Outcome, Runner};
+use crate::support::daemon::Daemon;
+use crate::support::harness::{Site, skip};
+use crate::support::tree::{names, paint};
+
+/// A site with a directory outside of all roots, and these directories below the target.
+fn yard(inner: &[&str]) -> Site {
+    let site = Site::local();
+    paint(site.path("outside/precious"), 10);
+    paint(site.source().join("evil"), 10);
+    for name in inner {
+        std::fs::create_dir(site.target().join(name)).unwrap();
+        std::fs::create_dir_all(site.path("links")).unwrap();
+        symlink(site.path("outside"), site.path("links").join(name)).unwrap();
+    }
+    site
+}
+
+/// The real path of a directory of the site.
+fn real(site: &Site, name: &str) -> PathBuf {
+    site.path(name).canonicalize().unwrap()
+}
+
+/// Lets the key in `home` write below `roots` and read below `read_roots`.
+fn allow(site: &Site, home: &str, roots: &[&str], read_roots: &[&str]) {
+    let key = Identity::load_or_create(&site.path(home))
+        .unwrap()
+        .fingerprint();
+    let real = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| real(site, name))
+            .collect::<Vec<_>>()
+    };
+    let grant = Grant {
+        read_roots: real(read_roots),
+        ..Grant::new(key, home, real(roots), Access::WriteOnly)
+    };
+    AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+}
+
+fn start(site: &Site, options: &[&str]) -> Daemon {
+    let options = [&["--listen", "127.0.0.1:0"], options].concat();
+    let daemon = Daemon::start_with(&site.path("server"), &options, &Runner::default());
+    site.pin(&daemon.address, daemon.fingerprint);
+    let known = std::fs::read(site.path("client/known_hosts")).unwrap();
+    std::fs::create_dir_all(site.path("other")).unwrap();
+    std::fs::write(site.path("other/known_hosts"), known).unwrap();
+    daemon
+}
+
+/// A command of the client whose key is in `home`.
+fn client(site: &Site, home: &str, words: &[&str]) -> Outcome {
+    let mut zmove = Runner::default().zmove(&site.path(home));
+    zmove.0.current_dir(site.path("")).args(words);
+    zmove.outcome()
+}
+
+/// Replaces the inner roots by links to the outside, as a client that may write to the target.
+fn push_links(site: &Site, daemon: &Daemon) {
+    let target = format!("{}:", daemon.address);
+    client(site, "client", &["push", "--force", "links/", &target]).done();
+}
+
+fn check(site: &Site, options: &[&str]) -> Outcome {
+    let mut zmove = Runner::default().zmove(&site.path("server"));
+    zmove.0.args(["serve", "--check"]).args(options);
+    zmove.outcome()
+}
+
+#[track_caller]
+fn assert_outside_is_as_it_was(site: &Site) {
+    assert_eq!(names(&site.path("outside")), ["precious"]);
+}
+
+#[track_caller]
+fn assert_refused(outcome: &Outcome) {
+    let said = &outcome.stderr;
+    assert_ne!(outcome.code, Some(0), "{said}");
+    assert!(said.contains("lies in the root"), "{said}");
+}
+
+/// Pulls, pushes and cleans by way of the roots `out` and `in`, which are links.
+fn assert_links_lead_nowhere(site: &Site, daemon: &Daemon) {
+    let at = |name: &str| {
+        format!(
+            "{}:{}/",
+            daemon.address,
+            real(site, "target").join(name).display()
+        )
+    };
+    let [out, into] = ["out", "in"].map(at);
+    for words in [
+        &["pull", &out, "got"][..],
+        &["push", "source/", &into],
+        &["push", "--delete", "source/", &into],
+        &["push", "--dry-run", "source/", &into],
+        &["verify", "source/", &into],
+        &["clean", &into],
+    ] {
+        let outcome = client(site, "client", words);
+        assert_refused(&outcome);
+        assert_outside_is_as_it_was(site);
+        assert!(!site.path("got/precious").exists());
+    }
+}
+
+#[test]
+fn an_inner_root_that_its_client_has_made_a_link_leads_nowhere() {
+    let site = yard(&["in", "out"]);
+    allow(&site, "client", &["target", "target/in"], &["target/out"]);
+    check(&site, &[]).done();
+    let daemon = start(&site, &[]);
+    push_links(&site, &daemon);
+    assert_links_lead_nowhere(&site, &daemon);
+    check(&site, &[])
+        .expect(1)
+        .says(&["target/in' of client", "lies in the root"])
+        .says(&["target/out' of client", "lies in the root"]);
+    // the operator makes directories of them again
+    for name in ["in", "out"] {
+        std::fs::remove_file(site.target().join(name)).unwrap();
+        std::fs::create_dir(site.target().join(name)).unwrap();
+    }
+    let into = format!("{}:{}/", daemon.address, real(&site, "target/in").display());
+    client(&site, "client", &["push", "source/", &into]).done();
+    assert_eq!(names(&site.target().join("in")), ["evil"]);
+}
+
+/// What the kernel allows after a restart is what the roots are by then.
+#[test]
+fn an_inner_root_that_is_a_link_stays_closed_to_a_confined_daemon() {
+    for confine in ["on", "off"] {
+        let site = yard(&["in", "out"]);
+        allow(&site, "client", &["target", "target/in"], &["target/out"]);
+        let options = ["--confine", confine];
+        if check(&site, &options).stderr.contains("Landlock") {
+            return skip("this kernel has no Landlock, or an old one");
+        }
+        push_links(&site, &start(&site, &options));
+        let daemon = start(&site, &options);
+        assert_links_lead_nowhere(&site, &daemon);
+        if confine == "on" {
+            daemon.wait_for_log("lies in the root");
+        }
+    }
+}
+
+#[test]
+fn a_root_that_another_client_has_made_a_link_is_not_emptied() {
+    let site = yard(&["a"]);
+    allow(&site, "client", &["target"], &[]);
+    allow(&site, "other", &["target/a"], &["target/a"]);
+    let daemon = start(&site, &[]);
+    let target = format!("{}:", daemon.address);
+    client(&site, "other", &["push", "--delete", "source/", &target]).done();
+    push_links(&site, &daemon);
+    for words in [
+        &["push", "--delete", "source/", &target][..],
+        &["pull", &target, "got"],
+    ] {
+        assert_refused(&client(&site, "other", words));
+        assert_outside_is_as_it_was(&site);
+        assert!(!site.path("got/precious").exists());
+    }
+    let root = site.target().join("a").display().to_string();
+    let key = key(&site);
+    let words = ["allow", &key, "--name", "other", "--root", &root];
+    assert_refused(&client(&site, "server", &words));
+    // without the line of the client that made the link, nothing else tells whose it is
+    client(&site, "server", &["allow", "remove", "client"])
+        .expect(0)
+        .says(&["target/a' of other", "lies in the root"]);
+}
+
+fn key(site: &Site) -> String {
+    Identity::load_or_create(&site.path("other"))
+        .unwrap()
+        .fingerprint()
+        .to_string()
+}
+
+/// Links of the operator, by which both roots are given, are outside of all roots.
+#[test]
+fn roots_are_reached_through_links_of_the_operator() {
+    let site = yard(&[]);
+    symlink(site.target(), site.path("to target")).unwrap();
+    symlink("to target", site.path("again")).unwrap();
+    allow(&site, "client", &["target"], &["target"]);
+    let list = site.path("server/authorized_keys");
+    let text = std::fs::read_to_string(&list).unwrap();
+    let given = site.path("again").display().to_string();
+    let text = text.replace(&real(&site, "target").display().to_string(), &given);
+    std::fs::write(&list, text).unwrap();
+    check(&site, &[]).done();
+    let daemon = start(&site, &[]);
+    let target = format!("{}:", daemon.address);
+    client(&site, "client", &["push", "source/", &target]).done();
+    client(&site, "client", &["pull", &format!("{target}evil"), "got"]).done();
+    assert_eq!(names(&site.target()), ["evil"]);
+}
+
+/// A client that could write there would add lines to the list of keys, and one that could read there has the key.
+#[test]
+fn no_client_is_let_into_a_root_with_the_files_of_the_daemon() {
+    let site = yard(&[]);
+    let home = site.path("server");
+    for (roots, read_roots) in [
+        (&["."][..], &[][..]),
+        (&["server"], &[]),
+        (&["target"], &["."]),
+    ] {
+        drop(std::fs::remove_file(home.join("authorized_keys")));
+        allow(&site, "client", roots, read_roots);
+        let list = std::fs::read(home.join("authorized_keys")).unwrap();
+        check(&site, &[])
+            .expect(1)
+            .says(&["of client: ", "belongs to the daemon itself"]);
+        let daemon = start(&site, &[]);
+        let (words, files) = if read_roots.is_empty() {
+            let server = format!("{}:{}/", daemon.address, real(&site, "server").display());
+            (vec!["push", "source/", "--delete", "--force"], server)
+        } else {
+            let key = format!("{}:server/key.pem", daemon.address);
+            (vec!["pull"], key)
+        };
+        let last = if read_roots.is_empty() {
+            vec![files]
+        } else {
+            vec![files, "got".into()]
+        };
+        let words: Vec<_> = words
+            .into_iter()
+            .chain(last.iter().map(String::as_str))
+            .collect();
+        let outcome = client(&site, "client", &words);
+        let said = &outcome.stderr;
+        assert!(
+            outcome.code != Some(0) && said.contains("belongs to the daemon itself"),
+            "{said}"
+        );
+        assert_eq!(std::fs::read(home.join("authorized_keys")).unwrap(), list);
+        assert!(!site.path("got").exists());
+        allow_by_command(&site, site.path("").to_str().unwrap());
+    }
+}
+
+/// `zmove allow` of a root in which the daemon's home lies.
+fn allow_by_command(site: &Site, root: &str) {
+    let key = key(site);
+    let words = ["allow", &key, "--name", "other", "--read-root", root];
+    let outcome = client(site, "server", &words);
+    let said = &outcome.stderr;
+    assert!(
+        outcome.code != Some(0) && said.contains("belongs to the daemon itself"),
+        "{said}"
+    );
+}

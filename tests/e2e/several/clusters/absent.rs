@@ -1,0 +1,123 @@
+//! Nodes that take no part in a push, which are told at its head and not waited for.
+
+use std::time::{Duration, Instant};
+
+use super::{Lab, finish, signal};
+use crate::connections::breakage::interruption;
+use crate::support::ports::free_port;
+
+use crate::support::quiet_machine::quiet_machine;
+
+#[test]
+fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    // a key with a line of its own has what that line gives it, and not what the head's would: the target is elsewhere
+    std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
+    lab.allow_below("stranger", "elsewhere");
+    let node = lab.join("stranger", &[]);
+    node.wait_for("waiting for the broker");
+    let outcome = lab
+        .push(&[])
+        .outcome()
+        .expect(0)
+        .says(&["takes no part: receiver: ", "is not under way"]);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
+    let refused: usize = lab
+        .daemons
+        .iter()
+        .map(|daemon| daemon.count_logged("refused"))
+        .sum();
+    assert!((1..=4).contains(&refused), "{refused} refusals");
+    lab.assert_done();
+}
+
+/// No mover of the head comes to the second receiver, which another node serves.
+#[test]
+fn receivers_that_do_not_share_the_target_end_the_push() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
+    lab.allow_at(1, "head", "elsewhere");
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for the broker");
+    let outcome = lab.push(&["--timeout", "10s"]).outcome().expect(3);
+    let [there, elsewhere] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
+    outcome.says(&[&format!(
+        "{elsewhere} does not see the push that is under way at {there}: all receivers"
+    )]);
+}
+
+/// The head would else wait for it at the end, and take its sessions for lost ones.
+#[test]
+fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let invitation = lab.invite("cut-off");
+    let mut text = std::fs::read_to_string(&invitation).unwrap();
+    for daemon in &lab.daemons {
+        let free = free_port();
+        let ports = [daemon.address.port(), free].map(|port| format!("port = {port}\n"));
+        assert!(text.contains(&ports[0]), "{text}");
+        text = text.replace(&ports[0], &ports[1]);
+    }
+    std::fs::write(&invitation, text).unwrap();
+    let node = lab.join_by(&invitation, "cut-off", &[]);
+    node.wait_for("waiting for the broker");
+    let outcome = lab
+        .push(&[])
+        .outcome()
+        .expect(0)
+        .says(&["takes no part: connect to 127.0.0.1:"]);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
+    let left = std::fs::read_dir(lab.site.path("shared/t"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left
+        .filter(|name| name.to_string_lossy().starts_with(".zmove"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    lab.assert_done();
+}
+
+/// What it has taken would else be leased to it for half a minute, for which all would wait.
+#[test]
+fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
+    let _quiet = quiet_machine();
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let mut node = lab.join("other", &[]);
+    node.wait_for("waiting for the broker");
+    let push = lab.push_at("80MB", "t", &[]).start();
+    lab.daemons[1].wait_for_log("begun by node ");
+    signal(&node.process.0, interruption());
+    let stopped = Instant::now();
+    assert_eq!(node.exit(), Some(20));
+    let outcome = finish(push)
+        .expect(0)
+        .says(&[" was stopped: others do what it had to do"]);
+    assert!(
+        !outcome.stderr.contains("has not been heard of"),
+        "{}",
+        outcome.stderr
+    );
+    // Nobody waits for a lease of the work, nor for one of the sessions.
+    let at_most = SESSIONS_END_WITHIN / 2;
+    assert!(stopped.elapsed() < at_most, "{:?}", stopped.elapsed());
+    lab.assert_done();
+}
+
+/// How long sessions of a node that was stopped may still write.
+const SESSIONS_END_WITHIN: Duration = Duration::from_secs(20);

@@ -1,0 +1,852 @@
+//! `zmove push SRC HOST,HOST:PATH`: daemons, processes of their own, that share a directory as receivers on different
+//! hosts share a file system.
+
+mod killed;
+mod queue;
+mod trouble;
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::Signal;
+use zmove_transport::{Access, Grant, Identity, KnownHosts};
+use zmove_types::{CounterScope, Counters};
+
+use crate::support::command::{Runner, Zmove};
+use crate::support::daemon::Daemon;
+use crate::support::harness::{Site, allow_to_lead, is_root, skip};
+use crate::support::namespace::Namespace;
+use crate::support::proxy::Proxy;
+use crate::support::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
+
+/// What is told of a push that finds the directory of another.
+const WAITS: &str = "waiting: another push of several receivers has '.zmove-job-";
+
+/// Receivers that share a directory, and a sender who may write there.
+pub(crate) struct Spread {
+    site: Site,
+    daemons: Vec<Daemon>,
+    runner: Runner,
+}
+
+impl Spread {
+    pub(crate) fn new(receivers: usize) -> Self {
+        Self::within(receivers, |_shared| Some(None)).expect("a directory as any")
+    }
+
+    /// The same, where what the receivers share may be a file system of its own; `None` where that is not possible.
+    fn within(
+        receivers: usize,
+        namespace: impl FnOnce(&Path) -> Option<Option<Namespace>>,
+    ) -> Option<Self> {
+        let site = Site::local();
+        let shared = site.path("shared");
+        std::fs::create_dir_all(&shared).unwrap();
+        let runner = Runner {
+            namespace: namespace(&shared)?.map(Arc::new),
+            ..Runner::default()
+        };
+        let mut spread = Self {
+            site,
+            daemons: Vec::new(),
+            runner,
+        };
+        for _ in 0..receivers {
+            spread.start("shared");
+        }
+        Some(spread)
+    }
+
+    /// The same, where the receivers are of a user who is not root; `None` where that is not possible.
+    fn unprivileged(receivers: usize) -> Option<Self> {
+        let site = Site::unprivileged()?;
+        std::fs::create_dir_all(site.path("shared")).unwrap();
+        let mut spread = Self {
+            runner: site.runner.clone(),
+            site,
+            daemons: Vec::new(),
+        };
+        (0..receivers).for_each(|_| spread.start("shared"));
+        spread.take_home();
+        Some(spread)
+    }
+
+    fn home(&self) -> PathBuf {
+        self.site.path("sender")
+    }
+
+    /// Gives the sender's directory back to the user of the test. No other user can change a name on the way to it.
+    fn take_home(&self) {
+        let top = self.site.path("");
+        std::os::unix::fs::lchown(&top, Some(0), Some(0)).unwrap();
+        set_mode(&top, 0o755);
+        let mut chown = std::process::Command::new("chown");
+        let chown = chown.args(["-R", "root"]).arg(self.home());
+        assert!(chown.status().unwrap().success());
+    }
+
+    /// Two receivers, of which the second has another directory.
+    fn with_one_elsewhere() -> Self {
+        let mut spread = Self::new(1);
+        std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+        spread.start("elsewhere");
+        spread
+    }
+
+    /// Starts another receiver, which has `directory`.
+    fn start(&mut self, directory: &str) {
+        self.start_with(directory, "");
+    }
+
+    /// The same, with such settings.
+    fn start_with(&mut self, directory: &str, settings: &str) {
+        let identity = Identity::load_or_create(&self.home()).unwrap();
+        let home = self.site.path(&format!("receiver{}", self.daemons.len()));
+        std::fs::create_dir_all(&home).unwrap();
+        std::fs::write(home.join("zmove.toml"), settings).unwrap();
+        let roots = vec![self.site.path(directory).canonicalize().unwrap()];
+        let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
+        allow_to_lead(&home, grant);
+        self.site.give_away();
+        let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
+        let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
+        KnownHosts::open(&self.home())
+            .unwrap()
+            .pin(&host, port, daemon.fingerprint)
+            .unwrap();
+        self.daemons.push(daemon);
+    }
+
+    /// Two receivers, of which the second has the mount point of what they share, on which nothing is mounted; `None`
+    /// where that is not possible.
+    fn with_mount_point() -> Option<Self> {
+        let mut spread = Self::within(1, |_shared| Namespace::with_binds(&[]).map(Some))?;
+        std::fs::create_dir_all(spread.mount_point()).unwrap();
+        spread.start("mounted");
+        Some(spread)
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        self.site.path("mounted")
+    }
+
+    fn mount(&self) {
+        let (from, to) = (self.site.path("shared"), self.mount_point());
+        let words = [
+            "mount".as_ref(),
+            "--bind".as_ref(),
+            from.as_os_str(),
+            to.as_os_str(),
+        ];
+        assert!(self.runner.namespace.as_ref().unwrap().run(&words));
+    }
+
+    /// Takes the storage from the second receiver, which sees the mount point from then on.
+    fn unmount(&self) {
+        let at = self.mount_point();
+        let words = ["umount".as_ref(), "--lazy".as_ref(), at.as_os_str()];
+        assert!(self.runner.namespace.as_ref().unwrap().run(&words));
+    }
+
+    /// The target of all receivers.
+    fn target(&self, path: &str) -> OsString {
+        let hosts: Vec<_> = self
+            .daemons
+            .iter()
+            .map(|daemon| daemon.address.to_string())
+            .collect();
+        format!("{}:{path}", hosts.join(",")).into()
+    }
+
+    pub(crate) fn push(&self, options: &[&str], source: &str) -> Zmove {
+        self.push_to(self.target("t"), options, source)
+    }
+
+    fn push_to(&self, target: OsString, options: &[&str], source: &str) -> Zmove {
+        let mut zmove = Runner::default().zmove(&self.home());
+        zmove
+            .0
+            .args(["push"])
+            .args(options)
+            .arg(self.site.path(source).join(""))
+            .arg(target);
+        zmove
+    }
+
+    /// The target by relays that lie before the receivers.
+    fn target_by(&self, relays: &[Proxy]) -> OsString {
+        for (daemon, relay) in self.daemons.iter().zip(relays) {
+            let (host, port) = (relay.address.ip().to_string(), relay.address.port());
+            KnownHosts::open(&self.home())
+                .unwrap()
+                .pin(&host, port, daemon.fingerprint)
+                .unwrap();
+        }
+        let hosts: Vec<_> = relays
+            .iter()
+            .map(|relay| relay.address.to_string())
+            .collect();
+        format!("{}:t", hosts.join(",")).into()
+    }
+
+    /// The target, where the first receiver begins a job, and its connections end before it can say so.
+    fn target_that_loses_the_beginning(&self) -> OsString {
+        let there = self.target_directory();
+        let has_job = move || job_in(&there).is_some();
+        let relays = self
+            .daemons
+            .iter()
+            .enumerate()
+            .map(|(number, daemon)| match number {
+                0 => Proxy::cutting_when(daemon.address, has_job.clone()),
+                _ => Proxy::start(daemon.address, u64::MAX),
+            });
+        self.target_by(&relays.collect::<Vec<_>>())
+    }
+
+    pub(crate) fn source(&self) -> PathBuf {
+        self.site.path("source")
+    }
+
+    pub(crate) fn target_directory(&self) -> PathBuf {
+        self.shared().join("t")
+    }
+
+    /// What the receivers share, as it is seen from here.
+    fn shared(&self) -> PathBuf {
+        let shared = self.site.path("shared");
+        self.runner
+            .namespace
+            .as_ref()
+            .map_or(shared.clone(), |namespace| namespace.outside(&shared))
+    }
+
+    /// A tree that is cut into many items: a wide directory, deep ones, and a file for several.
+    fn paint(&self) {
+        let source = self.source();
+        for directory in 0..20 {
+            let directory = source.join(format!("d{directory}/e"));
+            std::fs::create_dir_all(&directory).unwrap();
+            (0..40_u64).for_each(|file| paint(directory.join(format!("f{file}")), file * 17));
+        }
+        std::fs::create_dir_all(source.join("wide")).unwrap();
+        (0..4500_u64).for_each(|file| paint(source.join(format!("wide/{file}")), file % 5));
+        std::fs::create_dir_all(source.join("sizes")).unwrap();
+        paint_interesting_sizes(&source.join("sizes"));
+        paint(source.join("large"), (75 << 20) + 1);
+        std::os::unix::fs::symlink("wide/1", source.join("link")).unwrap();
+        std::fs::create_dir(source.join("empty")).unwrap();
+        set_mode(source.join("d3"), 0o551);
+        set_old(source.join("d4"));
+        set_old(&source);
+    }
+
+    /// Kills a push of one file that has begun, and would take seconds.
+    fn kill_a_slow_push(&self, path: &str) {
+        paint(self.source().join("f"), 9 << 20);
+        set_old(self.source());
+        let mut child = self
+            .push_to(self.target(path), &["--limit", "1MB"], "source")
+            .start();
+        self.wait_for_job();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Kills the first receiver when it has begun to remove the directory of the job of a push, before it can say so.
+    fn kill_at_the_end(&self) {
+        let busy = self.wait_for_job().join("busy");
+        std::fs::create_dir(&busy).unwrap();
+        // takes much longer to remove than it takes to see that the removal has begun
+        let paths: Vec<_> = (0..20_000).map(|n| busy.join(n.to_string())).collect();
+        for path in &paths {
+            std::fs::create_dir(path).unwrap();
+        }
+        let begun = || paths.iter().step_by(1000).any(|path| !path.exists());
+        crate::commands::jobs::wait_for("the end of the job", begun);
+        self.daemons[0].signal(Signal::KILL);
+    }
+
+    /// The directory of a job, once one has begun.
+    fn wait_for_job(&self) -> PathBuf {
+        let find = || job_in(&self.target_directory());
+        crate::commands::jobs::wait_for("the beginning of a job", || find().is_some());
+        find().expect("it has just been there")
+    }
+
+    /// Expects that several receivers have got something: which ones is by chance.
+    fn assert_several_have_received(&self) {
+        // the first one has a session of the head beside
+        let told = self
+            .daemons
+            .iter()
+            .zip([2, 1, 1])
+            .map(|(daemon, sessions)| daemon.wait_for_logs("received from sender", sessions));
+        let told: Vec<_> = told.collect();
+        let has_received = |told: &&Vec<String>| told.iter().any(|told| !told.contains(" 0 bytes"));
+        assert!(told.iter().filter(has_received).count() > 1, "{told:?}");
+    }
+
+    fn assert_done(&self) {
+        assert_same(&self.source(), &self.target_directory());
+        let left: Vec<_> = std::fs::read_dir(self.target_directory())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name.to_string_lossy().starts_with(".zmove"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// The directory of a job in a target, if there is one.
+fn job_in(target: &Path) -> Option<PathBuf> {
+    let mut entries = std::fs::read_dir(target).into_iter().flatten().flatten();
+    let is_job = |entry: &std::fs::DirEntry| {
+        entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(".zmove-job-")
+    };
+    Some(entries.find(is_job)?.path())
+}
+
+#[test]
+fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
+    let spread = Spread::new(3);
+    spread.paint();
+    let summary = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .done()
+        .summary();
+    spread.assert_done();
+    let files = summary["files"].as_u64().unwrap();
+    assert!(
+        files > 5300 && summary["failed"] == 0 && summary["skipped"] == 0,
+        "{summary}"
+    );
+    assert_eq!(summary["inexact"], false);
+    spread.assert_several_have_received();
+    let again = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .done()
+        .summary();
+    assert_eq!(
+        (again["files"].as_u64(), again["skipped"].as_u64()),
+        (Some(0), Some(files)),
+        "{again}"
+    );
+    spread.assert_done();
+}
+
+#[test]
+fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let child = spread.push(&["--json"], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    spread.daemons[1].signal(Signal::KILL);
+    let summary = crate::support::command::finish(child).expect(0).summary();
+    assert!(summary["files"].as_u64() > Some(5300), "{summary}");
+    spread.assert_done();
+    spread.daemons.remove(1);
+}
+
+/// Nobody can be asked about its key, now or when it is back.
+#[test]
+fn a_receiver_that_is_away_and_not_known_is_left_out() {
+    let mut spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    let address = spread.daemons[1].address;
+    let (host, port) = (address.ip().to_string(), address.port());
+    KnownHosts::open(&spread.home())
+        .unwrap()
+        .remove(&host, port)
+        .unwrap();
+    spread.daemons[1].kill();
+    let away = [
+        &*address.to_string(),
+        "is away, and its key not known yet: left out",
+    ];
+    spread
+        .push(&[], "source")
+        .outcome()
+        .expect(0)
+        .says(&away)
+        .lines(1);
+    assert_eq!(
+        KnownHosts::open(&spread.home())
+            .unwrap()
+            .lookup(&host, port),
+        None
+    );
+    spread.assert_done();
+    spread.push(&["--strict"], "source").outcome().expect(5);
+    let nameless = format!("{},nowhere.invalid:u", spread.daemons[0].address);
+    let left_out = [
+        "nowhere.invalid:5870 is away",
+        "left out (find the address of 'nowhere.invalid' (is the name right?)",
+    ];
+    spread
+        .push_to(nameless.into(), &[], "source")
+        .outcome()
+        .expect(0)
+        .says(&left_out)
+        .lines(1);
+    assert!(spread.shared().join("u/f").exists());
+    let none_else = format!("{address},localhost:{port}:t");
+    spread
+        .push_to(none_else.into(), &[], "source")
+        .outcome()
+        .expect(10);
+}
+
+#[test]
+fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
+    let spread = Spread::new(2);
+    let sources = [("source", 0o755), ("second", 0o700)].map(|(name, mode)| {
+        let source = spread.site.path(name);
+        std::fs::create_dir_all(source.join(name)).unwrap();
+        paint(source.join(name).join("f"), 7);
+        set_mode(&source, mode);
+        source
+    });
+    set_old(&sources[1]);
+    let mut zmove = Runner::default().zmove(&spread.home());
+    zmove
+        .0
+        .arg("push")
+        .args(sources.map(|source| source.join("")))
+        .arg(spread.target("t"));
+    zmove.outcome().done();
+    let found = spread.target_directory().metadata().unwrap();
+    assert_eq!(
+        (found.mode() & 0o7777, found.modified().unwrap()),
+        (0o700, crate::support::tree::old())
+    );
+}
+
+/// The receiver dies between the end of the job and its answer.
+#[test]
+fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
+    let spread = Spread::new(2);
+    // slow, so that the job has not ended before what holds up its end is there
+    paint(spread.source().join("f"), 4 << 20);
+    let child = spread.push(&["--limit", "1MB"], "source").start();
+    spread.kill_at_the_end();
+    crate::support::command::finish(child).expect(0);
+    assert_eq!(job_in(&spread.target_directory()), None);
+    set_old(spread.source());
+    set_old(spread.target_directory());
+    assert_same(&spread.source(), &spread.target_directory());
+}
+
+#[test]
+fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let child = spread.push(&["--timeout", "2s"], "source").start();
+    spread.daemons[0].wait_for_logs("begun by sender", 2);
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::KILL));
+    // each that is away, and the end
+    let outcome = crate::support::command::finish(child).expect(12);
+    let outcome = outcome
+        .lines(3)
+        .says(&["; no receiver is left: trying again for up to 2 s"]);
+    outcome.says(&["no receiver goes on: "]);
+    spread.daemons.clear();
+    spread.start("shared");
+    spread.start("shared");
+    spread
+        .push(&[], "source")
+        .outcome()
+        .expect(0)
+        .says(&[WAITS]);
+    spread.assert_done();
+}
+
+#[test]
+fn a_push_that_no_receiver_lets_begin_leaves_nothing() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    let lists = [0, 1].map(|number| {
+        spread
+            .site
+            .path(&format!("receiver{number}/authorized_keys"))
+    });
+    lists
+        .iter()
+        .for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    lists
+        .iter()
+        .for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
+}
+
+#[test]
+fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_to_be_ended() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::STOP));
+    let relays: Vec<_> = spread
+        .daemons
+        .iter()
+        .map(|daemon| Proxy::start(daemon.address, u64::MAX))
+        .collect();
+    let child = spread
+        .push_to(spread.target_by(&relays), &[], "source")
+        .start();
+    relays[0].wait_for_connections(1);
+    crate::connections::breakage::interrupt(child).expect(20);
+}
+
+/// The storage is not mounted, say, in which that directory is. No session has begun there that may still do
+/// something, so no mark of the job stays.
+#[test]
+fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir(spread.site.path("gone")).unwrap();
+    spread.start("gone");
+    std::fs::remove_dir(spread.site.path("gone")).unwrap();
+    spread.paint();
+    let outcome = spread.push(&[], "source").outcome().expect(0);
+    let outcome = outcome.says(&["open root '", "/gone': No such file or directory"]);
+    assert!(
+        !outcome
+            .stderr
+            .contains("the session with the receiver has ended"),
+        "{}",
+        outcome.stderr
+    );
+    spread.assert_done();
+}
+
+#[test]
+fn a_receiver_that_is_away_is_not_said_to_have_served() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.daemons[1].signal(Signal::KILL);
+    let first = spread.daemons[0].address.to_string();
+    let outcome = spread.push(&[], "source").outcome().expect(0);
+    assert!(
+        outcome.stdout.contains(", by 1 receiver\n"),
+        "{}",
+        outcome.stdout
+    );
+    outcome.says(&[&format!("; {first} is tried next")]);
+    // no session has begun there that may still do something
+    spread.assert_done();
+}
+
+#[test]
+fn receivers_that_do_not_share_the_target_end_the_push() {
+    let spread = Spread::with_one_elsewhere();
+    spread.paint();
+    let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
+    let began = Instant::now();
+    // it takes more than a minute
+    let outcome = spread
+        .push(&["--timeout", "10s", "--limit", "1MB"], "source")
+        .outcome()
+        .expect(3);
+    assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        began.elapsed()
+    );
+    outcome.says(&[&format!(
+        "{elsewhere} does not see the push that is under way at {there}"
+    )]);
+    assert!(!spread.site.path("elsewhere/t").exists());
+    // also where no mover comes there before all is done
+    let small = ["--timeout", "5s", "--include", "empty/", "--exclude", "*"];
+    spread.push(&small, "source").outcome().expect(3);
+}
+
+/// The first receiver has begun it, and its answer is lost; it is under way at the second also.
+#[test]
+fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread
+        .push_to(spread.target_that_loses_the_beginning(), &[], "source")
+        .outcome()
+        .expect(0);
+    spread.assert_done();
+}
+
+/// Were the same job begun at the second, each of them would have a directory of it, and nobody would see that they are
+/// two.
+#[test]
+fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
+    let spread = Spread::with_one_elsewhere();
+    spread.paint();
+    let target = spread.target_that_loses_the_beginning();
+    let outcome = spread
+        .push_to(target, &["--timeout", "10s", "--limit", "1MB"], "source")
+        .outcome();
+    outcome
+        .expect(3)
+        .says(&["does not see the push that is under way"]);
+}
+
+/// A client of NFS may take its word for a minute that a directory is not there.
+#[test]
+fn a_receiver_that_sees_the_target_late_lets_the_push_in() {
+    let Some(spread) = Spread::with_mount_point() else {
+        return;
+    };
+    // some seconds at this rate, in which the second is asked again
+    (0..60).for_each(|file| paint(spread.source().join(format!("f{file}")), 1 << 20));
+    set_old(spread.source());
+    let push = spread.push(&["--limit", "4MB"], "source").start();
+    spread.daemons[1].wait_for_log("is not under way");
+    spread.mount();
+    crate::support::command::finish(push)
+        .expect(0)
+        .says(&["is not under way at this target"]);
+    // one that is refused is broken off
+    spread.daemons[1].wait_for_log("received from sender");
+    assert_same(&spread.source(), &spread.target_directory());
+}
+
+/// Whoever has the job under way is away, and another has an empty directory there: nothing is begun anew in that.
+#[test]
+fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_lost_the_storage() {
+    let Some(spread) = Spread::with_mount_point() else {
+        return;
+    };
+    spread.mount();
+    spread.paint();
+    let push = spread
+        .push(&["--limit", "1MB", "--timeout", "2s"], "source")
+        .start();
+    spread.daemons[0].wait_for_logs("begun by sender", 2);
+    spread.daemons[1].wait_for_log("begun by sender");
+    spread.unmount();
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::STOP));
+    spread.daemons[0].signal(Signal::KILL);
+    spread.daemons[1].signal(Signal::CONT);
+    crate::support::command::finish(push).expect(12);
+    let left = std::fs::read_dir(spread.mount_point().join("t"))
+        .into_iter()
+        .flatten();
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn one_file_that_fails_stops_nothing_and_is_counted() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let there = spread.target_directory();
+    std::fs::create_dir_all(there.join("wide/7/below")).unwrap();
+    std::fs::create_dir_all(there.join("large/below")).unwrap();
+    let summary = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .expect(23)
+        .summary();
+    assert_eq!(summary["failed"], 2, "{summary}");
+    std::fs::remove_dir_all(there.join("wide/7")).unwrap();
+    std::fs::remove_dir_all(there.join("large")).unwrap();
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
+}
+
+/// What says that a job is under way lies in the target, whose mode is set before it goes.
+#[test]
+fn nothing_is_left_in_a_target_that_its_owner_may_not_change() {
+    let Some(spread) = Spread::unprivileged(2) else {
+        return;
+    };
+    paint(spread.source().join("d/f"), 7);
+    set_mode(spread.source(), 0o555);
+    set_old(spread.source());
+    for _ in 0..2 {
+        spread.push(&[], "source").outcome().done();
+        spread.assert_done();
+    }
+    set_mode(spread.source(), 0o755);
+}
+
+#[test]
+fn one_large_file_is_written_by_several_receivers() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 300 << 20);
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
+    spread.assert_several_have_received();
+}
+
+/// No mode comes for the directory: it has the usual one, as by one receiver.
+#[test]
+fn a_directory_that_is_made_for_one_file_is_open_to_others() {
+    let spread = Spread::new(2);
+    paint(spread.site.path("file"), 1000);
+    std::fs::create_dir(spread.site.path("usual")).unwrap();
+    let usual = spread.site.path("usual").metadata().unwrap().mode() & 0o7777;
+    for target in ["new/", "other/new/"] {
+        let mut push = Runner::default().zmove(&spread.home());
+        push.0
+            .arg("push")
+            .arg(spread.site.path("file"))
+            .arg(spread.target(target));
+        push.outcome().done();
+        let made = spread.shared().join(target);
+        assert_eq!(made.metadata().unwrap().mode() & 0o7777, usual);
+        assert_eq!(
+            std::fs::read(made.join("file")).unwrap(),
+            std::fs::read(spread.site.path("file")).unwrap()
+        );
+    }
+}
+
+/// Of small files, large ones and directories, by whichever receiver.
+#[test]
+fn what_several_receivers_did_not_keep_is_counted() {
+    if !is_root() {
+        return skip("only root can make files of another user");
+    }
+    let spread = Spread::new(2);
+    let source = spread.source();
+    std::fs::create_dir(source.join("d")).unwrap();
+    for name in ["small", "d/small"] {
+        paint(source.join(name), 10);
+    }
+    paint(source.join("large"), 40 << 20);
+    for name in ["small", "d/small", "d", "large"] {
+        std::os::unix::fs::chown(source.join(name), Some(1234), None).unwrap();
+    }
+    let lack = "not kept: owner of 4 (the key's grant does not allow it)";
+    for (options, exit) in [(&["-a"][..], 0), (&["-a", "--strict-metadata"], 23)] {
+        let outcome = spread.push(options, "source").outcome().expect(exit);
+        assert!(outcome.stdout.contains(lack), "{}", outcome.stdout);
+    }
+    let json = spread.push(&["-a", "--json"], "source").outcome();
+    assert_eq!(json.summary()["not_kept"][0]["entries"], 4);
+}
+
+#[test]
+fn a_key_that_may_not_lead_pushes_to_one_receiver_alone() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let daemons = spread.daemons.len();
+    for number in 0..daemons {
+        let list = spread
+            .site
+            .path(&format!("receiver{number}/authorized_keys"));
+        let lines = std::fs::read_to_string(&list).unwrap();
+        assert!(lines.contains(" lead"), "{lines}");
+        std::fs::write(&list, lines.replace(" lead", "")).unwrap();
+    }
+    let refused = spread
+        .push_to(spread.target("in"), &[], "source/")
+        .outcome();
+    let said = refused.expect(3).stderr;
+    let why = "this key may not lead a job of several receivers here";
+    assert!(said.contains(why) && said.contains("--lead"), "{said}");
+    spread.daemons.truncate(1);
+    spread
+        .push_to(spread.target("in"), &[], "source/")
+        .outcome()
+        .done();
+}
+
+#[test]
+fn what_several_receivers_cannot_do_is_refused() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    for option in [
+        "--delete",
+        "--dry-run",
+        "--checksum",
+        "--inplace",
+        "--verify=media",
+        "--durability=none",
+    ] {
+        spread
+            .push(&[option], "source")
+            .outcome()
+            .expect(1)
+            .says(&["several receivers"]);
+    }
+    let push_to = |target: &str| {
+        let mut zmove = Runner::default().zmove(&spread.home());
+        zmove.0.arg("push").arg(spread.source()).arg(target);
+        zmove.outcome().expect(1)
+    };
+    push_to("a,u@b:t").says(&["only where each is a daemon"]);
+    let port = spread.daemons[0].address.port();
+    push_to(&format!("127.0.0.1:{port},127.0.0.1:{port}:t")).says(&["is named twice"]);
+    let key = spread.daemons[0].fingerprint;
+    KnownHosts::open(&spread.home())
+        .unwrap()
+        .pin("localhost", port, key)
+        .unwrap();
+    push_to(&format!("127.0.0.1:{port},localhost:{port}:t")).says(&["they are one receiver"]);
+    spread
+        .push(&["-H"], "source")
+        .outcome()
+        .expect(1)
+        .says(&["hard links"]);
+}
+
+/// All receivers together count what one alone counts.
+#[test]
+fn several_receivers_count_what_one_does() {
+    let spread = Spread::new(2);
+    let source = spread.site.source();
+    paint_interesting_sizes(&source);
+    for number in 0..50 {
+        paint(source.join(format!("d{}/f{number}", number % 5)), 100);
+        paint(source.join(format!("d{}/f{number}.tmp", number % 5)), 100);
+    }
+    for name in ["fifo", "d1/fifo"] {
+        mknodat(CWD, source.join(name), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    }
+    let options = ["--json", "--exclude", "*.tmp"];
+    let push = |target: OsString| {
+        spread
+            .push_to(target, &options, "source")
+            .outcome()
+            .expect(0)
+    };
+    let one = push(format!("{}:one", spread.daemons[0].address).into()).summary();
+    let several = push(spread.target("several")).summary();
+    for row in Counters::TABLE {
+        match row.scope {
+            CounterScope::Any => {
+                assert_eq!(one[row.name], several[row.name], "{}: {several}", row.name);
+            }
+            CounterScope::Preview | CounterScope::OneSession => {
+                assert!(several[row.name].is_null(), "{}: {several}", row.name);
+            }
+        }
+    }
+    assert_eq!(
+        (&several["specials"], &several["left_out"]),
+        (&2.into(), &50.into())
+    );
+    let text = spread.push_to(spread.target("text"), &options[1..], "source");
+    let text = text.outcome().expect(0).stdout;
+    for words in ["2 special files not copied", "50 left out by the selection"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}

@@ -1,0 +1,523 @@
+//! Jobs whose queue or whose sessions fail: what the queue loses is found again.
+
+mod ranges;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use zmove_cluster::{
+    Announced, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Work, WorkError,
+    WorkItem, WorkQueue,
+};
+use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
+use zmove_scan::ScanRoot;
+use zmove_types::{NoObserver, Observer, RelPath};
+use zmove_wire::{Durability, NodeName, Open};
+
+use super::Spread;
+use crate::security::deceiver::Failures;
+use crate::support::harness::PATIENCE;
+use crate::support::hooked_queue::{HookedQueue, Hooks, JOB, Now};
+use crate::support::proxy::Proxy;
+use crate::support::tree::paint;
+
+/// A queue that loses a third of what is put in in the first passes, and hands out a fifth of the rest twice.
+struct Careless {
+    seed: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Careless {
+    fn queue(seed: u64) -> Arc<HookedQueue<Self>> {
+        HookedQueue::new(Self {
+            seed: AtomicU64::new(seed),
+            lost: AtomicU64::new(0),
+        })
+    }
+
+    /// A number below `count` (splitmix64).
+    fn draw(&self, count: u64) -> u64 {
+        let step = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut mixed = self
+            .seed
+            .fetch_add(step, Ordering::Relaxed)
+            .wrapping_add(step);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % count
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Hooks for Careless {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        match now {
+            Now::Taken(item) if self.draw(5) == 0 => vec![item.clone()],
+            _ => Vec::new(),
+        }
+    }
+
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
+        let all = items.len();
+        let kept: Vec<_> = items
+            .into_iter()
+            .filter(|item| item.pass > LOSING_PASSES || self.draw(3) > 0)
+            .collect();
+        self.lost
+            .fetch_add((all - kept.len()) as u64, Ordering::Relaxed);
+        queue.put(kept).await
+    }
+
+    fn losses(&self) -> u64 {
+        self.lost()
+    }
+}
+
+/// The passes in which a careless queue loses something.
+const LOSING_PASSES: u32 = 4;
+
+/// When a queue hands out walks once more.
+enum Again {
+    /// When a large file has its name.
+    Named,
+    /// When the job is over, for whoever does not know that.
+    Over,
+}
+
+/// A queue that hands out walks once more.
+struct Repeating {
+    again_when: Again,
+    walks: Mutex<Vec<WorkItem>>,
+}
+
+impl Repeating {
+    fn queue(again_when: Again) -> Arc<HookedQueue<Self>> {
+        HookedQueue::new(Self {
+            again_when,
+            walks: Mutex::default(),
+        })
+    }
+}
+
+impl Hooks for Repeating {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        let mut walks = self.walks.lock().unwrap();
+        match (now, &self.again_when) {
+            (Now::Taken(item), _) if matches!(item.work, Work::Trees(_)) => {
+                walks.push(item.clone())
+            }
+            (
+                Now::Done(WorkItem {
+                    work: Work::Large(_),
+                    ..
+                }),
+                Again::Named,
+            )
+            | (Now::Closed, Again::Over) => {
+                return std::mem::take(&mut *walks);
+            }
+            _ => {}
+        }
+        Vec::new()
+    }
+}
+
+impl Spread {
+    /// Leads a job to its end, with a mover for each receiver.
+    fn lead<W: WorkQueue>(&self, queue: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
+        Self::lead_job(self.job(), queue, receivers, Arc::new(NoObserver))
+    }
+
+    /// Leads a job whose connections through `relay` are reset when it stalls.
+    fn lead_while_breaking<W: WorkQueue>(
+        &self,
+        queue: &Arc<W>,
+        receivers: Vec<Receiver>,
+        relay: &Proxy,
+        upstream: std::net::SocketAddr,
+    ) -> JobEnd {
+        std::thread::scope(|scope| {
+            let leading = scope.spawn(|| self.lead(queue, receivers));
+            relay.wait_for_stall();
+            relay.reset(upstream);
+            leading.join().unwrap()
+        })
+    }
+
+    /// A job in which nodes compare what they see.
+    fn job(&self) -> SharedJob {
+        let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
+        let open = Open {
+            durability: Durability::End,
+            ..Open::new(b"t".to_vec(), [0; 16])
+        };
+        let node = NodeName::new("sender").unwrap();
+        SharedJob::new(JOB, node, sources, open, SenderConfig::default()).with_marks()
+    }
+
+    fn lead_job<W: WorkQueue>(
+        job: SharedJob,
+        queue: &Arc<W>,
+        receivers: Vec<Receiver>,
+        observer: Arc<dyn Observer>,
+    ) -> JobEnd {
+        Self::run_job(job, queue, receivers, observer).expect("it ends well")
+    }
+
+    fn run_job<W: WorkQueue>(
+        job: SharedJob,
+        queue: &Arc<W>,
+        receivers: Vec<Receiver>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<JobEnd, JobError> {
+        let movers = receivers.len();
+        let head = Head::new(Node::new(
+            job,
+            Arc::clone(queue),
+            receivers,
+            movers,
+            PATIENCE,
+        ));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let running = head.run(observer, Arc::new(NoListener), std::future::pending());
+        let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
+        ended.expect("the job ends")
+    }
+
+    fn receivers(&self) -> Vec<Receiver> {
+        (0..self.daemons.len())
+            .map(|number| self.receiver(number, self.daemons[number].address))
+            .collect()
+    }
+
+    /// A receiver, reached at an address.
+    fn receiver(&self, number: usize, address: std::net::SocketAddr) -> Receiver {
+        let remote = Remote::parse_endpoint(&address.to_string()).unwrap();
+        let key = Some(self.daemons[number].fingerprint);
+        Receiver {
+            home: self.home(),
+            remote,
+            settings: DialSettings {
+                key,
+                ..DialSettings::default()
+            },
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_loses_and_repeats_work_costs_passes_and_nothing_else() {
+    for seed in [1, 2] {
+        let spread = Spread::new(2);
+        spread.paint();
+        // no ranges, which are waited for when they are lost
+        std::fs::remove_file(spread.source().join("large")).unwrap();
+        crate::support::tree::set_old(spread.source());
+        let queue = Careless::queue(seed);
+        let JobEnd { tally, passes } = spread.lead(&queue, spread.receivers());
+        let (lost, repeated) = (queue.hooks.lost(), queue.repeated());
+        assert!(
+            lost > 0 && repeated > 0 && passes > 1,
+            "seed {seed}: {lost} {repeated} {passes}"
+        );
+        let counters = tally.counters();
+        assert_eq!(
+            (counters.failed, tally.is_inexact),
+            (0, true),
+            "seed {seed}"
+        );
+        // each pass asks for the files that the passes before have sent
+        let all = crate::support::tree::count_files(&spread.source());
+        assert!(counters.files <= all, "{} of {all}", counters.files);
+        spread.assert_done();
+    }
+}
+
+/// A queue that loses something in each pass.
+struct Losing(AtomicU64);
+
+impl Hooks for Losing {
+    fn losses(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_job_whose_queue_loses_work_in_each_pass_ends_and_names_its_sources() {
+    let spread = Spread::new(1);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("file"), 1000);
+    let queue = HookedQueue::new(Losing(AtomicU64::new(0)));
+    let ended = Spread::run_job(
+        spread.job(),
+        &queue,
+        spread.receivers(),
+        Arc::new(NoObserver),
+    );
+    let error = ended.unwrap_err().to_string();
+    let named = format!(
+        "not all of '{}' may be at the target",
+        spread.source().display()
+    );
+    assert!(error.contains("in each of 6 passes"), "{error}");
+    assert!(error.contains(&named), "{error}");
+}
+
+/// Whoever is to give the file its name sends after a while what nobody else does.
+#[test]
+fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 300 << 20);
+    let queue = Careless::queue(7);
+    let counters = spread.lead(&queue, spread.receivers()).tally.counters();
+    assert!(queue.hooks.lost() > 0);
+    assert_eq!((counters.failed, counters.files), (0, 1));
+    spread.assert_done();
+}
+
+/// A mover may die between the announcement of a large file and the end of its walk, which others do again when the
+/// file has its name.
+#[test]
+fn a_walk_that_is_done_again_when_its_large_file_has_its_name_counts_once() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 70 << 20);
+    paint(spread.source().join("small"), 7);
+    // of an empty target nothing is asked
+    std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
+    let queue = Repeating::queue(Again::Named);
+    let JobEnd { tally, passes } = spread.lead(&queue, spread.receivers());
+    assert!(queue.repeated() > 0);
+    let counters = tally.counters();
+    assert_eq!(
+        (passes, counters.failed, counters.files, counters.skipped),
+        (1, 0, 2, 0),
+        "{tally:?}"
+    );
+    std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
+    crate::support::tree::set_old(spread.source());
+    crate::support::tree::set_old(spread.target_directory());
+    spread.assert_done();
+}
+
+/// Whoever was stopped in the middle of it may go on when the directories have got their times.
+#[test]
+fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
+    let spread = Spread::new(2);
+    let source = spread.source();
+    for directory in ["d", "d/e"] {
+        std::fs::create_dir_all(source.join(directory)).unwrap();
+        (0..20).for_each(|file| paint(source.join(format!("{directory}/f{file}")), 1000));
+        std::os::unix::fs::symlink("f1", source.join(directory).join("link")).unwrap();
+    }
+    ["d/e", "d", ""]
+        .into_iter()
+        .for_each(|directory| crate::support::tree::set_old(source.join(directory)));
+    crate::support::tree::set_mode(source.join("d/e"), 0);
+    let queue = Repeating::queue(Again::Over);
+    let counters = spread.lead(&queue, spread.receivers()).tally.counters();
+    assert!(queue.repeated() > 0 && counters.failed == 0, "{counters:?}");
+    let mode = spread
+        .target_directory()
+        .join("d/e")
+        .metadata()
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o7777, 0);
+    spread.assert_done();
+}
+
+/// A directory that is replaced by a link when entries of it are taken from the queue.
+struct Swapping {
+    directory: PathBuf,
+    elsewhere: PathBuf,
+}
+
+impl Hooks for Swapping {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        if matches!(
+            now,
+            Now::Taken(WorkItem {
+                work: Work::Names { .. },
+                ..
+            })
+        ) && !self.directory.is_symlink()
+        {
+            let above = self.directory.parent().unwrap();
+            let mode = above.metadata().unwrap().permissions().mode();
+            [above, &self.directory]
+                .into_iter()
+                .for_each(|closed| crate::support::tree::set_mode(closed, 0o700));
+            std::fs::rename(&self.directory, &self.elsewhere).unwrap();
+            std::os::unix::fs::symlink("/", &self.directory).unwrap();
+            crate::support::tree::set_mode(above, mode);
+        }
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_counts() {
+    let spread = Spread::new(1);
+    let wide = spread.source().join("wide");
+    std::fs::create_dir_all(&wide).unwrap();
+    (0..4500_u64).for_each(|file| paint(wide.join(file.to_string()), 1));
+    let failures = Arc::new(Failures::default());
+    let elsewhere = spread.site.path("elsewhere");
+    let queue = HookedQueue::new(Swapping {
+        directory: wide,
+        elsewhere,
+    });
+    let JobEnd { tally, .. } = Spread::lead_job(
+        spread.job(),
+        &queue,
+        spread.receivers(),
+        Arc::clone(&failures) as Arc<dyn Observer>,
+    );
+    let told = failures.0.lock().unwrap();
+    let of_directory = told
+        .iter()
+        .filter(|message| message.contains("sender: open directory '"));
+    assert_eq!(of_directory.count(), 1, "{told:?}");
+    let there = std::fs::read_dir(spread.target_directory().join("wide"))
+        .unwrap()
+        .count() as u64;
+    let counters = tally.counters();
+    assert_eq!((counters.files, counters.failed), (there, 4500 - there));
+    assert!(counters.failed >= 3500, "{counters:?}");
+}
+
+/// By the node that leads, which nobody else can stand in for.
+#[test]
+fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
+    let spread = Spread::new(1);
+    spread.paint();
+    let mut job = spread.job();
+    job.source_marks[0].as_mut().unwrap().inode += 1;
+    let end = Spread::lead_job(
+        job,
+        &Arc::new(LocalQueue::new(JOB)),
+        spread.receivers(),
+        Arc::new(NoObserver),
+    );
+    let counters = end.tally.counters();
+    assert_eq!((end.passes, counters.files), (1, 0));
+    assert_eq!(counters.failed, 1, "{end:?}");
+}
+
+#[test]
+fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walked_again() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
+    let receivers = vec![
+        spread.receiver(0, spread.daemons[0].address),
+        spread.receiver(1, relay.address),
+    ];
+    let upstream = spread.daemons[1].address;
+    let queue = Arc::new(LocalQueue::new(JOB));
+    let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
+    assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
+    spread.assert_done();
+    spread.daemons.clear();
+}
+
+/// A queue that has room for nothing but the beginning.
+struct Full;
+
+impl Hooks for Full {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
+        let is_first = |item: &WorkItem| matches!(item.work, Work::Begin(_));
+        let (first, refused) = items.into_iter().partition(is_first);
+        let Announced { put, .. } = queue.put(first).await?;
+        Ok(Announced { put, refused })
+    }
+}
+
+/// One mover has all of the work, since the queue is full.
+#[test]
+fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_mover_breaks() {
+    let mut spread = Spread::new(1);
+    spread.paint();
+    let upstream = spread.daemons[0].address;
+    let relay = Proxy::start(upstream, 300 << 10);
+    let receivers = vec![spread.receiver(0, relay.address); 2];
+    let queue = HookedQueue::new(Full);
+    let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
+    assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
+    spread.assert_done();
+    spread.daemons.clear();
+}
+
+/// A queue that does not take the first item of a job.
+struct Deaf {
+    asked: Mutex<mpsc::Sender<()>>,
+    has_been_asked: AtomicBool,
+}
+
+impl Hooks for Deaf {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
+        if !self.has_been_asked.swap(true, Ordering::Relaxed) {
+            self.asked.lock().unwrap().send(()).unwrap();
+            std::future::pending::<()>().await;
+        }
+        queue.put(items).await
+    }
+}
+
+#[test]
+fn a_job_whose_first_session_breaks_before_the_queue_has_an_item_is_done_by_the_next() {
+    let mut spread = Spread::new(1);
+    spread.paint();
+    let upstream = spread.daemons[0].address;
+    let relay = Proxy::start(upstream, u64::MAX);
+    let receivers = vec![spread.receiver(0, relay.address)];
+    let (asked, is_asked) = mpsc::channel();
+    let queue = HookedQueue::new(Deaf {
+        asked: Mutex::new(asked),
+        has_been_asked: AtomicBool::new(false),
+    });
+    let end = std::thread::scope(|scope| {
+        let leading = scope.spawn(|| spread.lead(&queue, receivers));
+        is_asked.recv().unwrap();
+        relay.reset(upstream);
+        leading.join().unwrap()
+    });
+    assert_eq!(end.tally.counters().failed, 0);
+    spread.assert_done();
+    spread.daemons.clear();
+}
+
+/// Neither connection ends: the kernel of a receiver that is stopped takes bytes, and nobody reads them.
+#[test]
+fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
+    let receivers = vec![
+        spread.receiver(1, relay.address),
+        spread.receiver(0, spread.daemons[0].address),
+    ];
+    let mut job = spread.job();
+    job.config.silence_max = Duration::from_secs(8);
+    let end = Spread::lead_job(
+        job,
+        &Arc::new(LocalQueue::new(JOB)),
+        receivers,
+        Arc::new(NoObserver),
+    );
+    relay.wait_for_stall();
+    assert_eq!(end.tally.counters().failed, 0);
+    spread.assert_done();
+}

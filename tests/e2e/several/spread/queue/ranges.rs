@@ -1,0 +1,61 @@
+//! Ranges of a large file that fail.
+
+use super::*;
+use crate::support::hooks::HookedDisk;
+
+/// Leads a job with a large file, the mode of which changes before each read of which `is_hit` is true of its number.
+/// Returns how many files have got their names and how many have failed, and what was told.
+fn lead_meddled(
+    is_hit: impl Fn(u64) -> bool + Send + Sync + 'static,
+) -> (Spread, (u64, u64), Vec<String>) {
+    let spread = Spread::new(1);
+    let huge = spread.source().join("huge");
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(huge.clone(), 70 << 20);
+    let reads = AtomicU64::new(0);
+    let mut job = spread.job();
+    job.config.file_io = HookedDisk::before_read(move || {
+        let number = reads.fetch_add(1, Ordering::SeqCst);
+        if is_hit(number) {
+            crate::support::tree::set_mode(
+                &huge,
+                if number.is_multiple_of(2) {
+                    0o600
+                } else {
+                    0o640
+                },
+            );
+        }
+    });
+    let (queue, failures) = (
+        Arc::new(LocalQueue::new(JOB)),
+        Arc::new(Failures::default()),
+    );
+    let observer = Arc::clone(&failures) as Arc<dyn Observer>;
+    let end = Spread::lead_job(job, &queue, spread.receivers(), observer);
+    let counters = end.tally.counters();
+    let told = std::mem::take(&mut *failures.0.lock().unwrap());
+    (spread, (counters.files, counters.failed), told)
+}
+
+/// Nobody has to run the command again.
+#[test]
+fn a_range_that_fails_is_no_failure_where_its_file_comes_all_the_same() {
+    let (spread, files_and_failed, told) = lead_meddled(|number| number == 0);
+    assert_eq!((files_and_failed, told), ((1, 0), Vec::new()));
+    spread.assert_done();
+}
+
+#[test]
+fn a_large_file_whose_ranges_fail_again_has_failed_and_is_told_once() {
+    let (spread, files_and_failed, told) = lead_meddled(|_each| true);
+    assert_eq!(files_and_failed, (0, 1));
+    let [line] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(
+        line.starts_with("sender: read '") && line.contains("huge': the file changed"),
+        "{line}"
+    );
+    assert!(!spread.target_directory().join("huge").exists());
+}

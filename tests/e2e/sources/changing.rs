@@ -1,0 +1,375 @@
+//! Sources that change under the copy: never a mixture at the target, always a line that says so.
+//!
+//! The moment of the change is no guess: it comes with an event of the push, or from within a read.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use zmove_sender::{Removals, SenderConfig};
+use zmove_types::{Event, GROUP_BYTES};
+use zmove_wire::Overwrite;
+
+use crate::support::harness::Site;
+use crate::support::hooks::HookedDisk;
+use crate::support::inprocess::{InProcess, Pushed};
+use crate::support::tree::{
+    Content, assert_part_of, assert_same, names, paint, painted, picture, set_old,
+};
+
+const LARGE: u64 = 3 * GROUP_BYTES + 5;
+
+/// Pushes while the large file `big` is changed before its read number `reads_before`.
+fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
+    paint(site.source().join("other"), 500);
+    let path = site.source().join("big");
+    paint(&path, LARGE);
+    set_old(&path);
+    let reads = AtomicU64::new(0);
+    let file_io = HookedDisk::before_read(move || {
+        if reads.fetch_add(1, Ordering::SeqCst) == reads_before {
+            change(&path);
+        }
+    });
+    let config = SenderConfig {
+        file_io,
+        ..SenderConfig::default()
+    };
+    InProcess {
+        config,
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target())
+}
+
+#[track_caller]
+fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
+    let summary = pushed.summary();
+    assert_eq!(
+        (summary.counters.files, summary.counters.failed),
+        (1, 1),
+        "{:?}",
+        pushed.failed()
+    );
+    let path = site.source().join(failed);
+    let [line] = pushed.failed()[..] else {
+        panic!("{:?}", pushed.failed())
+    };
+    assert!(
+        line.starts_with("sender: ") && line.contains(path.to_str().unwrap()),
+        "{line}"
+    );
+    assert_eq!(names(&site.target()), ["other"]);
+}
+
+#[test]
+fn a_large_file_that_shrinks_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| {
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(100)
+                .unwrap();
+        });
+        expect_only_other(&site, &pushed, "big");
+        assert!(
+            pushed.failed()[0].contains("changed while it was being copied"),
+            "{:?}",
+            pushed.failed()
+        );
+    }
+}
+
+/// What it held is not known, so what has another name at the target may be its only copy.
+#[test]
+fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
+    let site = Site::local();
+    paint(site.target().join("big, under its old name"), LARGE);
+    let path = site.source().join("big");
+    paint(&path, LARGE);
+    let shrunk = AtomicBool::new(false);
+    let file_io = HookedDisk::before_read(move || {
+        if !shrunk.swap(true, Ordering::SeqCst) {
+            OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(100)
+                .unwrap();
+        }
+    });
+    let config = SenderConfig {
+        file_io,
+        ..SenderConfig::default()
+    };
+    let mirror = Some(Removals::default());
+    let pushed = InProcess {
+        config,
+        mirror,
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target());
+    assert_eq!(
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.failed
+        ),
+        (0, 1),
+        "{:?}",
+        pushed.failed()
+    );
+    assert_eq!(names(&site.target()), ["big, under its old name"]);
+}
+
+#[test]
+fn a_large_file_that_is_rewritten_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| {
+            std::fs::write(path, painted(LARGE, 7)).unwrap()
+        });
+        expect_only_other(&site, &pushed, "big");
+    }
+}
+
+#[test]
+fn a_large_file_that_grows_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| {
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(LARGE + 1)
+                .unwrap();
+        });
+        expect_only_other(&site, &pushed, "big");
+    }
+}
+
+/// The old file stays open: a name that goes to another file meanwhile is no change of the contents.
+#[test]
+fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_all() {
+    let site = Site::local();
+    let pushed = push_meddled(&site, 1, |path| {
+        let new = path.with_file_name("../new");
+        std::fs::write(&new, painted(LARGE, 9)).unwrap();
+        std::fs::rename(new, path).unwrap();
+    });
+    let summary = pushed.summary();
+    assert_eq!(summary.counters.files + summary.counters.failed, 2);
+    if let Some(node) = picture(&site.target()).get(&b"big"[..]) {
+        assert!(node.content == Content::File(painted(LARGE, 0)), "{node:?}");
+    }
+}
+
+/// Changes a file between the scan's look at it and its read.
+fn push_changed_after_scan(site: &Site, name: &str, change: fn(&Path)) -> Pushed {
+    push_over_changed_after_scan(site, Overwrite::Differing, name, change)
+}
+
+fn push_over_changed_after_scan(
+    site: &Site,
+    overwrite: Overwrite,
+    name: &str,
+    change: fn(&Path),
+) -> Pushed {
+    let path = site.source().join(name);
+    let on_event = move |event: &Event| {
+        if matches!(event, Event::Found { files: 1.., .. }) {
+            change(&path);
+        }
+    };
+    let push = InProcess {
+        overwrite,
+        on_event: Box::new(on_event),
+        ..InProcess::default()
+    };
+    push.push(&site.source(), &site.target())
+}
+
+#[test]
+fn a_file_that_vanishes_after_the_scan() {
+    for bytes in [100, LARGE] {
+        let site = Site::local();
+        paint(site.source().join("other"), 500);
+        paint(site.source().join("f"), bytes);
+        let pushed =
+            push_changed_after_scan(&site, "f", |path| std::fs::remove_file(path).unwrap());
+        expect_only_other(&site, &pushed, "f");
+        assert!(
+            pushed.failed()[0].contains("No such file or directory"),
+            "{:?}",
+            pushed.failed()
+        );
+    }
+}
+
+#[test]
+fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
+    for bytes in [100, LARGE] {
+        let site = Site::local();
+        paint(site.source().join("other"), 500);
+        paint(site.source().join("f"), bytes);
+        let pushed = push_changed_after_scan(&site, "f", |path| {
+            std::fs::remove_file(path).unwrap();
+            symlink("/etc/passwd", path).unwrap();
+        });
+        // If the walk had not left the directory by then, it is read again, and the link arrives.
+        let arrived = site.target().join("f");
+        if arrived.is_symlink() {
+            std::fs::remove_file(arrived).unwrap();
+        }
+        expect_only_other(&site, &pushed, "f");
+    }
+}
+
+/// The file is a large one by now and goes as one.
+#[test]
+fn a_small_file_that_outgrows_its_batch_after_the_scan() {
+    let site = Site::local();
+    paint(site.source().join("other"), 500);
+    paint(site.source().join("f"), 100);
+    let pushed = push_changed_after_scan(&site, "f", |path| paint(path, GROUP_BYTES + 1));
+    assert_eq!(
+        (
+            pushed.summary().counters.files,
+            pushed.summary().counters.failed
+        ),
+        (2, 0),
+        "{:?}",
+        pushed.failed()
+    );
+    assert_same(&site.source(), &site.target());
+}
+
+/// The file was to be sent before the receiver has answered what is there: it is offered like any other.
+#[test]
+fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
+    for overwrite in [Overwrite::Nothing, Overwrite::Differing] {
+        let site = Site::local();
+        paint(site.source().join("f"), 100);
+        std::fs::create_dir_all(site.target()).unwrap();
+        std::fs::write(site.target().join("f"), "there").unwrap();
+        let grow = |path: &Path| paint(path, GROUP_BYTES + 1);
+        let pushed = push_over_changed_after_scan(&site, overwrite, "f", grow);
+        let summary = pushed.summary();
+        if overwrite == Overwrite::Differing {
+            assert_eq!(
+                (
+                    summary.counters.files,
+                    summary.counters.skipped,
+                    summary.counters.failed
+                ),
+                (1, 0, 0),
+                "{:?}",
+                pushed.failed()
+            );
+            assert_same(&site.source(), &site.target());
+        } else {
+            assert_eq!(
+                (
+                    summary.counters.files,
+                    summary.counters.skipped,
+                    summary.counters.failed
+                ),
+                (0, 1, 0),
+                "{:?}",
+                pushed.failed()
+            );
+            assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"there");
+        }
+    }
+}
+
+#[test]
+fn a_small_file_that_grows_or_shrinks_after_the_scan_is_copied_as_it_is_then() {
+    for bytes in [0, 50, 200] {
+        let site = Site::local();
+        paint(site.source().join("f"), 100);
+        let change = match bytes {
+            0 => |path: &Path| paint(path, 0),
+            50 => |path: &Path| paint(path, 50),
+            _ => |path: &Path| paint(path, 200),
+        };
+        let pushed = push_changed_after_scan(&site, "f", change);
+        assert_eq!(
+            (
+                pushed.summary().counters.files,
+                pushed.summary().counters.failed
+            ),
+            (1, 0)
+        );
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn a_large_file_of_another_size_after_the_scan() {
+    let site = Site::local();
+    paint(site.source().join("other"), 500);
+    paint(site.source().join("f"), LARGE);
+    let pushed = push_changed_after_scan(&site, "f", |path| paint(path, 2 * GROUP_BYTES));
+    expect_only_other(&site, &pushed, "f");
+}
+
+/// Ends the writer whichever way the pushes end.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A writer that truncates and fills a small file without a pause: each push finds a whole prefix of it, or
+/// says that it changed; sooner or later it says so.
+#[test]
+fn a_small_file_that_is_rewritten_all_the_time() {
+    let site = Site::local();
+    let path = site.source().join("f");
+    let whole = painted(GROUP_BYTES, 0);
+    std::fs::write(&path, &whole).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::fs::write(&path, &whole).unwrap();
+            }
+        });
+        let _stop = SetOnDrop(&done);
+        let mut caught = false;
+        for _ in 0..200 {
+            let pushed = InProcess::default().push(&site.source(), &site.target());
+            let summary = pushed.summary();
+            assert_eq!(
+                summary.counters.files + summary.counters.skipped + summary.counters.failed,
+                1
+            );
+            caught |= pushed
+                .failed()
+                .iter()
+                .any(|line| line.contains("changed while it was being copied"));
+            if let Some(Content::File(bytes)) = picture(&site.target())
+                .get(&b"f"[..])
+                .map(|node| &node.content)
+            {
+                assert!(
+                    whole.starts_with(bytes),
+                    "the target holds what the source never held"
+                );
+            }
+            if caught {
+                break;
+            }
+        }
+        assert!(caught, "200 pushes saw no change");
+    });
+    InProcess::default().push(&site.source(), &site.target());
+    assert_part_of(&site.source(), &site.target());
+}

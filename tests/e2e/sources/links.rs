@@ -1,0 +1,819 @@
+//! Hard links: names of one file at the source are names of one file at the target, however they come there, and one
+//! copy of the data travels.
+//!
+//! rsync is the judge where it is there, and the groups of equal inodes are compared, which rsync does not do.
+
+mod full_size;
+mod non_regular;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::hard_link;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::Value;
+use zmove_types::{GROUP_BYTES, RelPath};
+use zmove_wire::{
+    Batch, BatchEntry, DirectoryGroup, EntryFault, FaultCode, Keeping, LinkEntry, Operation,
+    ToSender,
+};
+
+use crate::connections::resume::break_off_after;
+use crate::security::intruder::{
+    Deed, Intruded, Intruder, batch, file, metadata, name, path, raw_batch,
+};
+use crate::support::command::{ZMOVE, Zmove};
+use crate::support::harness::{Site, every_way, has_program, skip};
+use crate::support::namespace::{Image, Namespace};
+use crate::support::tree::{
+    assert_same, names, paint, painted, picture, set_mode, set_mtime, set_old,
+};
+
+/// The groups of names that lead to one file, of regular files.
+fn groups(root: &Path) -> Vec<Vec<String>> {
+    let mut groups = BTreeMap::<u64, Vec<String>>::new();
+    for path in picture(root).into_keys() {
+        let text = String::from_utf8(path).unwrap();
+        let stat = root.join(&text).symlink_metadata().unwrap();
+        if stat.is_file() {
+            groups.entry(stat.ino()).or_default().push(text);
+        }
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.sort();
+    groups
+}
+
+/// The contents and groups of both trees are the same, and rsync would do nothing.
+#[track_caller]
+fn assert_same_groups(site: &Site) {
+    assert_same(&site.source(), &site.target());
+    assert_eq!(groups(&site.source()), groups(&site.target()));
+    if has_program("rsync") {
+        let mut rsync = Command::new("rsync");
+        rsync.args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"]);
+        let left = rsync
+            .arg(site.source().join(""))
+            .arg(site.target().join(""))
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    }
+}
+
+fn push(site: &Site, options: &[&str]) -> Value {
+    site.push(&[options, &["--json"]].concat(), site.contents(), "")
+        .done()
+        .summary()
+}
+
+fn numbers<const N: usize>(summary: &Value, keys: [&str; N]) -> [u64; N] {
+    keys.map(|key| summary[key].as_u64().unwrap())
+}
+
+/// Files of several names in several directories, small, empty and large, and some of one name.
+fn tie(source: &Path) {
+    for (first, bytes) in [
+        ("a/small", 700),
+        ("b/empty", 0),
+        ("large", 2 * GROUP_BYTES + 5),
+        ("group", GROUP_BYTES),
+    ] {
+        paint(source.join(first), bytes);
+        set_old(source.join(first));
+    }
+    for number in 0..20 {
+        paint(source.join(format!("a/alone{number}")), 30 + number);
+    }
+    for (first, others) in [
+        (
+            "a/small",
+            &["a/small2", "b/small", "c/d/small", "small"][..],
+        ),
+        ("b/empty", &["empty"]),
+        ("large", &["a/large", "c/large"]),
+        ("group", &["c/d/group"]),
+    ] {
+        for other in others {
+            std::fs::create_dir_all(source.join(other).parent().unwrap()).unwrap();
+            hard_link(source.join(first), source.join(other)).unwrap();
+        }
+    }
+    symlink("a/small", source.join("link")).unwrap();
+}
+
+/// The bytes of the files that [`tie`] makes, each counted once.
+fn tied_bytes() -> u64 {
+    700 + 2 * GROUP_BYTES + 5 + GROUP_BYTES + (30..50).sum::<u64>()
+}
+
+every_way!(groups_are_kept, links_are_made_and_broken);
+
+fn groups_are_kept(site: &Site) {
+    tie(&site.source());
+    let first = push(site, &["-a", "--no-preserve", "owner"]);
+    assert_same_groups(site);
+    assert_eq!(
+        numbers(&first, ["files", "hard_links", "bytes"]),
+        [32, 8, tied_bytes()]
+    );
+    assert_eq!(first["not_kept"].as_array().unwrap().len(), 0, "{first}");
+    for options in [&[][..], &["--checksum"]] {
+        let again = push(site, options);
+        assert_eq!(
+            numbers(&again, ["files", "skipped", "bytes"]),
+            [0, 32, 0],
+            "{options:?}"
+        );
+        assert_same_groups(site);
+    }
+}
+
+fn links_are_made_and_broken(site: &Site) {
+    tie(&site.source());
+    push(site, &[]);
+    // A name of its own for one, another file of the same look, and a file that was one of its own is another's.
+    let [source, target] = [site.source(), site.target()];
+    for (from, to) in [("a/small", "b/small"), ("large", "c/large")] {
+        std::fs::remove_file(source.join(to)).unwrap();
+        std::fs::copy(source.join(from), source.join(to)).unwrap();
+        set_old(source.join(to));
+    }
+    std::fs::remove_file(source.join("a/alone3")).unwrap();
+    hard_link(source.join("a/alone4"), source.join("a/alone3")).unwrap();
+    std::fs::remove_file(target.join("empty")).unwrap();
+    paint(target.join("empty"), 0);
+    set_old(target.join("empty"));
+    std::fs::remove_file(target.join("small")).unwrap();
+    symlink("a/small", target.join("small")).unwrap();
+    hard_link(target.join("a/alone5"), target.join("alone")).unwrap();
+    let listed = site
+        .push(&["--dry-run", "--delete"], site.contents(), "")
+        .done()
+        .stdout;
+    assert!(listed.contains("hard link"), "{listed}");
+    push(site, &["--delete"]);
+    assert_same_groups(site);
+    let again = push(site, &["--delete"]);
+    assert_eq!(numbers(&again, ["files", "bytes"]), [0, 0]);
+    // The contents of a group change.
+    std::fs::write(source.join("a/small2"), painted(900, 1)).unwrap();
+    set_mode(source.join("large"), 0o604);
+    for options in [&["--checksum"][..], &["--inplace"], &[]] {
+        push(site, options);
+        assert_same_groups(site);
+    }
+}
+
+mod one_way_over_the_network {
+    use super::{
+        a_first_name_that_cannot_be_placed_has_another, a_manifest_has_all_names,
+        a_preview_names_them, changed_in_its_place_a_group_is_one_of_the_source,
+        names_that_are_not_pushed_are_no_names, older_states_at_the_target_stay_as_they_are,
+        thousands_of_names, what_may_not_be_replaced_is_no_first_name,
+        without_them_each_name_is_a_file,
+    };
+
+    crate::support::harness::both_ways!(
+        thousands_of_names,
+        names_that_are_not_pushed_are_no_names,
+        a_preview_names_them,
+        older_states_at_the_target_stay_as_they_are,
+        changed_in_its_place_a_group_is_one_of_the_source,
+        what_may_not_be_replaced_is_no_first_name,
+        without_them_each_name_is_a_file,
+        a_first_name_that_cannot_be_placed_has_another,
+        a_manifest_has_all_names,
+    );
+}
+
+/// A thousand files of ten names each, over all batches and directories.
+fn thousands_of_names(site: &Site) {
+    let source = site.source();
+    for number in 0..1000 {
+        let first = source.join(format!("d{}/f{number}", number % 37));
+        paint(&first, number % 50);
+        for other in 1..10 {
+            let directory = source.join(format!("e{}", (number * 7 + other) % 41));
+            std::fs::create_dir_all(&directory).unwrap();
+            hard_link(&first, directory.join(format!("f{number}.{other}"))).unwrap();
+        }
+    }
+    let first = push(site, &[]);
+    let bytes = (0..1000).map(|number| number % 50).sum();
+    assert_eq!(
+        numbers(&first, ["files", "hard_links", "bytes"]),
+        [10_000, 9000, bytes]
+    );
+    assert_same_groups(site);
+    for name in ["e3", "d5"] {
+        std::fs::remove_dir_all(site.target().join(name)).unwrap();
+    }
+    push(site, &["--delete"]);
+    assert_same_groups(site);
+    let again = push(site, &["--delete"]);
+    assert_eq!(
+        numbers(&again, ["files", "skipped", "removed"]),
+        [0, 10_000, 0]
+    );
+}
+
+/// The first name is left out, or only some names are listed.
+fn names_that_are_not_pushed_are_no_names(site: &Site) {
+    tie(&site.source());
+    let left_out = ["--exclude", "/a", "--exclude", "/large"];
+    let summary = push(site, &left_out);
+    let expected = [
+        &["b/small", "c/d/small", "small"][..],
+        &["b/empty", "empty"],
+        &["c/large"],
+        &["c/d/group", "group"],
+    ];
+    let mut expected: Vec<_> = expected
+        .map(|group| {
+            group
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        })
+        .into();
+    expected.sort();
+    assert_eq!(
+        (groups(&site.target()), &summary["hard_links"]),
+        (expected, &4.into())
+    );
+    let list = site.path("list");
+    std::fs::write(&list, "large\na/small\nc/d/small\na/alone7\n").unwrap();
+    std::fs::create_dir(site.target().join("listed")).unwrap();
+    let options = ["--files-from", list.to_str().unwrap()];
+    site.push(&options, site.contents(), "listed").done();
+    let listed = groups(&site.target().join("listed"));
+    assert_eq!(
+        listed,
+        [&["a/alone7"][..], &["a/small", "c/d/small"], &["large"]]
+    );
+}
+
+fn a_preview_names_them(site: &Site) {
+    paint(site.source().join("one"), 10);
+    hard_link(site.source().join("one"), site.source().join("two")).unwrap();
+    let told = site.push(&["-n"], site.contents(), "").done().stdout;
+    assert!(
+        told.contains("+ one => two\n") || told.contains("+ two => one\n"),
+        "{told}"
+    );
+    assert!(told.contains("2 files of 10 B to send"), "{told}");
+    assert_eq!(names(&site.target()), [""; 0]);
+    let told = site
+        .push(&["-n", "--json"], site.contents(), "")
+        .done()
+        .stdout;
+    assert!(told.contains(r#""hard_link":""#), "{told}");
+    push(site, &[]);
+    let told = site.push(&["-n"], site.contents(), "").done().stdout;
+    assert!(told.contains("0 to add, 0 to change"), "{told}");
+}
+
+/// States of a tree as hard links (`cp -al`): names that are not pushed do not count.
+fn older_states_at_the_target_stay_as_they_are(site: &Site) {
+    tie(&site.source());
+    site.push(&["--json"], site.contents(), "today").done();
+    let [today, before] = ["today", "before"].map(|name| site.target().join(name));
+    assert!(
+        Command::new("cp")
+            .arg("-al")
+            .args([&today, &before])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let at_first = groups(&site.target());
+    paint(site.source().join("new"), 10);
+    let summary = site
+        .push(&["--json", "--delete"], site.contents(), "today")
+        .done()
+        .summary();
+    assert_eq!(numbers(&summary, ["files", "bytes"]), [1, 10]);
+    std::fs::remove_file(today.join("new")).unwrap();
+    assert_eq!(groups(&site.target()), at_first);
+    // What changes is made anew, and the older state keeps what it had.
+    std::fs::write(site.source().join("a/small"), painted(800, 3)).unwrap();
+    site.push(&["--inplace"], site.contents(), "today").done();
+    assert_eq!(groups(&today), groups(&site.source()));
+    assert_eq!(
+        std::fs::read(before.join("c/d/small")).unwrap(),
+        painted(700, 0)
+    );
+}
+
+fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
+    let [source, target] = [site.source(), site.target()];
+    paint(source.join("a"), 500);
+    hard_link(source.join("a"), source.join("b")).unwrap();
+    paint(source.join("c"), 500);
+    // at the target all three are one file
+    paint(target.join("a"), 300);
+    for name in ["b", "c"] {
+        hard_link(target.join("a"), target.join(name)).unwrap();
+    }
+    push(site, &["--inplace"]);
+    assert_same_groups(site);
+    push(site, &["--inplace"]);
+    assert_same_groups(site);
+}
+
+/// A name that stays and holds something else is not the file.
+fn what_may_not_be_replaced_is_no_first_name(site: &Site) {
+    let [source, target] = [site.source(), site.target()];
+    paint(source.join("a"), 500);
+    set_old(source.join("a"));
+    for name in ["b", "c", "d"] {
+        hard_link(source.join("a"), source.join(name)).unwrap();
+    }
+    // whichever the walk finds first
+    for name in names(&source).iter().take(3) {
+        std::fs::write(target.join(name), "stays").unwrap();
+    }
+    push(site, &["--ignore-existing"]);
+    let of = |name: &str| std::fs::read(target.join(name)).unwrap();
+    assert_eq!([of("a"), of("b"), of("c")], [b"stays", b"stays", b"stays"]);
+    assert_eq!(of("d"), painted(500, 0));
+    std::fs::remove_file(target.join("c")).unwrap();
+    push(site, &["--update"]);
+    assert_eq!([of("a"), of("b")], [b"stays", b"stays"]);
+    assert_eq!(groups(&target), [&["a"][..], &["b"], &["c", "d"]]);
+}
+
+fn without_them_each_name_is_a_file(site: &Site) {
+    paint(site.source().join("a"), 500);
+    hard_link(site.source().join("a"), site.source().join("b")).unwrap();
+    for options in [&["--no-H"][..], &["-a", "--no-preserve", "links,owner"]] {
+        let summary = push(site, &[options, &["--checksum"]].concat());
+        assert_eq!(
+            summary["not_kept"].as_array().unwrap().len(),
+            0,
+            "{summary}"
+        );
+        assert_eq!(groups(&site.target()).len(), 2);
+    }
+    push(site, &["-H"]);
+    assert_same_groups(site);
+    // What is one file there stays so: nobody asked for two.
+    push(site, &["--no-H"]);
+    assert_same_groups(site);
+}
+
+fn a_first_name_that_cannot_be_placed_has_another(site: &Site) {
+    let [source, target] = [site.source(), site.target()];
+    paint(source.join("a"), 500);
+    for name in ["b", "c", "d", "e", "f"] {
+        hard_link(source.join("a"), source.join(name)).unwrap();
+    }
+    for name in ["a", "c", "e"] {
+        paint(target.join(name).join("in the way"), 1);
+    }
+    let outcome = site.push(&["--json"], site.contents(), "").expect(23);
+    assert_eq!(outcome.stderr.lines().count(), 3, "{}", outcome.stderr);
+    let one_group = groups(&target)
+        .into_iter()
+        .filter(|group| group[0].len() == 1)
+        .collect::<Vec<_>>();
+    assert_eq!(one_group, [["b", "d", "f"]]);
+    for name in ["a", "c", "e"] {
+        std::fs::remove_dir_all(target.join(name)).unwrap();
+    }
+    push(site, &[]);
+    assert_same_groups(site);
+}
+
+fn a_manifest_has_all_names(site: &Site) {
+    tie(&site.source());
+    let manifest = site.path("manifest");
+    push(site, &["--manifest", manifest.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    assert_eq!(text.lines().count(), 32, "{text}");
+    let root = |name: &str| {
+        let ends = format!("  {name}");
+        text.lines()
+            .find_map(|line| line.strip_suffix(&ends))
+            .map(str::to_owned)
+    };
+    assert!(root("small").is_some() && root("small") == root("a/small2"));
+    assert!(root("large").is_some() && root("large") == root("c/large"));
+}
+
+/// The sender is killed while the large file of a group is on its way.
+#[test]
+fn what_was_broken_off_becomes_the_same_groups() {
+    let site = Site::daemon();
+    tie(&site.source());
+    let large = site.source().join("very large");
+    std::fs::write(&large, painted(12 * GROUP_BYTES, 7)).unwrap();
+    hard_link(&large, site.source().join("c/very large")).unwrap();
+    break_off_after(8 * GROUP_BYTES, &site, |relay| {
+        site.push_by(relay, &["--json"])
+    });
+    push(&site, &[]);
+    assert_same_groups(&site);
+    let again = push(&site, &[]);
+    assert_eq!(numbers(&again, ["files", "bytes"]), [0, 0]);
+}
+
+/// The inode of each name.
+fn inodes(root: &Path) -> BTreeMap<Vec<u8>, u64> {
+    let paths = picture(root).into_keys();
+    let inode = |path: Vec<u8>| {
+        let stat = root.join(OsStr::from_bytes(&path)).symlink_metadata();
+        (path, stat.unwrap().ino())
+    };
+    paths.map(inode).collect()
+}
+
+/// A local push in which the calls that make links fail or are the last, under strace.
+fn push_under(site: &Site, inject: &str) -> Option<Value> {
+    push_under_with(site, inject, &[])
+}
+
+fn push_under_with(site: &Site, inject: &str, options: &[&str]) -> Option<Value> {
+    let mut command = Command::new("strace");
+    let log = site.path("strace.log");
+    command
+        .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=linkat", "-o"])
+        .arg(&log);
+    command
+        .arg("-e")
+        .arg(format!("inject=linkat:{inject}"))
+        .env("ZMOVE_HOME", site.path("client"));
+    command
+        .arg(ZMOVE)
+        .args(["push", "--json"])
+        .args(options)
+        .arg(site.contents())
+        .arg(site.target());
+    let outcome = Zmove(command).outcome();
+    let told = std::fs::read_to_string(log)
+        .is_ok_and(|log| log.contains("INJECTED") || log.contains("SIGKILL"));
+    if !told {
+        skip("strace cannot run here: nothing makes a system call fail");
+        return None;
+    }
+    Some(if inject.starts_with("error") {
+        outcome.done().summary()
+    } else {
+        Value::Null
+    })
+}
+
+#[test]
+fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
+    if !has_program("strace") {
+        return skip("strace is missing: nothing makes a system call fail");
+    }
+    for (errno, why) in [
+        ("EPERM", "the receiver's user may not"),
+        ("EOPNOTSUPP", "not supported there"),
+        ("EXDEV", "not supported there"),
+    ] {
+        let site = Site::local();
+        tie(&site.source());
+        let Some(summary) = push_under(&site, &format!("error={errno}")) else {
+            return;
+        };
+        assert_same(&site.source(), &site.target());
+        assert_eq!(groups(&site.target()).len(), 32);
+        let lack = &summary["not_kept"][0];
+        assert_eq!(
+            (&lack["what"], &lack["why"], &lack["entries"]),
+            (&"hard link".into(), &why.into(), &8.into())
+        );
+        let copies = inodes(&site.target());
+        for options in [&[][..], &["--checksum"]] {
+            let again = push_under_with(&site, &format!("error={errno}"), options).unwrap();
+            assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 32, 0]);
+            assert_eq!(again["not_kept"], summary["not_kept"], "{options:?}");
+            assert_eq!(inodes(&site.target()), copies, "{options:?}");
+        }
+        // what has changed travels, to all its names
+        paint(site.source().join("a/small"), 800);
+        let changed = push_under_with(&site, &format!("error={errno}"), &[]).unwrap();
+        assert_eq!(numbers(&changed, ["files", "bytes"]), [5, 5 * 800]);
+        assert_same(&site.source(), &site.target());
+        push(&site, &[]);
+        assert_same_groups(&site);
+    }
+}
+
+/// The file has as many names as it may: a copy has the next ones.
+#[test]
+fn beyond_the_most_links_a_copy_takes_the_rest() {
+    if !has_program("strace") {
+        return skip("strace is missing: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    paint(site.source().join("0"), 500);
+    for number in 1..12 {
+        hard_link(
+            site.source().join("0"),
+            site.source().join(number.to_string()),
+        )
+        .unwrap();
+    }
+    let Some(summary) = push_under(&site, "error=EMLINK:when=4..6") else {
+        return;
+    };
+    assert_same(&site.source(), &site.target());
+    let sizes: Vec<_> = groups(&site.target()).iter().map(Vec::len).collect();
+    assert!(
+        sizes.len() == 2 && sizes.iter().sum::<usize>() == 12,
+        "{sizes:?}"
+    );
+    assert_eq!(
+        summary["not_kept"][0]["why"],
+        "Too many links (os error 31)"
+    );
+    // no first name takes one more: all that is there stays
+    let there = inodes(&site.target());
+    let again = push_under_with(&site, "error=EMLINK", &[]).unwrap();
+    assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 12, 0]);
+    assert_eq!(inodes(&site.target()), there);
+}
+
+#[test]
+fn a_process_that_ends_as_it_links() {
+    if !has_program("strace") {
+        return skip("strace is missing: nothing ends a process in a system call");
+    }
+    let site = Site::local();
+    tie(&site.source());
+    if push_under(&site, "signal=KILL:when=1").is_none() {
+        return;
+    }
+    push(&site, &[]);
+    assert_same_groups(&site);
+    assert!(
+        !picture(&site.target())
+            .keys()
+            .any(|path| path.starts_with(b".zmove"))
+    );
+}
+
+/// A name that stays as it is may hold anything, also where size and time are the same.
+#[test]
+fn what_was_not_compared_gets_no_other_name() {
+    for there in ["a", "b"] {
+        let site = Site::local();
+        std::fs::write(site.source().join("a"), "AAAAAAAA").unwrap();
+        set_mtime(site.source().join("a"), UNIX_EPOCH + Duration::from_secs(9));
+        hard_link(site.source().join("a"), site.source().join("b")).unwrap();
+        std::fs::create_dir_all(site.target()).unwrap();
+        std::fs::write(site.target().join(there), "XXXXXXXX").unwrap();
+        set_mtime(
+            site.target().join(there),
+            UNIX_EPOCH + Duration::from_secs(9),
+        );
+        push(&site, &["--checksum", "--ignore-existing"]);
+        let of = |name: &str| std::fs::read(site.target().join(name)).unwrap();
+        let other = if there == "a" { "b" } else { "a" };
+        assert_eq!(
+            (of(there), of(other)),
+            (b"XXXXXXXX".to_vec(), b"AAAAAAAA".to_vec()),
+            "{there}"
+        );
+    }
+}
+
+/// The time of the push is what a first name has, and so what it is known by.
+#[test]
+fn they_are_kept_without_their_times() {
+    let site = Site::local();
+    tie(&site.source());
+    push(&site, &["--no-t"]);
+    assert_eq!(groups(&site.source()), groups(&site.target()));
+}
+
+/// A file system is mounted below the target.
+#[test]
+fn names_on_another_file_system_are_copies() {
+    let site = Site::within(|target| {
+        std::fs::create_dir(target.join("other")).unwrap();
+        Namespace::with_small_disk(&target.join("other"), 16 << 20)
+    });
+    let Some(site) = site else { return };
+    paint(site.source().join("a"), 500);
+    std::fs::create_dir(site.source().join("other")).unwrap();
+    for name in ["b", "other/a", "other/b", "other/c"] {
+        hard_link(site.source().join("a"), site.source().join(name)).unwrap();
+    }
+    let summary = push(&site, &[]);
+    assert_same(&site.source(), &site.target());
+    let lack = &summary["not_kept"][0];
+    assert_eq!(
+        (&lack["what"], &lack["why"]),
+        (&"hard link".into(), &"not supported there".into())
+    );
+    let groups: Vec<_> = groups(&site.target())
+        .into_iter()
+        .filter(|names| names.len() > 1)
+        .collect();
+    let above = vec!["a".to_owned(), "b".to_owned()];
+    let other = ["a", "b", "c"].map(|name| format!("other/{name}")).to_vec();
+    // those on the file system of the first name are links
+    let (linked, copies) = if groups == [above] { (2, 3) } else { (3, 2) };
+    assert!(groups.len() == 1 && groups[0].len() == linked, "{groups:?}");
+    assert!(linked == 2 || groups == [other], "{groups:?}");
+    assert_eq!(lack["entries"], copies);
+}
+
+/// A directory of the target is a subvolume, which counts as a file system of its own.
+#[test]
+fn copies_in_a_subvolume_stay_and_no_data_travels_again() {
+    copies_in_a_subvolume(&["sub/a"], &[&[], &["--checksum"]]);
+    // another first name may be found each time
+    copies_in_a_subvolume(&["b", "sub/a", "sub/b"], &[&[], &[]]);
+}
+
+fn copies_in_a_subvolume(names: &[&str], rules: &[&[&str]]) {
+    const BTRFS: Image = Image {
+        bytes: 200 << 20,
+        make: "mkfs.btrfs -q -f",
+        options: "loop",
+    };
+    if !has_program("btrfs") {
+        return skip("btrfs is missing: nothing makes a subvolume");
+    }
+    let Some(site) = Site::within_image(&BTRFS) else {
+        return;
+    };
+    let subvolume = site.path("target/sub");
+    assert!(site.namespace().run(&[
+        "btrfs".as_ref(),
+        "subvolume".as_ref(),
+        "create".as_ref(),
+        subvolume.as_os_str()
+    ]));
+    paint(site.source().join("a"), 3 * GROUP_BYTES);
+    std::fs::create_dir(site.source().join("sub")).unwrap();
+    for name in names {
+        hard_link(site.source().join("a"), site.source().join(name)).unwrap();
+    }
+    // one file, and a copy for each name on the other file system than its own
+    let copies = names.len().div_ceil(2) as u64;
+    let bytes = (1 + copies) * 3 * GROUP_BYTES;
+    let first = push(&site, &[]);
+    assert_same(&site.source(), &site.target());
+    assert_eq!(numbers(&first, ["bytes"]), [bytes]);
+    let places = || ["a", "sub/a"].map(|name| site.target().join(name).metadata().unwrap().ino());
+    let there = places();
+    for options in rules {
+        let again = push(&site, options);
+        assert_eq!(numbers(&again, ["bytes"]), [0], "{options:?}");
+        assert_eq!(again["not_kept"][0]["entries"], copies, "{again}");
+        assert_same(&site.source(), &site.target());
+        if names.len() == 1 {
+            assert_eq!(places(), there);
+        }
+    }
+}
+
+#[test]
+fn an_ordinary_user_keeps_them() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    tie(&site.source());
+    site.give_away();
+    push(&site, &[]);
+    assert_eq!(groups(&site.source()), groups(&site.target()));
+}
+
+fn link(text: &str, first: &str) -> BatchEntry {
+    let name = name(text);
+    BatchEntry::Link(LinkEntry {
+        name,
+        metadata: metadata(0o600),
+        bytes: 1,
+        first: path(first),
+    })
+}
+
+fn intruder(root: &Path) -> Intruder {
+    let mut intruder = Intruder::new(root);
+    intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
+    intruder.open.keeping = Keeping::default();
+    intruder
+}
+
+/// The faults of all batches, of which each is told once.
+fn faults(intruded: &Intruded) -> Vec<EntryFault> {
+    let mut all = Vec::new();
+    for answer in &intruded.answers {
+        if let ToSender::Stored(stored) = answer {
+            all.extend(stored.items.iter().flat_map(|item| item.faults.clone()));
+        }
+    }
+    all
+}
+
+/// What a link may not lead to: each is a fault, and no name appears.
+#[test]
+fn links_to_what_is_no_file_of_the_push_are_not_made() {
+    let home = tempfile::tempdir().unwrap();
+    let (root, outside) = (home.path().join("root"), home.path().join("outside"));
+    std::fs::create_dir_all(root.join("directory")).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("secret"), "x").unwrap();
+    symlink(&outside, root.join("out")).unwrap();
+    symlink(outside.join("secret"), root.join("symlink")).unwrap();
+    std::fs::write(root.join("other"), "longer than what is meant").unwrap();
+    let firsts = [
+        "never sent",
+        "nowhere/file",
+        "directory",
+        "symlink",
+        "out/secret",
+        "other",
+        "sent later",
+    ];
+    let entries = (0..)
+        .zip(firsts)
+        .map(|(number, first)| link(&format!("l{number}"), first))
+        .collect();
+    let deeds = vec![
+        batch(0, "", entries),
+        Deed::Meanwhile(1, Box::new(|| {})),
+        batch(1, "", vec![file("sent later", 0o600)]),
+    ];
+    let intruded = intruder(&root).does(deeds);
+    assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
+    let faults = faults(&intruded);
+    assert_eq!(faults.len(), firsts.len(), "{faults:?}");
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.operation == Operation::Link),
+        "{faults:?}"
+    );
+    let there = names(&root);
+    assert!(
+        !there
+            .iter()
+            .any(|name| name.starts_with('l') || name.starts_with(".zmove")),
+        "{there:?}"
+    );
+    assert_eq!(outside.join("secret").metadata().unwrap().nlink(), 1);
+}
+
+/// `..` and an absolute path do not parse: the transfer ends.
+#[test]
+fn links_beyond_the_target_end_the_transfer() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::write(home.path().join("secret"), "x").unwrap();
+    let groups = vec![DirectoryGroup {
+        directory: RelPath::root(),
+        entries: vec![link("l", "aaaaaaaaa")],
+    }];
+    let head = Batch { groups }.encode();
+    for first in ["aaaaaaaaa", "../secret", "/..secret", "d/../d/dd", ""] {
+        let mut head = head.clone();
+        head.truncate(head.len() - 11);
+        head.extend(u16::try_from(first.len()).unwrap().to_le_bytes());
+        head.extend(first.as_bytes());
+        let intruded = intruder(&root).does(vec![raw_batch(0, head, b"")]);
+        // a name within the target is only not there
+        assert_eq!(intruded.ended.is_ok(), first == "aaaaaaaaa", "{first}");
+        assert_eq!(names(&root), [""; 0]);
+    }
+}
+
+/// A name that leads to the file already is left, and a file of somebody else's in its place is replaced whole.
+#[test]
+fn a_flood_of_links_is_links() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let flood = || {
+        (0..2000)
+            .map(|number| link(&format!("l{number}"), "f"))
+            .collect()
+    };
+    std::fs::write(root.join("f"), "x").unwrap();
+    set_mtime(root.join("f"), UNIX_EPOCH + Duration::from_secs(9));
+    let deeds = (0..5).map(|item| batch(item, "", flood())).collect();
+    let intruded = intruder(&root).does(deeds);
+    assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
+    assert_eq!(root.join("f").metadata().unwrap().nlink(), 2001);
+    let faults = faults(&intruded);
+    // Two threads may make the same one at once.
+    assert!((6000..=8000).contains(&faults.len()), "{}", faults.len());
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.code == FaultCode::AlreadyThere)
+    );
+}

@@ -1,0 +1,123 @@
+//! Modification times: a file counts as equal only if it has the time that the target's file system makes of
+//! the source's, and what that cannot hold is told and moves nothing again.
+
+use serde_json::Value;
+
+use crate::support::harness::{Site, both_ways};
+use crate::support::namespace::Image;
+use crate::support::tree::{names, paint, painted, set_own_mtime, wait_for_another_time};
+
+both_ways!(a_time_without_its_fraction_is_another_time);
+
+/// Keeps whole seconds, from 1901 to 2038.
+const OF_SECONDS: Image = Image {
+    bytes: 16 << 20,
+    make: "mkfs.ext4 -q -F -I 128",
+    options: "loop",
+};
+
+mod of_seconds {
+    use super::{
+        OF_SECONDS, a_newer_file_is_newer_as_far_as_times_go,
+        times_that_a_file_system_does_not_have,
+    };
+
+    crate::support::harness::both_ways_within!(
+        OF_SECONDS,
+        times_that_a_file_system_does_not_have,
+        a_newer_file_is_newer_as_far_as_times_go,
+    );
+}
+
+const NOW: i64 = 1_600_000_000;
+const IN_2100: i64 = 4_102_444_800;
+const LATEST_OF_32_BITS: i64 = 0x7fff_ffff;
+
+/// Other contents of the same length, and a time that is the source's but for the fraction.
+fn a_time_without_its_fraction_is_another_time(site: &Site) {
+    for (name, nanos) in [
+        ("second", 0),
+        ("tenth", 700_000_000),
+        ("microsecond", 734_567_000),
+    ] {
+        paint(site.source().join(name), 9);
+        set_own_mtime(&site.source().join(name), NOW, 734_567_891);
+        std::fs::write(site.target().join(name), painted(9, 1)).unwrap();
+        set_own_mtime(&site.target().join(name), NOW, nanos);
+    }
+    let told = site.push(&["-n"], site.contents(), "").done().stdout;
+    assert!(
+        told.contains("; 3 files of 27 B to send, 0 there already"),
+        "{told}"
+    );
+    assert_eq!(site.push_contents()["files"], 3);
+    for name in names(&site.target()) {
+        assert_eq!(
+            std::fs::read(site.target().join(&name)).unwrap(),
+            painted(9, 0),
+            "{name}"
+        );
+    }
+}
+
+fn counts(summary: &Value) -> [u64; 3] {
+    ["files", "skipped", "times_beyond_range"].map(|key| summary[key].as_u64().unwrap())
+}
+
+fn times_that_a_file_system_does_not_have(site: &Site) {
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    for (name, seconds) in [
+        ("late", IN_2100),
+        ("usual", NOW),
+        ("last", LATEST_OF_32_BITS),
+    ] {
+        paint(site.source().join(name), 9);
+        set_own_mtime(&site.source().join(name), seconds, 734_567_891);
+    }
+    let line = "\n1 file keeps another time than the source's: the target's file system cannot hold theirs\n";
+    let push = |options: &[&str]| site.push(options, site.contents(), "in").done();
+    assert_eq!(counts(&push(&["--json"]).summary()), [3, 0, 1]);
+    for name in names(&site.target().join("in")) {
+        wait_for_another_time(&site.target().join("in").join(name));
+    }
+    for options in [
+        &["--json"][..],
+        &["--json", "--checksum"],
+        &["--json", "--update"],
+        &["--json", "--inplace"],
+    ] {
+        assert_eq!(counts(&push(options).summary()), [0, 3, 1], "{options:?}");
+    }
+    let told = push(&[]).stdout;
+    assert!(told.contains(line), "{told}");
+    let told = push(&["-n"]).stdout;
+    assert!(told.starts_with("dry run: 0 to add, 0 to change"), "{told}");
+    assert_eq!(names(&site.target().join("in")).len(), 3);
+    // an earlier second is another time also where the end of the range is near
+    set_own_mtime(&site.source().join("last"), LATEST_OF_32_BITS - 1, 0);
+    assert_eq!(counts(&push(&["--json"]).summary()), [1, 2, 1]);
+}
+
+/// The target's time is what is left of the source's, or all that the file system has: neither is newer.
+fn a_newer_file_is_newer_as_far_as_times_go(site: &Site) {
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    for (name, source, target) in [
+        ("late", IN_2100, LATEST_OF_32_BITS),
+        ("same", NOW, NOW),
+        ("newer", NOW, NOW + 1),
+    ] {
+        paint(site.source().join(name), 9);
+        set_own_mtime(&site.source().join(name), source, 734_567_891);
+        std::fs::write(site.target().join("in").join(name), "other").unwrap();
+        set_own_mtime(&site.target().join("in").join(name), target, 0);
+    }
+    let summary = site
+        .push(&["--json", "--update"], site.contents(), "in")
+        .done()
+        .summary();
+    assert_eq!(counts(&summary), [2, 1, 1]);
+    assert_eq!(
+        std::fs::read(site.target().join("in/newer")).unwrap(),
+        b"other"
+    );
+}

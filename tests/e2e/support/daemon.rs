@@ -1,0 +1,279 @@
+//! A running `zmove serve`, ready when it says so and gone when dropped.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use zmove_transport::Fingerprint;
+
+use crate::support::command::{Outcome, Runner, finish, wait_within_patience};
+use crate::support::harness::PATIENCE;
+use crate::support::quiet_machine::share_machine;
+
+/// A running `zmove serve`.
+pub(crate) struct Daemon {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) fingerprint: Fingerprint,
+    log: Arc<Log>,
+    /// Reads the log until the daemon has ended.
+    reading: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Log {
+    lines: Mutex<Vec<String>>,
+    grown: Condvar,
+}
+
+impl Daemon {
+    /// Starts one and waits for the line that says it is ready.
+    pub(crate) fn start(home: &Path, listen: &str, runner: &Runner) -> Self {
+        Self::start_with(home, &["--listen", listen], runner)
+    }
+
+    /// The same with any options.
+    pub(crate) fn start_with(home: &Path, options: &[&str], runner: &Runner) -> Self {
+        Self::run(runner.zmove(home).0, options)
+    }
+
+    /// The same by a command that has been prepared.
+    pub(crate) fn run(command: Command, options: &[&str]) -> Self {
+        Self::try_run(command, options)
+            .unwrap_or_else(|ended| panic!("no ready line: {}", ended.stderr))
+    }
+
+    /// The same, or the outcome of a daemon that ends instead of becoming ready.
+    pub(crate) fn try_run(mut command: Command, options: &[&str]) -> Result<Self, Outcome> {
+        share_machine();
+        command.arg("serve").args(options);
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        if ready.is_empty() {
+            return Err(finish(child));
+        }
+        let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
+        let said = said.and_then(|said| said.split_once(", key "));
+        let said = said.map(|(address, key)| (address.to_owned(), key.to_owned()));
+        let (address, key) = said
+            .or_else(|| ready_as_json(&ready))
+            .expect("the ready line");
+        let (address, fingerprint) = (address.parse().unwrap(), key.parse().unwrap());
+        let log = Arc::new(Log::default());
+        let (stderr, log_in) = (
+            BufReader::new(child.stderr.take().unwrap()),
+            Arc::clone(&log),
+        );
+        let reading = std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                log_in.lines.lock().unwrap().push(line);
+                log_in.grown.notify_all();
+            }
+        });
+        Ok(Self {
+            child,
+            address,
+            fingerprint,
+            log,
+            reading: Some(reading),
+        })
+    }
+
+    /// Whether a log line says `part`.
+    pub(crate) fn has_logged(&self, part: &str) -> bool {
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|line| line.contains(part))
+    }
+
+    /// The log lines until now that say `part`.
+    pub(crate) fn logged(&self, part: &str) -> Vec<String> {
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(part))
+            .cloned()
+            .collect()
+    }
+
+    /// Waits for a log line that says `part`.
+    #[track_caller]
+    pub(crate) fn wait_for_log(&self, part: &str) -> String {
+        let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
+        let lines = self.log.lines.lock().unwrap();
+        let missing = |lines: &mut Vec<String>| found(lines).is_none();
+        let (lines, _) = self
+            .log
+            .grown
+            .wait_timeout_while(lines, PATIENCE, missing)
+            .unwrap();
+        found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
+    }
+
+    /// Waits for `count` log lines that say `part`.
+    #[track_caller]
+    pub(crate) fn wait_for_logs(&self, part: &str, count: usize) -> Vec<String> {
+        let found = |lines: &[String]| -> Vec<_> {
+            lines
+                .iter()
+                .filter(|line| line.contains(part))
+                .cloned()
+                .collect()
+        };
+        let lines = self.log.lines.lock().unwrap();
+        let missing = |lines: &mut Vec<String>| found(lines).len() < count;
+        let (lines, _) = self
+            .log
+            .grown
+            .wait_timeout_while(lines, PATIENCE, missing)
+            .unwrap();
+        assert!(
+            found(&lines).len() >= count,
+            "fewer than {count} times {part:?} in the daemon's log: {lines:?}"
+        );
+        found(&lines)
+    }
+
+    /// What the kernel says of each of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        // one that has ended meanwhile says nothing
+        tasks
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+            .collect()
+    }
+
+    /// Asks it to end; returns its exit code.
+    #[track_caller]
+    pub(crate) fn terminate(self) -> Option<i32> {
+        self.ask_to_end();
+        self.wait()
+    }
+
+    /// Asks it to end; returns all lines of its log.
+    #[track_caller]
+    pub(crate) fn end_and_read_log(mut self) -> Vec<String> {
+        self.ask_to_end();
+        assert_eq!(wait_within_patience(&mut self.child), Some(0));
+        self.reading.take().unwrap().join().unwrap();
+        std::mem::take(&mut *self.log.lines.lock().unwrap())
+    }
+
+    /// Asks it to end, and does not wait.
+    pub(crate) fn ask_to_end(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Has it read its settings again.
+    pub(crate) fn hang_up(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Stops it in the midst of what it does, or has it go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end; returns its exit code.
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Option<i32> {
+        wait_within_patience(&mut self.child)
+    }
+
+    /// The memory that it has resident, in KiB.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it has ever had, in KiB.
+    pub(crate) fn peak_memory_kib(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    /// How many descriptors it has now.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
+            .unwrap()
+            .count()
+    }
+
+    /// The processor's time that it has taken so far, in all its threads.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<_> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_ascii_whitespace()
+            .collect();
+        let ticks: u64 = fields[11..13]
+            .iter()
+            .map(|field| field.parse::<u64>().unwrap())
+            .sum();
+        Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
+    }
+
+    fn status(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// How many log lines say `part`.
+    pub(crate) fn count_logged(&self, part: &str) -> usize {
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(part))
+            .count()
+    }
+
+    /// Ends it without a warning.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Address and key of the line that a daemon says where its log is JSON.
+fn ready_as_json(ready: &str) -> Option<(String, String)> {
+    let said: serde_json::Value = serde_json::from_str(ready).ok()?;
+    Some((
+        said["address"].as_str()?.to_owned(),
+        said["key"].as_str()?.to_owned(),
+    ))
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // it may be gone already, which is what is wanted
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

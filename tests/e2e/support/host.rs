@@ -1,0 +1,55 @@
+//! A host in this process, for peers that no daemon would be.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use tokio::io::AsyncReadExt;
+use zmove_transport::{Channel, Fingerprint, Identity, Listener, SocketConfig, TransportChoice};
+use zmove_wire::Greeting;
+
+use crate::support::harness::PATIENCE;
+use crate::support::quiet_machine::share_machine;
+
+/// Listens with the key in `home`; `take` has each connection, when that has greeted. A lane that is not needed says
+/// nothing, and is closed.
+pub(crate) fn host<Taking>(
+    home: &Path,
+    take: impl Fn(Channel, Greeting) -> Taking + Send + Sync + 'static,
+) -> (SocketAddr, Fingerprint)
+where
+    Taking: Future<Output = ()> + Send + 'static,
+{
+    share_machine();
+    let identity = Identity::load_or_create(home).unwrap();
+    let key = identity.fingerprint();
+    let (address_in, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (socket, listen) = (SocketConfig::default(), "127.0.0.1:0".parse().unwrap());
+            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket)
+                .await
+                .unwrap();
+            address_in.send(listener.local_addr().unwrap()).unwrap();
+            let (listener, take) = (Arc::new(listener), Arc::new(take));
+            loop {
+                let incoming = listener.accept().await.unwrap();
+                let (listener, take) = (Arc::clone(&listener), Arc::clone(&take));
+                tokio::spawn(async move {
+                    let channel = listener.handshake(incoming, PATIENCE, || ()).await;
+                    let Ok(mut channel) = channel else { return };
+                    let mut greeting = [0; Greeting::BYTES];
+                    if channel.read_exact(&mut greeting).await.is_ok() {
+                        take(channel, Greeting::decode(&greeting).unwrap()).await;
+                    }
+                });
+            }
+        });
+    });
+    (address.recv().unwrap(), key)
+}

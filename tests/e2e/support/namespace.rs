@@ -1,0 +1,251 @@
+//! A mount namespace with a small file system of its own, held open by a process that waits.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::support::harness::{has_program, is_root, skip};
+use crate::support::quiet_machine::share_machine;
+
+/// The namespace; gone when dropped.
+pub(crate) struct Namespace {
+    child: Child,
+    /// Where the image is, or the layers are, if its file system has them.
+    place: Option<TempDir>,
+}
+
+/// A file system on a loop device, and how it is made and mounted.
+pub(crate) struct Image {
+    pub(crate) bytes: u64,
+    pub(crate) make: &'static str,
+    pub(crate) options: &'static str,
+}
+
+impl Namespace {
+    /// A namespace in which `directory` is a file system of `bytes` in memory; `None` where that is not possible.
+    pub(crate) fn with_small_disk(directory: &Path, bytes: u64) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("mounting a small file system needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"mount -t tmpfs -o size="$1",mode=755 none "$2" && echo ready && read -r _"#;
+        Self::start(
+            script,
+            &[bytes.to_string().as_ref(), directory.as_os_str()],
+            None,
+        )
+    }
+
+    /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is
+    /// not possible.
+    pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("a bind mount needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"while [ "$#" -gt 0 ]; do mount --bind "$1" "$2" || exit; shift 2; done; echo ready; read -r _"#;
+        let words: Vec<_> = pairs
+            .iter()
+            .flat_map(|(from, to)| [from.as_os_str(), to.as_os_str()])
+            .collect();
+        Self::start(script, &words, None)
+    }
+
+    /// A namespace in which `directory` is two layers (overlayfs), of which the lower one has a directory `d`; `None`
+    /// where that is not possible.
+    pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("mounting layers needs root, unshare and nsenter");
+            return None;
+        }
+        let layers = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p lower/d upper work && mount -t overlay \
+            -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        let path = layers.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(layers),
+        )
+    }
+
+    /// A namespace in which `directory` joins two directories by mergerfs; `None` where that is not possible.
+    pub(crate) fn with_merged(directory: &Path) -> Option<Self> {
+        if !can_run_mergerfs("joining directories") {
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        // mergerfs ends with the shell.
+        let script = r#"cd "$1" && mkdir one two && { setpriv --pdeathsig KILL mergerfs -f one:two "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done && echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
+    /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory`, and its server was
+    /// killed; `None` where that is not possible.
+    pub(crate) fn with_dead_mount(directory: &Path) -> Option<Self> {
+        if !can_run_mergerfs("a dead mount") {
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p one/d && echo f > one/d/f &&
+            { setpriv --pdeathsig KILL mergerfs -f one "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done
+            kill -KILL $! && wait $!; echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
+    /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
+    pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
+        let program = image.make.split(' ').next().unwrap();
+        let makes = has_program(program) || Path::new("/usr/sbin").join(program).is_file();
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") || !makes {
+            skip(&format!(
+                "a file system of its own needs root, unshare, nsenter and {program}"
+            ));
+            return None;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let script = r#"PATH="$PATH:/usr/sbin:/sbin"; truncate -s "$1" "$2" && $3 "$2" >&2 &&
+            mount -o "$4" "$2" "$5" && echo ready && read -r _"#;
+        let path = place.path().join("image");
+        let bytes = image.bytes.to_string();
+        let words = [
+            bytes.as_ref(),
+            path.as_os_str(),
+            image.make.as_ref(),
+            image.options.as_ref(),
+        ];
+        Self::start(
+            script,
+            &[&words[..], &[directory.as_os_str()]].concat(),
+            Some(place),
+        )
+    }
+
+    /// The image that its file system is in.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.place.as_ref().unwrap().path().join("image")
+    }
+
+    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which
+    /// begins as a copy of it.
+    pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("an overlay needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"mount -t tmpfs none "$1" && cd "$1" && mkdir upper work && cp -a "$2" lower &&
+            mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
+    }
+
+    /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when
+    /// something is first written to a place: when all of that is taken, writes of its journal fail.
+    pub(crate) fn with_thin_disk(directory: &Path, room: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("a disk that fails needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"PATH="$PATH:/usr/sbin:/sbin"; mount -t tmpfs -o size=32m none "$1" &&
+            truncate -s 256m "$1/image" && mkfs.ext4 -q -F -E lazy_itable_init=1,lazy_journal_init=1 "$1/image" >&2 &&
+            mount -o loop "$1/image" "$2" && echo ready && read -r _"#;
+        Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
+    }
+
+    fn start(script: &str, words: &[&OsStr], image: Option<TempDir>) -> Option<Self> {
+        share_machine();
+        let mut command = Command::new("unshare");
+        command
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                script,
+                "sh",
+            ])
+            .args(words);
+        command.stderr(Stdio::null());
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        let namespace = Self {
+            child,
+            place: image,
+        };
+        if ready != "ready\n" {
+            skip("this kernel does not let us mount a file system");
+            return None;
+        }
+        Some(namespace)
+    }
+
+    /// Runs a command inside; whether it went well.
+    pub(crate) fn run(&self, words: &[&OsStr]) -> bool {
+        let [program, rest @ ..] = self.enter();
+        let mut command = Command::new(program);
+        command
+            .args(rest)
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.status().unwrap().success()
+    }
+
+    /// The words before a command that is to run inside.
+    pub(crate) fn enter(&self) -> [OsString; 5] {
+        [
+            "nsenter".into(),
+            "--target".into(),
+            self.child.id().to_string().into(),
+            "--mount".into(),
+            "--".into(),
+        ]
+    }
+
+    /// How a path inside is reached from outside.
+    pub(crate) fn outside(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
+        root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+/// Whether mergerfs runs in a namespace here; reports what needs that otherwise.
+fn can_run_mergerfs(what: &str) -> bool {
+    let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
+    let can = is_root() && programs.into_iter().all(has_program);
+    if !can {
+        skip(&format!(
+            "{what} needs root, unshare, nsenter, setpriv and mergerfs"
+        ));
+    }
+    can
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

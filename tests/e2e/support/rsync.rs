@@ -1,0 +1,22 @@
+//! What rsync makes of the same trees.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::harness::{has_program, skip};
+
+/// Runs `rsync -a OPTIONS source/ target` on this host; `false`, with the reason told, where there is no rsync.
+pub(crate) fn rsync(options: &[&str], source: &Path, target: &Path) -> bool {
+    if !has_program("rsync") {
+        skip("rsync is missing: nothing to compare with");
+        return false;
+    }
+    let status = Command::new("rsync")
+        .arg("-a")
+        .args(options)
+        .arg(source.join(""))
+        .arg(target)
+        .status();
+    assert!(status.unwrap().success());
+    true
+}

@@ -1,0 +1,433 @@
+//! Bad targets: files in the way, no permission, no space.
+
+use std::ffi::OsStr;
+
+use crate::support::command::NOBODY;
+use crate::support::harness::{Site, both_ways, has_program, is_root, skip};
+use crate::support::namespace::Namespace;
+use crate::support::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
+
+both_ways!(
+    a_target_that_is_a_file,
+    a_file_on_the_way_to_the_target,
+    a_dangling_link_on_the_way_to_the_target,
+    a_directory_that_only_takes_new_names,
+);
+
+/// New directories come with what is in them. New files do not, since a hidden name could not be given up. What would
+/// be replaced stays, and no hidden copy of it is left.
+fn a_directory_that_only_takes_new_names(site: &Site) {
+    let target = site.target().join("in");
+    for name in ["small", "large"] {
+        let bytes = if name == "large" { 17 << 20 } else { 10 };
+        paint(site.source().join(name), bytes);
+        std::fs::create_dir_all(&target).unwrap();
+        std::fs::write(target.join(name), "old").unwrap();
+    }
+    paint(site.source().join("new"), 17 << 20);
+    (0..20).for_each(|number| paint(site.source().join(format!("directory/{number}")), 10));
+    std::os::unix::fs::symlink("new", site.source().join("link")).unwrap();
+    std::os::unix::fs::symlink("old", target.join("link")).unwrap();
+    let chattr = |how: &str| {
+        let done = std::process::Command::new("chattr")
+            .arg(how)
+            .arg(&target)
+            .output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !is_root() || !chattr("+a") {
+        return skip(
+            "only root can have a directory take new names alone, and not on every file system",
+        );
+    }
+    let pushes = [(); 2].map(|()| site.push(&[], site.contents(), "in"));
+    let left = names(&target);
+    let within = names(&target.join("directory")).len();
+    assert!(chattr("-a"));
+    for outcome in pushes {
+        let outcome = outcome.expect(23);
+        ["small", "large", "new", "link"]
+            .into_iter()
+            .fold(outcome, |outcome, name| {
+                outcome.says(&[
+                    "zmove: receiver: ",
+                    &format!("{name}'"),
+                    "Operation not permitted",
+                ])
+            });
+    }
+    // under a hidden name a new file could not get another either
+    assert_eq!(left, ["directory", "large", "link", "small"]);
+    assert_eq!(within, 20, "what is in a new directory comes");
+    assert_eq!(std::fs::read(target.join("small")).unwrap(), b"old");
+    site.push(&[], site.contents(), "in").done();
+    assert_same(&site.source(), &target);
+}
+
+fn a_target_that_is_a_file(site: &Site) {
+    paint(site.source().join("a"), 10);
+    paint(site.source().join("b"), 10);
+    paint(site.target().join("f"), 7);
+    let before = picture(&site.target());
+    let (a, b) = (site.source().join("a"), site.source().join("b"));
+    let both = [a.as_os_str(), b.as_os_str()];
+    for outcome in [
+        site.push(&[], site.contents(), "f"),
+        site.push(&[], site.source(), "f"),
+        site.push(&[], &a, "f/"),
+        site.push_command(&[], &both, "f").outcome(),
+    ] {
+        outcome
+            .expect(3)
+            .says(&[
+                "zmove: receiver: target",
+                "f",
+                "is a file and not a directory",
+            ])
+            .lines(1);
+    }
+    crate::support::tree::assert_pictures(&before, &picture(&site.target()));
+}
+
+fn a_file_on_the_way_to_the_target(site: &Site) {
+    paint(site.source().join("a"), 10);
+    paint(site.target().join("f"), 7);
+    for (outcome, target) in [
+        (site.push(&[], site.contents(), "f/below"), "f/below': '"),
+        (site.push(&[], site.contents(), "f/a/b/c"), "f/a/b/c': '"),
+        (
+            site.push(&[], site.source().join("a"), "f/below/a"),
+            "f/below/a': '",
+        ),
+        (
+            site.push(&["--dry-run"], site.source().join("a"), "f/below/a"),
+            "f/below/a': '",
+        ),
+    ] {
+        let parts = [
+            "zmove: receiver: target '",
+            target,
+            "f' is a file and not a directory",
+        ];
+        outcome.expect(3).says(&parts).lines(1);
+    }
+    assert_eq!(
+        std::fs::read(site.target().join("f")).unwrap(),
+        painted(7, 0)
+    );
+}
+
+fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
+    paint(site.source().join("a"), 10);
+    std::os::unix::fs::symlink("nowhere/at/all", site.target().join("link")).unwrap();
+    let outcome = site.push(&[], site.contents(), "link/x").expect(3);
+    let what = if site.is_remote() {
+        "which is not followed"
+    } else {
+        "that leads nowhere"
+    };
+    outcome
+        .says(&[
+            "zmove: receiver: target '",
+            "link' is a symbolic link",
+            what,
+        ])
+        .lines(1);
+    assert_eq!(names(&site.target()), ["link"]);
+}
+
+/// A target whose owner is another user.
+fn no_permission(site: &Site) {
+    let target = site.target();
+    paint(site.source().join("small"), 10);
+    paint(site.source().join("large"), zmove_types::GROUP_BYTES + 1);
+    std::fs::create_dir(target.join("closed")).unwrap();
+    std::fs::create_dir(target.join("open")).unwrap();
+    site.give_away();
+    if is_root() {
+        std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
+        set_mode(target.join("closed"), 0o755);
+        // before anything is sent, and once for all files
+        for source in [
+            site.contents(),
+            site.source().join("small").into(),
+            site.source().join("large").into(),
+        ] {
+            let outcome = site.push(&[], source, "closed").expect(3);
+            outcome
+                .says(&[
+                    "zmove: receiver: write into directory",
+                    "closed",
+                    "Permission denied",
+                ])
+                .lines(1);
+        }
+        let outcome = site.push(&[], site.contents(), "closed/new").expect(3);
+        outcome
+            .says(&[
+                "zmove: receiver: make directory",
+                "closed/new",
+                "Permission denied",
+            ])
+            .lines(1);
+        assert!(names(&target.join("closed")).is_empty());
+    }
+    set_mode(target.join("open"), 0);
+    let outcome = site.push(&[], site.source(), "open").expect(3);
+    set_mode(target.join("open"), 0o700);
+    outcome
+        .says(&["zmove: receiver: ", "open", "Permission denied"])
+        .lines(1);
+    assert!(names(&target.join("open")).is_empty());
+}
+
+#[test]
+fn no_permission_locally() {
+    if let Some(site) = Site::unprivileged() {
+        no_permission(&site);
+    }
+}
+
+#[test]
+fn no_permission_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        no_permission(&site);
+    }
+}
+
+/// A directory of another user that lets names through and shows none. It exists, so that nothing tries to make it: a
+/// push, its preview and a verification name it, once for all files in it.
+fn a_directory_that_is_closed(site: &Site) {
+    if !is_root() {
+        return skip("only root can make directories of another user");
+    }
+    for name in ["f0", "f1", "f2"] {
+        paint(site.source().join("sub").join(name), 10);
+    }
+    paint(site.source().join("sub/large"), 17 << 20);
+    let closed = site.target().join("sub");
+    std::fs::create_dir(&closed).unwrap();
+    site.give_away();
+    std::os::unix::fs::chown(&closed, Some(0), Some(0)).unwrap();
+    set_mode(&closed, 0o711);
+    let opens = "zmove: receiver: open directory 'sub': Permission denied (os error 13)";
+    // a verification also lists what the target alone has
+    let lists = "zmove: receiver: list directory 'sub': Permission denied (os error 13)";
+    let commands: [(&[&str], &[&str]); 3] = [
+        (&["push", "-n"], &[opens]),
+        (&["verify"], &[opens, lists]),
+        (&["push"], &[opens]),
+    ];
+    for (words, told) in commands {
+        let mut zmove = site.zmove(words);
+        zmove.0.arg(site.contents()).arg(site.address(""));
+        let outcome = zmove.outcome().expect(23);
+        let lines: Vec<_> = outcome.stderr.lines().collect();
+        assert_eq!(lines, told, "{words:?}");
+        assert!(outcome.stdout.contains(" FAILED"), "{}", outcome.stdout);
+        let is_listed = ["sub/f", "sub/large"]
+            .iter()
+            .any(|name| outcome.stdout.contains(name));
+        assert!(!is_listed, "{words:?}: {}", outcome.stdout);
+        if words == ["push"] {
+            assert!(
+                outcome.stdout.starts_with("no file was moved"),
+                "{}",
+                outcome.stdout
+            );
+        }
+    }
+    let outcome = site.push(&[], site.contents(), "sub/").expect(3);
+    outcome
+        .says(&[
+            "zmove: receiver: open directory '",
+            "sub/': Permission denied",
+        ])
+        .lines(1);
+    assert!(names(&closed).is_empty());
+}
+
+#[test]
+fn a_directory_that_is_closed_locally() {
+    if let Some(site) = Site::unprivileged() {
+        a_directory_that_is_closed(&site);
+    }
+}
+
+#[test]
+fn a_directory_that_is_closed_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        a_directory_that_is_closed(&site);
+    }
+}
+
+/// Files of another user can be replaced where the directory allows it, but not retouched.
+#[test]
+fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    if !is_root() {
+        return skip("only root can make files of another user");
+    }
+    paint(site.source().join("f"), 10);
+    site.give_away();
+    site.push_contents();
+    std::os::unix::fs::chown(site.target().join("f"), Some(0), Some(0)).unwrap();
+    set_mode(site.source().join("f"), 0o604);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    let owner = std::os::unix::fs::MetadataExt::uid(&site.target().join("f").metadata().unwrap());
+    assert_eq!(owner, NOBODY);
+}
+
+/// Only the owner of a directory may set its mode and time. Whoever may write to it gets all files there.
+#[test]
+fn a_directory_of_another_user_keeps_its_mode_and_time() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    if !is_root() {
+        return skip("only root can make directories of another user");
+    }
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    std::fs::create_dir(site.target().join("d")).unwrap();
+    paint(site.source().join("d/f"), 10);
+    paint(site.source().join("large"), 5 << 20);
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    crate::support::tree::set_mtime(site.source().join("d"), old);
+    site.give_away();
+    for directory in [site.target(), site.target().join("d")] {
+        std::os::unix::fs::chown(&directory, Some(0), Some(0)).unwrap();
+        set_mode(&directory, 0o777);
+    }
+    let push = |options: &[&str]| site.push(options, site.contents(), "");
+    for moved in ["2 files", "no files to move"] {
+        let told = push(&[]).done().stdout;
+        let warned = "2 directories at the target belong to other users: their modes and times stay as they are";
+        assert_eq!(told.matches(warned).count(), 1, "{told}");
+        let lacks = "not kept: mode of 2 (the receiver's user may not), times of 2 (the receiver's user may not)";
+        assert!(told.contains(lacks) && told.contains(moved), "{told}");
+        for name in ["d/f", "large"] {
+            let [here, there] = [site.source(), site.target()].map(|at| at.join(name));
+            assert_eq!(std::fs::read(here).unwrap(), std::fs::read(there).unwrap());
+        }
+    }
+    push(&["--strict-metadata"]).expect(23);
+    push(&["--strict-metadata", "-O"]).expect(23);
+    push(&["--strict-metadata", "-O", "--no-p"]).done();
+}
+
+/// Some files fit and some do not: those that stand under their names are whole, the others are named.
+fn no_space(site: &Site) {
+    for number in 0..40 {
+        paint(site.source().join(format!("small/{number}")), 50_000);
+    }
+    for number in 0..3 {
+        paint(
+            site.source().join(format!("large{number}")),
+            2 * zmove_types::GROUP_BYTES + 5,
+        );
+    }
+    let outcome = site.push(&["--json"], site.contents(), "").expect(23);
+    let summary = outcome.summary();
+    let failed = summary["failed"].as_u64().unwrap();
+    assert!(failed > 0);
+    assert_eq!(summary["files"].as_u64().unwrap() + failed, 43);
+    let told =
+        |line: &str| line.contains("zmove: receiver: ") && line.contains("No space left on device");
+    assert_eq!(
+        outcome.stderr.lines().filter(|line| told(line)).count() as u64,
+        failed,
+        "{}",
+        outcome.stderr
+    );
+    let warned = |line: &str| line.contains("free, and what is to be sent is more");
+    assert_eq!(
+        outcome.stderr.lines().filter(|line| warned(line)).count(),
+        1,
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(outcome.stderr.lines().count() as u64, failed + 1);
+    assert_part_of(&site.source(), &site.target());
+    assert!(
+        picture(&site.target())
+            .keys()
+            .all(|path| !path.starts_with(b".zmove"))
+    );
+    // what is there is enough for a second run to go on from
+    for number in 0..3 {
+        std::fs::remove_file(site.source().join(format!("large{number}"))).unwrap();
+        drop(std::fs::remove_file(
+            site.target().join(format!("large{number}")),
+        ));
+    }
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+const SMALL_DISK_BYTES: u64 = 14 << 20;
+
+#[test]
+fn no_space_locally() {
+    if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
+    {
+        no_space(&site);
+    }
+}
+
+#[test]
+fn no_space_at_a_daemon() {
+    if let Some(mut site) =
+        Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
+    {
+        site.start_daemon();
+        no_space(&site);
+    }
+}
+
+#[test]
+fn a_manifest_that_cannot_be_made() {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let options = ["--manifest", "nowhere/manifest"];
+    let outcome = site.push(&options, OsStr::new("source"), "x").expect(11);
+    outcome
+        .says(&[
+            "zmove: sender: create 'nowhere/manifest'",
+            "No such file or directory",
+        ])
+        .lines(1);
+    assert!(names(&site.target()).is_empty());
+}
+
+/// The kernel ends a process that writes beyond the limit, unless that minds the signal.
+#[test]
+fn a_file_beyond_the_limit_for_files_fails_alone() {
+    if !has_program("prlimit") {
+        return skip("prlimit is missing");
+    }
+    let site = Site::local();
+    paint(site.source().join("small"), 10);
+    paint(site.source().join("beyond"), 300_000);
+    paint(site.source().join("large"), 2 * zmove_types::GROUP_BYTES);
+    let push = site.push_command(&[], &[&site.contents()], "");
+    let mut limited = std::process::Command::new("prlimit");
+    limited
+        .arg("--fsize=200000")
+        .arg(push.0.get_program())
+        .args(push.0.get_args());
+    limited.env("ZMOVE_HOME", site.path("client"));
+    let outcome = crate::support::command::Zmove(limited).outcome().expect(23);
+    for name in ["beyond", "large"] {
+        assert!(
+            outcome.stderr.contains(&format!("{name}': File too large")),
+            "{}",
+            outcome.stderr
+        );
+    }
+    assert_eq!(names(&site.target()), ["small"]);
+}

@@ -1,0 +1,294 @@
+//! `--verify media`: what the target's storage gives back has to be what came, or the file does not get its name.
+//!
+//! The target is on a disk of its own. Flushes take a while there, in which a bit is flipped on the disk: what was
+//! flushed is in the page cache as it came, and only who reads past that can know.
+
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use zmove_types::GROUP_BYTES;
+
+use crate::support::command::{Outcome, ZMOVE};
+use crate::support::harness::{PATIENCE, Site, skip};
+use crate::support::namespace::Image;
+use crate::support::tree::{assert_same, paint};
+use crate::targets::faults::can_inject;
+
+/// A file system on a disk that a bit is flipped on.
+const EXT4: Image = Image {
+    bytes: 96 << 20,
+    make: "mkfs.ext4 -q -F -b 4096",
+    options: "loop",
+};
+
+/// Where files begin on it.
+const BLOCK_BYTES: usize = 4096;
+
+const SMALL: &[u8] = b"the whole contents of a small file, which are found nowhere else";
+const MARK: &[u8] = b"a mark in a large file that is found nowhere else on the disk";
+
+/// A site whose target is on a disk of its own, and whose programs flush slowly; `None` where that is not possible.
+fn slow_site() -> Option<Site> {
+    if !can_inject() {
+        skip("strace cannot run here: nothing makes a flush slow");
+        return None;
+    }
+    let mut site = Site::within_image(&EXT4)?;
+    std::fs::remove_dir(site.target().join("lost+found")).unwrap();
+    let program = site.path("slow");
+    // the program keeps its process id
+    let script = format!(
+        "#!/bin/sh\nexec strace -D -f --seccomp-bpf -qq -o /dev/null \
+         -e trace=syncfs,fsync,fdatasync -e inject=syncfs,fsync,fdatasync:delay_exit=3000000 {ZMOVE} \"$@\"\n"
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    site.run_by(program);
+    Some(site)
+}
+
+fn put_mark(path: &Path, offset: u64, mark: &[u8]) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(mark, offset).unwrap();
+}
+
+/// A tree with a small file and a large one that are struck, and others that are not.
+fn grow(source: &Path) {
+    std::fs::create_dir(source.join("d")).unwrap();
+    std::fs::write(source.join("d/small"), SMALL).unwrap();
+    for number in 0..20 {
+        paint(source.join(format!("d/other{number}")), 100 + number);
+    }
+    paint(source.join("large"), 3 * GROUP_BYTES + 5);
+    put_mark(&source.join("large"), GROUP_BYTES + 8192, MARK);
+    paint(source.join("whole"), 2 * GROUP_BYTES + 5);
+}
+
+/// Flips a bit of each mark as soon as it is on the disk, below the page cache.
+fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
+    let (path, mut marks) = (site.namespace().image(), marks.to_vec());
+    std::thread::spawn(move || {
+        let disk = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let since = Instant::now();
+        while !marks.is_empty() && since.elapsed() < PATIENCE {
+            let image = std::fs::read(&path).unwrap();
+            marks.retain(|mark| {
+                let at = image
+                    .chunks(BLOCK_BYTES)
+                    .rposition(|block| block.starts_with(mark));
+                let strike = |at: usize| {
+                    disk.write_all_at(&[mark[0] ^ 1], (at * BLOCK_BYTES) as u64)
+                        .unwrap()
+                };
+                at.map(strike).is_none()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(marks.is_empty(), "a mark never came to the disk");
+    })
+}
+
+const WHY: &str = "the storage does not hold what was written to it";
+
+/// Both files that were struck are told, have no names, and come with the same command.
+#[track_caller]
+fn assert_found(site: &Site, outcome: Outcome, again: impl FnOnce() -> Outcome) {
+    let outcome = outcome
+        .expect(23)
+        .says(&["verify 'd/small'", WHY])
+        .says(&["verify 'large'", WHY]);
+    outcome.lines(2);
+    let target = site.target();
+    assert!(!target.join("d/small").exists() && !target.join("large").exists());
+    assert!(target.join("d/other7").exists() && target.join("whole").exists());
+    again().done();
+    assert_same(&site.source(), &target);
+}
+
+fn push(site: &Site, options: &[&str]) -> Outcome {
+    site.push(
+        &[&["--verify", "media"], options].concat(),
+        site.contents(),
+        "",
+    )
+}
+
+fn a_bit_that_flips_on_the_disk_is_found(site: &Site) {
+    grow(&site.source());
+    let striking = strike(site, &[SMALL, MARK]);
+    let outcome = push(site, &[]);
+    striking.join().unwrap();
+    assert_found(site, outcome, || push(site, &[]));
+}
+
+#[test]
+fn a_bit_that_flips_on_the_disk_is_found_by_a_push_within_this_host() {
+    if let Some(site) = slow_site() {
+        a_bit_that_flips_on_the_disk_is_found(&site);
+    }
+}
+
+#[test]
+fn a_bit_that_flips_on_the_disk_is_found_by_a_daemon() {
+    if let Some(mut site) = slow_site() {
+        site.start_daemon();
+        a_bit_that_flips_on_the_disk_is_found(&site);
+    }
+}
+
+#[test]
+fn a_bit_that_flips_on_the_disk_is_found_by_a_pull() {
+    let Some(mut site) = slow_site() else { return };
+    site.let_read("source");
+    site.start_daemon();
+    grow(&site.source());
+    let striking = strike(&site, &[SMALL, MARK]);
+    let source = site
+        .source()
+        .join("")
+        .into_os_string()
+        .into_string()
+        .unwrap();
+    let pull = || site.pull(&["--verify", "media"], &[&source], "");
+    let outcome = pull();
+    striking.join().unwrap();
+    assert_found(&site, outcome, pull);
+}
+
+/// What ssh starts, here by a stand-in that starts it on this host, within the tracer's reach.
+#[test]
+fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
+    let Some(site) = slow_site() else { return };
+    grow(&site.source());
+    let ssh = site.path("ssh");
+    let text = "#!/bin/sh\ncase \" $* \" in *' -G '*) echo hostname 127.0.0.1; exit;; esac\n\
+                for command; do :; done\nexec $command\n";
+    std::fs::write(&ssh, text).unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let target = format!("any@127.0.0.1:{}", site.target().display());
+    let push = || {
+        let mut push = site.zmove(&["push", "--verify", "media", "--ssh-command"]);
+        push.0
+            .arg(&ssh)
+            .args(["--remote-zmove", ZMOVE])
+            .arg(site.contents())
+            .arg(&target);
+        push.outcome()
+    };
+    let striking = strike(&site, &[SMALL, MARK]);
+    let outcome = push();
+    striking.join().unwrap();
+    assert_found(&site, outcome, push);
+}
+
+/// Each file is flushed before it gets its name, holes are holes, and what is the same is not sent.
+#[test]
+fn a_bit_is_found_whichever_way_a_file_comes() {
+    let Some(site) = slow_site() else { return };
+    let (source, target) = (site.source(), site.target());
+    grow(&source);
+    let sparse = std::fs::File::create(source.join("sparse")).unwrap();
+    sparse.set_len(4 * GROUP_BYTES).unwrap();
+    sparse.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
+    // each file has a flush of its own, which takes seconds
+    for number in 1..20 {
+        std::fs::remove_file(source.join(format!("d/other{number}"))).unwrap();
+    }
+    // it takes so long that the terminal would be told
+    push(&site, &["--quiet", "--durability", "file"]).done();
+    assert_same(&source, &target);
+    let cases: [([&str; 2], [&[u8]; 3]); 2] = [
+        (
+            ["--delta", "always"],
+            [
+                b"contents that come by themselves and stand nowhere else",
+                b"a difference in a large file that stands nowhere else",
+                b"what comes into a hole and stands nowhere else",
+            ],
+        ),
+        (
+            ["--inplace", "--durability=file"],
+            [
+                b"contents that take the place of others on the disk",
+                b"a part of a large file that takes the place of another",
+                b"what takes the place of a hole on the disk",
+            ],
+        ),
+    ];
+    for (options, marks) in cases {
+        let [small, large, sparse] = marks;
+        std::fs::write(source.join("d/small"), small).unwrap();
+        // only what begins with a block of the disk is found there
+        put_mark(&source.join("large"), 2 * GROUP_BYTES + 8192, large);
+        put_mark(&source.join("sparse"), 3 * GROUP_BYTES + 8192, sparse);
+        let striking = strike(&site, &marks);
+        let options = [&options[..], &["--quiet"]].concat();
+        push(&site, &options)
+            .expect(23)
+            .says(&["verify 'd/small'", WHY])
+            .says(&["verify 'large'", WHY])
+            .says(&["verify 'sparse'", WHY])
+            .lines(3);
+        striking.join().unwrap();
+        push(&site, &options).done();
+        assert_same(&source, &target);
+    }
+}
+
+#[test]
+fn reading_back_is_refused_where_nothing_is_flushed() {
+    let site = Site::local();
+    push(&site, &["--durability", "none"])
+        .expect(1)
+        .says(&["--verify media reads back"]);
+}
+
+/// What is said of each file.
+#[test]
+fn it_is_said_what_was_proven() {
+    let site = Site::daemon();
+    grow(&site.source());
+    let outcome = push(&site, &[]).done();
+    assert!(
+        outcome.stdout.contains("verified (wire, media)"),
+        "{}",
+        outcome.stdout
+    );
+    std::fs::write(site.source().join("more"), "more").unwrap();
+    let summary: Value = push(&site, &["--json"]).done().summary();
+    assert_eq!(summary["verified"], serde_json::json!(["wire", "media"]));
+    std::fs::write(site.source().join("more2"), "more").unwrap();
+    let summary = site.push_contents();
+    assert_eq!(summary["verified"], serde_json::json!(["wire"]));
+    let proofs = site.path("proofs");
+    std::fs::write(site.source().join("a\"\n"), "new").unwrap();
+    std::fs::write(site.source().join("d/new"), "new").unwrap();
+    push(&site, &["--checksum", "--proofs", proofs.to_str().unwrap()]).done();
+    let text = std::fs::read_to_string(&proofs).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |path: &str| {
+        lines
+            .iter()
+            .find(|line| line["path"] == path)
+            .unwrap_or_else(|| panic!("{text}"))
+    };
+    let new = of("d/new");
+    assert_eq!(new["blake3"], blake3::hash(b"new").to_hex().as_str());
+    assert_eq!(
+        (&new["by"], &new["host"]),
+        (&"receiver".into(), &"127.0.0.1".into())
+    );
+    assert!(new["at"].as_u64() > Some(1_700_000_000));
+    assert_eq!(new["proven"], serde_json::json!(["wire", "media"]));
+    assert_eq!(of("d/small")["proven"], serde_json::json!(["compared"]));
+}

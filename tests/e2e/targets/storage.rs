@@ -1,0 +1,107 @@
+//! The storage engines and the ways past the page cache: whichever is asked for, the same arrives.
+
+use std::os::unix::fs::FileExt;
+
+use zmove_types::GROUP_BYTES;
+
+use crate::support::harness::{Site, both_ways, skip};
+use crate::support::tree::{assert_same, paint, paint_interesting_sizes};
+
+both_ways!(every_engine_and_every_way, a_large_file_that_is_replaced);
+
+/// Large enough for `--direct auto`, and it ends within a page.
+const LARGE: u64 = 5 * GROUP_BYTES + 4097;
+const WAYS: [[&str; 2]; 6] = [
+    ["threads", "off"],
+    ["threads", "on"],
+    ["threads", "auto"],
+    ["uring", "off"],
+    ["uring", "on"],
+    ["uring", "auto"],
+];
+
+fn every_engine_and_every_way(site: &Site) {
+    paint_interesting_sizes(&site.source());
+    paint(site.source().join("large"), LARGE);
+    for [engine, direct] in WAYS {
+        if !pushed_by(site, engine, direct) {
+            continue;
+        }
+        assert_same(&site.source(), &site.target());
+        for entry in std::fs::read_dir(site.target()).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+    }
+}
+
+fn a_large_file_that_is_replaced(site: &Site) {
+    let source = site.source().join("large");
+    paint(&source, LARGE);
+    for ([engine, direct], shift) in WAYS.into_iter().zip(0..) {
+        // another byte on another page each time, or the file would be skipped
+        let file = std::fs::File::options().write(true).open(&source).unwrap();
+        file.write_all_at(b"x", shift * (1 << 20) + 7).unwrap();
+        file.set_len(LARGE - shift).unwrap();
+        if !pushed_by(site, engine, direct) {
+            continue;
+        }
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+/// Pushes all of the source; where the engine is refused that is a skip, since the other one did it.
+#[track_caller]
+fn pushed_by(site: &Site, engine: &str, direct: &str) -> bool {
+    let outcome = site
+        .push(
+            &["--io-engine", engine, "--direct", direct],
+            site.contents(),
+            "",
+        )
+        .expect(0);
+    let refused = outcome.stderr.contains("using threads instead");
+    if refused {
+        skip(outcome.stderr.trim_end());
+    }
+    outcome.lines(usize::from(refused));
+    !refused
+}
+
+#[test]
+fn a_daemon_takes_the_same_options() {
+    for [engine, direct] in WAYS {
+        let mut site = Site::local();
+        site.start_daemon_with(&["--io-engine", engine, "--direct", direct]);
+        paint(site.source().join("large"), LARGE);
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+        if site.the_daemon().has_logged("using threads instead") {
+            skip("io_uring cannot be used here");
+        }
+    }
+}
+
+#[test]
+fn memory_is_no_place_for_direct_writes() {
+    let Some(site) = Site::within(|target| {
+        crate::support::namespace::Namespace::with_small_disk(target, 64 << 20)
+    }) else {
+        return;
+    };
+    paint(site.source().join("large"), LARGE);
+    for engine in ["threads", "uring"] {
+        if !pushed_by(&site, engine, "on") {
+            continue;
+        }
+        assert_same(&site.source(), &site.target());
+        std::fs::remove_file(site.target().join("large")).unwrap();
+    }
+}
+
+#[test]
+fn an_engine_that_does_not_exist_is_a_usage_error() {
+    let site = Site::local();
+    site.push(&["--io-engine", "floppy"], site.contents(), "")
+        .expect(1)
+        .says(&["floppy", "io-engine"]);
+}
