@@ -108,7 +108,7 @@ impl Drop for Three {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_of_three_servers_outlives_one_waits_for_two_and_loses_with_three() {
+async fn a_broker_of_three_servers_outlives_one_and_waits_for_two() {
     let Some(mut three) = Three::start() else {
         return;
     };
@@ -150,8 +150,19 @@ async fn a_broker_of_three_servers_outlives_one_waits_for_two_and_loses_with_thr
     taker.await.unwrap();
     head.note_stored(mover.stored());
     assert_eq!(head.losses().await.unwrap(), 0);
+    head.close().await.unwrap();
+    assert!(mover.take().await.unwrap().is_none());
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_of_three_servers_that_loses_all_disks_is_filled_again() {
+    let Some(mut three) = Three::start() else {
+        return;
+    };
+    let head = three.open(Role::Head).await;
+    let mover = three.open(Role::Mover).await;
     put_all(&head, [data(62)]).await;
+    assert_eq!(head.losses().await.unwrap(), 0);
     for number in 0..3 {
         three.kill(number);
         std::fs::remove_dir_all(three.directory.path().join(number.to_string())).unwrap();
