@@ -15,7 +15,7 @@ use crate::support::command::{Outcome, Runner, Zmove, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
 use crate::support::proxy::Proxy;
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, names, paint};
 
 #[track_caller]
@@ -144,7 +144,7 @@ fn copy_by(world: &World, [source, target]: [&SocketAddr; 2]) -> Zmove {
 
 #[test]
 fn a_copy_whose_client_is_cut_off_again_and_again_ends_when_it_comes_no_further() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let world = World::new();
     let target = Proxy::start(world.receiver.address, 10 << 20);
     let source = Proxy::start(world.sender.address, u64::MAX);

@@ -13,7 +13,7 @@ use crate::operation::doctor::Findings;
 use crate::support::command::{Outcome, ZMOVE};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{Site, has_program, is_root, skip};
-use crate::support::quiet_machine::{quiet_machine, share_machine};
+use crate::support::quiet_machine::{calm_machine, share_machine};
 use crate::support::tree::{assert_same, paint};
 
 /// What the message about a black hole says, apart from the host.
@@ -147,7 +147,7 @@ fn check(site: &Site, outcome: Outcome) {
 
 #[test]
 fn a_push_finds_its_way_around_a_black_hole() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let Some(black_hole) = BlackHole::new() else {
         return;
     };

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::several::spread::Spread;
 use crate::support::harness::Site;
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::{calm_machine, quiet_machine};
 use crate::support::tree::{assert_same, names, paint};
 
 /// 4 MB per second: so little that a busy machine still sends faster.
@@ -43,7 +43,7 @@ fn a_limit_is_kept_over_all_lanes() {
 
 #[test]
 fn the_live_rate_is_right_or_not_shown() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let site = Site::daemon();
     paint(site.source().join("f"), 64 << 20);
     // Many small files come first, which says nothing about the rate.

@@ -296,7 +296,7 @@ fn many_small_pushes_at_once_all_end_well() {
 
 /// A batch system starts all jobs at once, by one key, which may run 32 at a time.
 #[test]
-fn an_array_of_two_hundred_jobs_waits_its_turn_and_all_end_well() {
+fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
     let _quiet = quiet_machine();
     let site = site("");
     paint(site.path("long"), 32 << 20);
@@ -305,14 +305,14 @@ fn an_array_of_two_hundred_jobs_waits_its_turn_and_all_end_well() {
         .collect();
     site.the_daemon().wait_for_logs("begun by tester", 32);
     let job = |number: usize| push_into(&site, &format!("d{number}")).start();
-    let jobs: Vec<_> = (0..200).map(job).collect();
+    let jobs: Vec<_> = (0..100).map(job).collect();
     // the others wait too, or come when there is room
     site.the_daemon().wait_for_logs("queued: tester", 32);
     running.into_iter().for_each(Long::end);
     for job in jobs {
         finish(job).expect(0);
     }
-    for number in 0..200 {
+    for number in 0..100 {
         assert_same(&site.source(), &site.target().join(format!("d{number}")));
     }
 }

@@ -12,7 +12,7 @@ use crate::security::intruder::{Deed, Intruder, frame, message};
 use crate::support::command::{Outcome, Runner};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{names, paint};
 
 /// Short rounds, of few lanes.
@@ -100,7 +100,7 @@ fn each_transport_has_its_figures_and_nothing_stays() {
 #[test]
 fn both_storages_are_swept_and_a_tree_has_its_prediction() {
     // A sweep has a few seconds.
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let site = Site::daemon();
     std::fs::create_dir(site.target().join("in")).unwrap();
     (0..20).for_each(|number| paint(site.source().join(format!("f{number}")), 3_000));

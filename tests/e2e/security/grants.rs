@@ -10,7 +10,7 @@ use zmove_types::GROUP_BYTES;
 use crate::connections::breakage::{Appearance, interrupt};
 use crate::support::command::{Outcome, finish};
 use crate::support::harness::Site;
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, names, paint, set_mode};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
@@ -282,7 +282,7 @@ fn a_key_keeps_its_rate_over_all_lanes() {
 /// Else all of it lies in sockets at once, and chunks that are read late count as late and go again.
 #[test]
 fn a_sender_keeps_the_rate_of_its_key_by_itself() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
         paint(site.source().join("f"), u64::from(BYTES));
         rewrite(&site, |line| format!("{line} {LIMIT}"));

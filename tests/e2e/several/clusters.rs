@@ -27,7 +27,7 @@ use crate::support::command::{Outcome, ZMOVE, Zmove, finish, wait_within_patienc
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, Site, allow_to_lead, is_root, skip};
 use crate::support::ports::free_port;
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, paint};
 
 /// Receivers that share a directory, and a node that has made a cluster of them.
@@ -560,7 +560,7 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
 
 #[test]
 fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let Some(lab) = Lab::new(2) else { return };
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
@@ -593,7 +593,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
 /// Before a broker is there nothing has begun.
 #[test]
 fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let Some(lab) = Lab::new(1) else { return };
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
@@ -622,7 +622,7 @@ fn assert_interrupted_at_once(push: Child) {
 
 #[test]
 fn a_push_whose_broker_has_no_queues_is_interrupted_at_once() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let Some(lab) = Lab::new(1) else { return };
     let log = lab.site.path("broker.log");
     let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);

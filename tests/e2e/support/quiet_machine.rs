@@ -1,11 +1,12 @@
 //! A lock for cases that need a quiet machine.
 //!
-//! Cases run concurrently on a machine with few cores. A case that measures time, processor time, a rate or progress
-//! calls [`quiet_machine`] and then runs alone. So does a case that starts hundreds of processes or connections. Every
+//! Cases run concurrently on a machine with few cores. A case that measures time, processor time or a rate, or that
+//! starts hundreds of processes or connections, calls [`quiet_machine`] and then runs alone. A case that only has to
+//! be in time, and waits most of its time itself, calls [`calm_machine`] and runs beside a few of the same kind. Every
 //! other case shares the machine: the helpers with which a case starts its work call [`share_machine`].
 //!
-//! Cases that need a quiet machine do not hold back the others: they wait, each in a test thread, until no other case
-//! is left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
+//! Cases that need the machine for themselves do not hold back the others: they wait, each in a test thread, until no
+//! other case is left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
 //!
 //! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for
 //! each other.
@@ -17,11 +18,27 @@ use std::thread::JoinHandle;
 
 static MACHINE: Machine = Machine::new();
 
-/// Number of cases that share the machine. Most of them wait for timers and processes most of the time.
-const SHARING_MAX: usize = 12;
-
 thread_local! {
-    static HOLD: HoldOfThread = const { HoldOfThread(Cell::new(Hold::Nothing)) };
+    static HOLD: HoldOfThread = const { HoldOfThread(Cell::new(None)) };
+}
+
+/// How a case has the machine. Cases of different kinds never run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Shared,
+    Calm,
+    Quiet,
+}
+
+impl Kind {
+    /// Number of such cases that run at a time. Most cases wait for timers and processes most of the time.
+    const fn cases_max(self) -> usize {
+        match self {
+            Self::Shared => 12,
+            Self::Calm => 4,
+            Self::Quiet => 1,
+        }
+    }
 }
 
 struct Machine {
@@ -30,25 +47,18 @@ struct Machine {
 }
 
 struct Users {
-    /// Number of cases that share the machine.
-    sharing: usize,
-    /// Whether a case has the machine to itself.
-    is_quiet: bool,
-    /// Number of cases that wait for a quiet machine.
+    /// The kind of the cases that run.
+    kind: Kind,
+    /// Number of cases that run.
+    running: usize,
+    /// Number of cases that wait for a calm or quiet machine.
     waiting: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
-    Nothing,
-    Shared,
-    Quiet,
-}
-
 /// The part of the lock that a test thread holds. It ends with the thread, which is the end of the case.
-struct HoldOfThread(Cell<Hold>);
+struct HoldOfThread(Cell<Option<Kind>>);
 
-/// The machine belongs to the case that holds this. Other cases wait.
+/// The machine is quiet, or calm, while this exists. Other cases wait.
 #[must_use = "the machine is quiet only while this exists"]
 pub(crate) struct QuietMachine {
     /// A case that asks twice still has one hold, which ends with the first guard.
@@ -61,9 +71,9 @@ pub(crate) struct QuietMachine {
 pub(crate) fn share_machine() {
     if is_thread_of_a_case() {
         HOLD.with(|hold| {
-            if hold.0.get() == Hold::Nothing {
-                MACHINE.share();
-                hold.0.set(Hold::Shared);
+            if hold.0.get().is_none() {
+                MACHINE.enter(Kind::Shared);
+                hold.0.set(Some(Kind::Shared));
             }
         });
     }
@@ -71,23 +81,31 @@ pub(crate) fn share_machine() {
 
 /// Waits until no other case runs, and keeps others waiting.
 pub(crate) fn quiet_machine() -> QuietMachine {
+    hold_alone(Kind::Quiet)
+}
+
+/// Waits until no case runs that shares the machine or measures, and keeps such cases waiting.
+pub(crate) fn calm_machine() -> QuietMachine {
+    hold_alone(Kind::Calm)
+}
+
+fn hold_alone(kind: Kind) -> QuietMachine {
     assert!(
         is_thread_of_a_case() || is_main_thread(),
         "only the thread of a case may wait for a quiet machine"
     );
     HOLD.with(|hold| {
         let held = hold.0.get();
-        if held == Hold::Shared {
-            MACHINE.end_sharing();
+        if held == Some(Kind::Shared) {
+            MACHINE.leave();
         }
-        if held != Hold::Quiet {
-            hold.0.set(Hold::Nothing);
-            MACHINE.make_quiet();
-            hold.0.set(Hold::Quiet);
+        let is_outermost = matches!(held, None | Some(Kind::Shared));
+        if is_outermost {
+            hold.0.set(None);
+            MACHINE.enter(kind);
+            hold.0.set(Some(kind));
         }
-        QuietMachine {
-            is_outermost: held != Hold::Quiet,
-        }
+        QuietMachine { is_outermost }
     })
 }
 
@@ -107,66 +125,52 @@ impl Machine {
     const fn new() -> Self {
         Self {
             users: Mutex::new(Users {
-                sharing: 0,
-                is_quiet: false,
+                kind: Kind::Shared,
+                running: 0,
                 waiting: 0,
             }),
             changed: Condvar::new(),
         }
     }
 
-    fn share(&self) {
+    fn enter(&self, kind: Kind) {
         let mut users = self.users();
-        while users.is_quiet || users.sharing == SHARING_MAX {
-            users = self.wait(users);
+        let waits = usize::from(kind != Kind::Shared);
+        users.waiting += waits;
+        while users.running > 0 && (users.kind != kind || users.running == kind.cases_max()) {
+            users = self
+                .changed
+                .wait(users)
+                .unwrap_or_else(PoisonError::into_inner);
         }
-        users.sharing += 1;
+        users.waiting -= waits;
+        users.kind = kind;
+        users.running += 1;
     }
 
-    fn end_sharing(&self) {
-        self.users().sharing -= 1;
-        self.changed.notify_all();
-    }
-
-    fn make_quiet(&self) {
-        let mut users = self.users();
-        users.waiting += 1;
-        while users.is_quiet || users.sharing > 0 {
-            users = self.wait(users);
-        }
-        users.waiting -= 1;
-        users.is_quiet = true;
-    }
-
-    fn end_quiet(&self) {
-        self.users().is_quiet = false;
+    fn leave(&self) {
+        self.users().running -= 1;
         self.changed.notify_all();
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn wait<'a>(&self, users: MutexGuard<'a, Users>) -> MutexGuard<'a, Users> {
-        self.changed
-            .wait(users)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for QuietMachine {
     fn drop(&mut self) {
         if self.is_outermost {
-            HOLD.with(|hold| hold.0.set(Hold::Nothing));
-            MACHINE.end_quiet();
+            HOLD.with(|hold| hold.0.set(None));
+            MACHINE.leave();
         }
     }
 }
 
 impl Drop for HoldOfThread {
     fn drop(&mut self) {
-        if self.0.get() == Hold::Shared {
-            MACHINE.end_sharing();
+        if self.0.get() == Some(Kind::Shared) {
+            MACHINE.leave();
         }
     }
 }
@@ -178,30 +182,28 @@ fn as_case(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
 }
 
 #[test]
-fn a_quiet_case_runs_beside_no_other_case() {
-    const CASES: usize = 12;
+fn only_cases_of_one_kind_run_at_a_time_and_no_more_than_may() {
+    const CASES: usize = 18;
     const ROUNDS: usize = 200;
     let machine = Arc::new(Machine::new());
-    let running = Arc::new(AtomicUsize::new(0));
+    let running = Arc::new([const { AtomicUsize::new(0) }; 3]);
     let cases: Vec<_> = (0..CASES)
         .map(|case| {
             let machine = Arc::clone(&machine);
             let running = Arc::clone(&running);
+            let kind = [Kind::Shared, Kind::Calm, Kind::Quiet][case % 3];
             std::thread::spawn(move || {
                 for _ in 0..ROUNDS {
-                    if case % 3 == 0 {
-                        machine.make_quiet();
-                        assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0);
-                        std::thread::yield_now();
-                        assert_eq!(running.fetch_sub(1, Ordering::SeqCst), 1);
-                        machine.end_quiet();
-                    } else {
-                        machine.share();
-                        running.fetch_add(1, Ordering::SeqCst);
-                        std::thread::yield_now();
-                        running.fetch_sub(1, Ordering::SeqCst);
-                        machine.end_sharing();
+                    machine.enter(kind);
+                    let before = running[kind as usize].fetch_add(1, Ordering::SeqCst);
+                    assert!(before < kind.cases_max(), "{kind:?}");
+                    for other in [Kind::Shared, Kind::Calm, Kind::Quiet] {
+                        let count = running[other as usize].load(Ordering::SeqCst);
+                        assert!(other == kind || count == 0, "{kind:?} beside {other:?}");
                     }
+                    std::thread::yield_now();
+                    running[kind as usize].fetch_sub(1, Ordering::SeqCst);
+                    machine.leave();
                 }
             })
         })

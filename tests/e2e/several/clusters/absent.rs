@@ -6,7 +6,7 @@ use super::{Lab, finish, signal};
 use crate::connections::breakage::interruption;
 use crate::support::ports::free_port;
 
-use crate::support::quiet_machine::quiet_machine;
+use crate::support::quiet_machine::calm_machine;
 
 #[test]
 fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
@@ -94,7 +94,7 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
 /// What it has taken would else be leased to it for half a minute, for which all would wait.
 #[test]
 fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
-    let _quiet = quiet_machine();
+    let _calm = calm_machine();
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint_more();
