@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text::encode};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric as _, MetricEncoder, text::encode,
+};
+use prometheus_client::metrics::MetricType::{self, Gauge};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -54,44 +56,22 @@ impl Counts {
                 ];
                 self.failures.get_or_create(&labels).inc_by(*count);
             }
+            let family = if moved.probed.is_some() {
+                &self.probes
+            } else {
+                &self.transfers
+            };
+            add(family, "result", result);
         }
-        match event {
-            DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
-            DaemonEvent::Received { report, .. } => {
-                add(
-                    &self.transfers,
-                    "result",
-                    if report.faults == 0 {
-                        "complete"
-                    } else {
-                        "partial"
-                    },
-                );
-            }
-            DaemonEvent::Probed { .. } => add(&self.probes, "result", "complete"),
-            DaemonEvent::Broken { moved, error, .. } => {
-                let broken = if moved.probed.is_some() {
-                    &self.probes
-                } else {
-                    &self.transfers
-                };
-                add(broken, "result", "broken");
-                add(&self.errors, "kind", error.kind());
-            }
-            DaemonEvent::Sent { failed, .. } | DaemonEvent::Copied { failed, .. } => {
-                add(
-                    &self.transfers,
-                    "result",
-                    if *failed == 0 { "complete" } else { "partial" },
-                );
-            }
-            DaemonEvent::SendingBroken { error, .. } => {
-                add(&self.transfers, "result", "broken");
-                add(&self.errors, "kind", error.kind());
-            }
-            DaemonEvent::Accept { .. } => add(&self.errors, "kind", "accept"),
-            _ => {}
-        }
+        let error = match event {
+            DaemonEvent::Rejected { kind, .. } => kind.name(),
+            DaemonEvent::Broken { error, .. } => error.kind(),
+            DaemonEvent::SendingBroken { error, .. } => error.kind(),
+            DaemonEvent::Accept { .. } => "accept",
+            DaemonEvent::Probed { .. } => return add(&self.probes, "result", "complete"),
+            _ => return,
+        };
+        add(&self.errors, "kind", error);
     }
 }
 
@@ -184,129 +164,108 @@ struct MetersCollector {
     journals: PathBuf,
 }
 
-impl MetersCollector {
-    /// What each key has moved and is doing.
-    fn by_name(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        type Read = fn(&MeterReading) -> u64;
-        let counters: [(&str, &str, Read); 4] = [
-            (
-                "key_bytes_received",
-                "The same as bytes_received, by the name of the key",
-                |now| now.bytes,
-            ),
-            (
-                "key_files_received",
-                "The same as files_received, by the name of the key",
-                |now| now.files,
-            ),
-            (
-                "key_bytes_sent",
-                "The same as bytes_sent, by the name of the key",
-                |now| now.sent_bytes,
-            ),
-            (
-                "key_files_sent",
-                "The same as files_sent, by the name of the key",
-                |now| now.sent_files,
-            ),
-        ];
-        let by_name = self.transfers.read_by_name();
-        for (name, help, read) in counters {
-            let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (key, now) in &by_name {
-                ConstCounter::new(read(now))
-                    .encode(family.encode_family(&[("name", key.as_str())])?)?;
-            }
-        }
-        let (name, help) = (
-            "key_transfers_running",
-            "Transfers that run, by the name of the key",
-        );
-        let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (key, now) in &by_name {
-            let running = ConstGauge::new(now.transfers as u64);
-            running.encode(family.encode_family(&[("name", key.as_str())])?)?;
-        }
-        Ok(())
-    }
-}
-
 impl Collector for MetersCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = self.transfers.read();
+        let by_key = self.transfers.read_by_name();
         let to = &mut encoder;
-        counter(
-            to,
-            "bytes_received",
-            "Bytes of file contents that have come over lanes",
-            now.bytes,
-        )?;
-        counter(
-            to,
-            "probe_bytes_received",
-            "Bytes of filler that probes have brought",
-            now.probed,
-        )?;
-        counter(
-            to,
-            "files_received",
-            "Regular files that were given their names",
-            now.files,
-        )?;
-        counter(
-            to,
-            "bytes_sent",
-            "Bytes of file contents that were sent and stored there",
-            now.sent_bytes,
-        )?;
-        counter(
-            to,
-            "files_sent",
-            "Regular files that were sent and have their names there",
-            now.sent_files,
-        )?;
-        self.by_name(to)?;
-        gauge(
-            to,
-            "transfers_running",
-            "Transfers that run",
-            now.transfers as u64,
-        )?;
-        gauge(
-            to,
-            "lanes",
-            "Lanes of the transfers that run",
-            now.lanes as u64,
-        )?;
-        gauge(
-            to,
-            "write_queue_items",
-            "Batches and groups that wait for a writer",
-            now.queued as u64,
-        )?;
+        for (name, help, kind, read) in METERS_BY_KEY {
+            single(to, name, help, kind, read(&now))?;
+            let help = format!("The same as {name}, by the name of the key");
+            let name = format!("key_{name}");
+            let mut family = to.encode_descriptor(&name, &help, None, kind)?;
+            for (key, now) in &by_key {
+                let labels = [("name", key.as_str())];
+                put(family.encode_family(&labels)?, kind, read(now))?;
+            }
+        }
+        for (name, help, kind, read) in METERS {
+            single(to, name, help, kind, read(&now))?;
+        }
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
         let journals = journal_bytes(&self.journals);
-        gauge(
-            to,
-            "journals",
-            "Journals of transfers that are not complete",
-            journals.len() as u64,
-        )?;
-        gauge(
-            to,
-            "journal_bytes",
-            "Bytes of these journals",
-            journals.iter().sum(),
-        )
+        let help = "Journals of transfers that are not complete";
+        single(to, "journals", help, Gauge, journals.len() as u64)?;
+        let help = "Bytes of these journals";
+        single(to, "journal_bytes", help, Gauge, journals.iter().sum())
     }
 }
 
-fn counter(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
-    ConstCounter::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
+/// A metric that the meters have: its name, its help, its type, and where its value is.
+type Meter = (
+    &'static str,
+    &'static str,
+    MetricType,
+    fn(&MeterReading) -> u64,
+);
+
+/// Metrics that each key has too, under names that begin with `key_`.
+const METERS_BY_KEY: [Meter; 5] = [
+    (
+        "bytes_received",
+        "Bytes of file contents that have come over lanes",
+        MetricType::Counter,
+        |now| now.bytes,
+    ),
+    (
+        "files_received",
+        "Regular files that were given their names",
+        MetricType::Counter,
+        |now| now.files,
+    ),
+    (
+        "bytes_sent",
+        "Bytes of file contents that were sent and stored there",
+        MetricType::Counter,
+        |now| now.sent_bytes,
+    ),
+    (
+        "files_sent",
+        "Regular files that were sent and have their names there",
+        MetricType::Counter,
+        |now| now.sent_files,
+    ),
+    ("transfers_running", "Transfers that run", Gauge, |now| {
+        now.transfers as u64
+    }),
+];
+
+/// Metrics of all transfers together.
+const METERS: [Meter; 3] = [
+    (
+        "probe_bytes_received",
+        "Bytes of filler that probes have brought",
+        MetricType::Counter,
+        |now| now.probed,
+    ),
+    ("lanes", "Lanes of the transfers that run", Gauge, |now| {
+        now.lanes as u64
+    }),
+    (
+        "write_queue_items",
+        "Batches and groups that wait for a writer",
+        Gauge,
+        |now| now.queued as u64,
+    ),
+];
+
+/// Adds a metric without labels.
+fn single(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    kind: MetricType,
+    value: u64,
+) -> fmt::Result {
+    put(to.encode_descriptor(name, help, None, kind)?, kind, value)
 }
 
-fn gauge(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
-    ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
+fn put(to: MetricEncoder<'_>, kind: MetricType, value: u64) -> fmt::Result {
+    if matches!(kind, Gauge) {
+        ConstGauge::new(value).encode(to)
+    } else {
+        ConstCounter::new(value).encode(to)
+    }
 }
 
 /// The seconds of all threads of each stage, by what they did.
