@@ -23,8 +23,8 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, CONTROL_SILENCE_MAX, Channel, ChannelHandle, Claim, ControlReader, ControlWriter,
-    Denial, Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, SharedRate,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial,
+    Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, PathProbe, SharedRate,
     Transport, control_pair,
 };
 use zmove_types::TransferId;
@@ -374,20 +374,21 @@ impl Shared {
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        let handle = stream.handle();
+        let probe = stream.probe();
+        let open_window = stream.control_window();
         let claim = stream.claim();
         let mut control = control_pair(stream);
         control.0.listen();
         let waiter = Waiter {
             control,
-            handle: &handle,
+            probe: &probe,
             live,
         };
         let seated = self.wait_in_line(waiter, place, who.clone(), greeting);
         let Some((control, slot, told)) = seated.await else {
             return;
         };
-        handle.open_control_window();
+        open_window();
         let has_waited = told.is_some();
         let register = |lanes_in| match told {
             Some(registered) => {
@@ -416,7 +417,7 @@ impl Shared {
             let (lanes_in, lanes) = mpsc::channel(room);
             let rate = SharedRate::default();
             if let Some(_registered) = register(LanesIn::Receiving(lanes_in, rate.clone())) {
-                return self.run_transfer(admitted, lanes, rate, handle).await;
+                return self.run_transfer(admitted, lanes, rate, probe).await;
             }
         }
         self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
@@ -461,7 +462,7 @@ impl Shared {
         }: AdmittedTransfer<'_>,
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         rate: SharedRate,
-        connection: ChannelHandle,
+        connection: PathProbe,
     ) {
         let _until_it_has_ended = self.begin(live, Direction::Receive, &who);
         let started = Instant::now();

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_disk::Lease;
-use zmove_transport::{ChannelHandle, ControlError, ControlReader, ControlWriter, LaneSource};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, PathProbe};
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{Greeting, Intent, Open, Refusal, Role, ToSender};
 
@@ -64,8 +64,8 @@ pub struct Session {
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
     /// Where the sender is.
     pub sender: SenderPlace,
-    /// A handle on the control connection.
-    pub connection: ChannelHandle,
+    /// A probe of the control connection.
+    pub connection: PathProbe,
     /// The leases of the runs that the peer has under way here.
     pub run_leases: RunLeases,
     /// The settings.
@@ -87,7 +87,7 @@ impl Session {
             lanes,
             failed_lanes: None,
             sender: SenderPlace::Elsewhere,
-            connection: ChannelHandle::default(),
+            connection: PathProbe::default(),
             run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
         }

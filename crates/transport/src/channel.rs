@@ -7,7 +7,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -73,76 +72,6 @@ impl Claim {
             .iter()
             .map(|certificate| certificate.to_vec())
             .collect()
-    }
-}
-
-/// A handle on a [`Channel`], usable while others read and write it.
-#[derive(Clone, Debug)]
-pub struct ChannelHandle(HandleOf);
-
-#[derive(Clone, Debug)]
-enum HandleOf {
-    Tcp(PathProbe),
-    Quic(quinn::Connection),
-}
-
-impl ChannelHandle {
-    /// Whether the peer has ended the connection, or it is lost, as far as the kernel reports; nothing is read for
-    /// that.
-    #[must_use]
-    pub fn is_ended(&self) -> bool {
-        match &self.0 {
-            HandleOf::Tcp(probe) => probe
-                .read()
-                .is_some_and(|info| info.established == Some(false)),
-            HandleOf::Quic(connection) => connection.close_reason().is_some(),
-        }
-    }
-
-    /// A copy of the connection's descriptor, by which the kernel tells that the connection has hung up; `None` where
-    /// it does not. The copy keeps the connection open.
-    #[must_use]
-    pub fn socket(&self) -> Option<OwnedFd> {
-        match &self.0 {
-            HandleOf::Tcp(probe) => probe.socket(),
-            HandleOf::Quic(_) => None,
-        }
-    }
-
-    /// Ends the connection for both sides, where TCP carries it.
-    pub fn break_off(&self) {
-        match &self.0 {
-            HandleOf::Tcp(probe) => probe.break_off(),
-            HandleOf::Quic(_) => {}
-        }
-    }
-
-    /// Lets the peer send as much before it is read as control may; before a peer is admitted, a daemon lets it send
-    /// little.
-    pub fn open_control_window(&self) {
-        match &self.0 {
-            // The kernel has a window of its own.
-            HandleOf::Tcp(_) => {}
-            HandleOf::Quic(connection) => {
-                connection.set_receive_window(CONTROL_WINDOW_BYTES.into());
-            }
-        }
-    }
-
-    /// The time that a packet and its acknowledgement take; `None` where only the kernel knows it.
-    #[must_use]
-    pub fn round_trip(&self) -> Option<Duration> {
-        match &self.0 {
-            HandleOf::Tcp(_) => None,
-            HandleOf::Quic(connection) => Some(connection.rtt()),
-        }
-    }
-}
-
-/// The handle of a peer that is in the same process.
-impl Default for ChannelHandle {
-    fn default() -> Self {
-        Self(HandleOf::Tcp(PathProbe::default()))
     }
 }
 
@@ -219,23 +148,28 @@ impl Channel {
         }
     }
 
-    /// A probe of the connection, usable while other threads use the connection; over QUIC it reports nothing
-    /// before there is a lane.
+    /// A probe of the connection, usable while others read and write it.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
         match &self.0 {
             Established::Tcp(connection) => connection.probe(),
-            Established::Quic(_) => PathProbe::default(),
+            Established::Quic(connection) => connection.probe(),
         }
     }
 
-    /// A handle on the connection that stays when it is split into its two directions.
-    #[must_use]
-    pub fn handle(&self) -> ChannelHandle {
-        ChannelHandle(match &self.0 {
-            Established::Tcp(connection) => HandleOf::Tcp(connection.probe()),
-            Established::Quic(quic) => HandleOf::Quic(quic.connection.clone()),
-        })
+    /// Opens the window of this connection, which carries control, when it is called: before a peer is admitted, a
+    /// daemon lets it send little.
+    pub fn control_window(&self) -> impl FnOnce() + Send + use<> {
+        let by_quic = match &self.0 {
+            // The kernel has a window of its own.
+            Established::Tcp(_) => None,
+            Established::Quic(quic) => Some(quic.connection.clone()),
+        };
+        move || {
+            if let Some(connection) = by_quic {
+                connection.set_receive_window(CONTROL_WINDOW_BYTES.into());
+            }
+        }
     }
 
     /// Ends the connection when the peer has not acknowledged bytes for so long; see

@@ -19,9 +19,7 @@ mod tcp_tls;
 mod trust;
 
 pub use blocking::blocking;
-pub use channel::{
-    Channel, ChannelDialler, ChannelHandle, Claim, Incoming, Inherited, Listener, Reach,
-};
+pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach};
 pub use control::{
     CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, GREETING_TIMEOUT, Inbox,
     Pinger, control_pair,

@@ -65,6 +65,13 @@ impl PathProbe {
         }
     }
 
+    /// Whether the peer has ended the connection, or it is lost, as far as is known without reading from it.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.read()
+            .is_some_and(|info| info.established == Some(false))
+    }
+
     /// The largest IP packet that the lane's path carries, as far as the kernel knows; `None` where no kernel's TCP
     /// carries the lane.
     #[must_use]
@@ -83,7 +90,8 @@ impl PathProbe {
 
     /// A copy of the connection's descriptor, which tells when the connection hangs up. It keeps the connection open.
     /// `None` where no kernel's TCP carries the lane.
-    pub(crate) fn socket(&self) -> Option<OwnedFd> {
+    #[must_use]
+    pub fn socket(&self) -> Option<OwnedFd> {
         self.kernel()?.try_clone().ok().map(OwnedFd::from)
     }
 
@@ -100,7 +108,7 @@ impl PathProbe {
     }
 
     /// Ends the connection for both sides, where a kernel's TCP carries it.
-    pub(crate) fn break_off(&self) {
+    pub fn break_off(&self) {
         // A connection that has ended already needs no breaking.
         let _ended = self.kernel().map(|socket| socket.shutdown(Shutdown::Both));
     }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use zmove_transport::ChannelHandle;
+use zmove_transport::PathProbe;
 use zmove_wire::{Greeting, Role, ToSender, Waiting, encode_message};
 
 use super::{Control, RUNNING_ALREADY, Shared};
@@ -40,7 +40,7 @@ fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
 /// A transfer that waits in the queue. Its control connection is read meanwhile, so pings are answered.
 pub(super) struct Waiter<'a> {
     pub(super) control: Control,
-    pub(super) handle: &'a ChannelHandle,
+    pub(super) probe: &'a PathProbe,
     pub(super) live: &'a Live,
 }
 
@@ -93,7 +93,7 @@ impl Shared {
             return None;
         }
         let waited = loop {
-            match self.turn(waiter.handle, waiter.live, &mut place).await {
+            match self.turn(waiter.probe, waiter.live, &mut place).await {
                 Waited::MovedUp(ahead) => {
                     waiter.live.waits(&reason, ahead);
                     if !waiter.is_told(None, ahead, &reason).await {
@@ -119,11 +119,11 @@ impl Shared {
     }
 
     /// Waits for the slot of a transfer as long as its sender stays connected.
-    async fn turn(&self, handle: &ChannelHandle, live: &Live, place: &mut Queued) -> Waited {
+    async fn turn(&self, probe: &PathProbe, live: &Live, place: &mut Queued) -> Waited {
         let mut draining = self.draining.subscribe();
         let gone = async {
             let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
-            while !handle.is_ended() {
+            while !probe.is_ended() {
                 looks.tick().await;
             }
         };

@@ -10,9 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ChannelHandle, ControlReader, ControlWriter,
-    DialError, LaneError, LaneSink, LaneSource, PathEnds, PathProbe, SharedRate, Transport,
-    control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError,
+    LaneError, LaneSink, LaneSource, PathEnds, PathProbe, SharedRate, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -80,7 +79,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let dialled = Dialled {
         transfer,
         cipher,
-        connection: channel.handle(),
+        connection: channel.probe(),
         control: control_pair(channel),
         lanes,
         supply: LaneSupply {
@@ -146,8 +145,8 @@ pub(crate) struct Dialled<L> {
     pub(crate) transfer: TransferId,
     pub(crate) cipher: Cipher,
     pub(crate) control: (ControlReader, ControlWriter),
-    /// A handle on the control connection.
-    pub(crate) connection: ChannelHandle,
+    /// A probe of the control connection.
+    pub(crate) connection: PathProbe,
     pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
     pub(crate) supply: LaneSupply,
 }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use tokio::task::AbortHandle;
-use zmove_transport::{BlackHole, ChannelDialler, ChannelHandle};
+use zmove_transport::{BlackHole, ChannelDialler, PathProbe};
 
 /// A watch, which ends when this is dropped.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct PathWatch {
 
 impl PathWatch {
     /// Watches the lanes of a dialler, for the session of this control connection.
-    pub(super) fn start(dialler: ChannelDialler, control: ChannelHandle) -> Self {
+    pub(super) fn start(dialler: ChannelDialler, control: PathProbe) -> Self {
         let found = Arc::<OnceLock<_>>::default();
         let finding = Arc::clone(&found);
         let task = tokio::spawn(async move {

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
 use zmove_disk::{GAP_MAX, Lease, boot_clock};
-use zmove_transport::{ChannelHandle, Pinger};
+use zmove_transport::{PathProbe, Pinger};
 
 /// Where the sender of a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum Echo {
 
 #[derive(Clone, Debug)]
 struct Unreported {
-    connection: ChannelHandle,
+    connection: PathProbe,
     pongs: watch::Receiver<Option<u64>>,
 }
 
@@ -70,7 +70,7 @@ impl KeptLease {
     }
 
     /// Keeps a lease for as long as the sender at the other end of a connection echoes pings.
-    pub(crate) fn begin(place: SenderPlace, pinger: Pinger, connection: ChannelHandle) -> Self {
+    pub(crate) fn begin(place: SenderPlace, pinger: Pinger, connection: PathProbe) -> Self {
         if place == SenderPlace::Here {
             return Self::constant();
         }
@@ -119,10 +119,13 @@ impl SenderProof {
             return Echo::Ended;
         };
         let since = self.lease.ask();
-        let round_trip = connection.round_trip().unwrap_or_default();
+        let round_trip = connection.read().and_then(|info| info.round_trip);
         let mut pongs = pongs.clone();
         let proof = pongs.wait_for(|value| value.is_some_and(|sent| sent >= since));
-        let waited = timeout(PATIENCE + ROUND_TRIPS * round_trip, proof);
+        let waited = timeout(
+            PATIENCE + ROUND_TRIPS * round_trip.unwrap_or_default(),
+            proof,
+        );
         match waited.await {
             Ok(Ok(_)) => Echo::Received,
             Ok(Err(_nothing_is_read)) => Echo::Ended,

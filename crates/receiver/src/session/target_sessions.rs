@@ -149,7 +149,7 @@ impl Drop for Working {
 
 #[cfg(test)]
 mod tests {
-    use zmove_transport::{ChannelHandle, ControlReader, control_pair};
+    use zmove_transport::{ControlReader, PathProbe, control_pair};
 
     use super::*;
     use crate::session::keeping::SenderPlace;
@@ -158,7 +158,7 @@ mod tests {
     fn without_echo() -> (KeptLease, ControlReader) {
         let (near, _far) = tokio::io::duplex(1024);
         let (reader, writer) = control_pair(near);
-        let connection = ChannelHandle::default();
+        let connection = PathProbe::default();
         let kept = KeptLease::begin(SenderPlace::Elsewhere, writer.pinger(), connection);
         (kept, reader)
     }

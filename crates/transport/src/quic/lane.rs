@@ -194,17 +194,15 @@ impl LaneSink for QuicLane {
     }
 
     fn path(&self) -> PathProbe {
-        let QuicConnection {
-            connection,
-            lane_bytes,
-            account,
-            ..
-        } = &self.connection;
-        let (connection, lane_bytes, account) = (
-            connection.clone(),
-            Arc::clone(lane_bytes),
-            Arc::clone(account),
-        );
+        self.connection.probe()
+    }
+}
+
+impl QuicConnection {
+    pub(crate) fn probe(&self) -> PathProbe {
+        let connection = self.connection.clone();
+        let lane_bytes = Arc::clone(&self.lane_bytes);
+        let account = Arc::clone(&self.account);
         PathProbe::of_quic(move || info(&connection, &lane_bytes.balance(), &account))
     }
 }

@@ -579,7 +579,7 @@ async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken
     let (_connection, mut stream, _answer, mut taken) = dialled;
     assert_eq!(taken, 64 << 10);
     let far = far.unwrap();
-    far.handle().open_control_window();
+    far.control_window()();
     fill_up(&mut stream, &mut taken, 1 << 20).await;
     let mut lane = far.into_source(Cipher::Tls, SharedRate::default()).unwrap();
     assert!(lane.has_window());
