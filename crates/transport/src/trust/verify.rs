@@ -125,14 +125,18 @@ pub(crate) fn client_config(
 }
 
 /// The settings of a client that asks a host for its version: all versions agree on the protocol that it names, and any
-/// certificate is accepted, since the client reads a greeting and sends nothing.
+/// key is accepted and none pinned, since the client reads a greeting and sends nothing.
 pub(crate) fn version_query_config(config: &ClientConfig) -> ClientConfig {
     let algorithms = config.crypto_provider().signature_verification_algorithms;
     let mut config = config.clone();
     config.alpn_protocols = vec![ANY_PROTOCOL_NAME.to_vec()];
     config
         .dangerous()
-        .set_certificate_verifier(Arc::new(AnyHostVerifier { algorithms }));
+        .set_certificate_verifier(Arc::new(HostVerifier {
+            policy: HostPolicy::AcceptNew(FirstKey::default()),
+            algorithms,
+            fault: HandshakeFault::default(),
+        }));
     config
 }
 
@@ -259,47 +263,6 @@ impl ServerCertVerifier for HostVerifier {
             Ok(valid)
         };
         self.fault.note(proven())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
-/// Accepts every host, because it is only asked for its version.
-#[derive(Debug)]
-struct AnyHostVerifier {
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl ServerCertVerifier for AnyHostVerifier {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Proof {
-        Err(PeerIncompatible::Tls12NotOffered.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Proof {
-        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
