@@ -46,9 +46,9 @@ pub struct Reach {
 pub struct ChannelDialler {
     host: Host,
     tcp: Option<Dialler>,
-    quic: Option<QuicDialler>,
+    quic: QuicDialler,
     quic_first: Option<Duration>,
-    /// The transport that the first connection of a run has settled on.
+    /// The only transport that may be used, or the one that the first connection of a run has settled on.
     settled: Arc<OnceLock<Transport>>,
     /// The lanes over TCP, which are not kept open.
     lanes: Arc<Lock<Vec<Weak<TcpStream>>>>,
@@ -66,33 +66,32 @@ impl ChannelDialler {
         policy: HostPolicy,
         reach: Reach,
     ) -> Result<Self, DialError> {
-        let resolved = Host::resolve(name, port).await?;
-        let host = resolved.clone();
-        let tcp = match reach.transport {
-            TransportChoice::Quic => None,
-            _ => Some(Dialler::to(
-                identity,
-                resolved.clone(),
-                policy.clone(),
-                reach.socket,
-            )?),
-        };
-        let quic = match reach.transport {
-            TransportChoice::Tcp => None,
-            _ => Some(QuicDialler::new(
-                identity,
-                resolved,
-                policy,
-                reach.quic_congestion,
-                reach.saved,
-            )),
+        let host = Host::resolve(name, port).await?;
+        let quic = QuicDialler::new(
+            identity,
+            host.clone(),
+            policy.clone(),
+            reach.quic_congestion,
+            reach.saved,
+        );
+        let (tcp, settled) = match reach.transport {
+            TransportChoice::Quic => (None, Transport::Quic.into()),
+            choice => {
+                let tcp = Dialler::to(identity, host.clone(), policy, reach.socket)?;
+                let is_only = choice == TransportChoice::Tcp;
+                let settled = is_only.then_some(Transport::Tcp);
+                (
+                    Some(tcp),
+                    settled.map_or_else(OnceLock::new, OnceLock::from),
+                )
+            }
         };
         Ok(Self {
             host,
             tcp,
             quic,
             quic_first: reach.quic_first,
-            settled: Arc::default(),
+            settled: Arc::new(settled),
             lanes: Arc::default(),
         })
     }
@@ -103,28 +102,27 @@ impl ChannelDialler {
     /// # Errors
     /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Channel, DialError> {
-        match (&self.tcp, &self.quic, self.settled.get()) {
-            (Some(tcp), None, _) | (Some(tcp), _, Some(Transport::Tcp)) => {
-                Ok(Channel::tcp(tcp.dial(deadline).await?))
+        if let (Some(head_start), None) = (self.quic_first, self.settled.get()) {
+            match self.quic.dial(head_start).await {
+                Ok(connection) if self.settle(Transport::Quic) => {
+                    return Ok(Channel::quic(connection));
+                }
+                Err(error) if !error.retryable() => return Err(error),
+                // The others of this run have TCP, or some have had QUIC and this one not.
+                _ => {}
             }
-            (None, Some(quic), _) | (_, Some(quic), Some(Transport::Quic)) => {
-                Ok(Channel::quic(quic.dial(deadline).await?))
-            }
-            (Some(tcp), Some(quic), None) => match self.quic_first {
-                Some(head_start) => self.quic_else_race(tcp, quic, head_start, deadline).await,
-                None => self.race(tcp, quic, deadline).await,
-            },
-            (None, None, _) => unreachable!("a choice leaves at least one"),
+        }
+        match (&self.tcp, self.settled.get()) {
+            (Some(tcp), Some(Transport::Tcp)) => Ok(Channel::tcp(tcp.dial(deadline).await?)),
+            (Some(tcp), None) => self.race(tcp, deadline).await,
+            _ => Ok(Channel::quic(self.quic.dial(deadline).await?)),
         }
     }
 
     /// What has become of a saved window.
     #[must_use]
     pub fn resumption(&self) -> Resumption {
-        self.quic
-            .as_ref()
-            .map(QuicDialler::resumption)
-            .unwrap_or_default()
+        self.quic.resumption()
     }
 
     /// A round trip, as soon as a TCP connection has come up and shown it.
@@ -188,9 +186,7 @@ impl ChannelDialler {
 
     /// Ends all QUIC connections in order: their last packets would not leave a process that ends, as TCP's do.
     pub async fn close(&self) {
-        if let Some(quic) = &self.quic {
-            quic.close().await;
-        }
+        self.quic.close().await;
     }
 
     /// Settles on `transport` unless one is settled already; returns whether it is the one.
@@ -198,39 +194,15 @@ impl ChannelDialler {
         *self.settled.get_or_init(|| transport) == transport
     }
 
-    async fn quic_else_race(
-        &self,
-        tcp: &Dialler,
-        quic: &QuicDialler,
-        head_start: Duration,
-        deadline: Duration,
-    ) -> Result<Channel, DialError> {
-        match quic.dial(head_start).await {
-            Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
-            Err(error) if !error.retryable() => Err(error),
-            // the others of this run have TCP, or some have had QUIC and this one not
-            _ => match self.settled.get() {
-                Some(Transport::Quic) => Ok(Channel::quic(quic.dial(deadline).await?)),
-                Some(Transport::Tcp) => Ok(Channel::tcp(tcp.dial(deadline).await?)),
-                None => self.race(tcp, quic, deadline).await,
-            },
-        }
-    }
-
-    async fn race(
-        &self,
-        tcp: &Dialler,
-        quic: &QuicDialler,
-        deadline: Duration,
-    ) -> Result<Channel, DialError> {
+    async fn race(&self, tcp: &Dialler, deadline: Duration) -> Result<Channel, DialError> {
         let begun = Instant::now();
         let deadline = Deadline::after(deadline);
         let reaching = tcp.reach(deadline);
         tokio::pin!(reaching);
         tokio::select! {
             reached = &mut reaching => return match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
-                Err(error) => self.only_quic(quic, error, begun.elapsed()).await,
+                Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
+                Err(error) => self.only_quic(error, begun.elapsed()).await,
             },
             () = sleep(HEAD_START) => {}
         }
@@ -238,11 +210,11 @@ impl ChannelDialler {
             let connected = reaching.await?;
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
-        let dialling = quic.dial(QUIC_PATIENCE);
+        let dialling = self.quic.dial(QUIC_PATIENCE);
         tokio::pin!(dialling);
         tokio::select! {
             reached = &mut reaching => match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
+                Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
                 Err(error) => self.take_quic(dialling.await, error),
             },
             dialled = &mut dialling => match dialled {
@@ -250,7 +222,7 @@ impl ChannelDialler {
                 Err(error) if !error.retryable() => Err(error),
                 // QUIC has failed: only TCP is left.
                 unhelpful => match reaching.await {
-                    Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
+                    Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
                     Err(error) => self.take_quic(unhelpful, error),
                 },
             },
@@ -260,31 +232,26 @@ impl ChannelDialler {
     async fn go_on_by_tcp(
         &self,
         connected: Connected,
-        (tcp, quic): (&Dialler, &QuicDialler),
+        tcp: &Dialler,
         deadline: Deadline,
     ) -> Result<Channel, DialError> {
         if self.settle(Transport::Tcp) {
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
-        Ok(Channel::quic(quic.dial(deadline.waited).await?))
+        Ok(Channel::quic(self.quic.dial(deadline.waited).await?))
     }
 
     /// Dials by QUIC only, after TCP has failed in this time.
-    async fn only_quic(
-        &self,
-        quic: &QuicDialler,
-        error: DialError,
-        taken: Duration,
-    ) -> Result<Channel, DialError> {
+    async fn only_quic(&self, error: DialError, taken: Duration) -> Result<Channel, DialError> {
         let refused = matches!(error, DialError::Refused { .. });
         let doubtful = refused && self.settled.get().is_none();
         if !doubtful {
-            return self.take_quic(quic.dial(QUIC_PATIENCE).await, error);
+            return self.take_quic(self.quic.dial(QUIC_PATIENCE).await, error);
         }
         tokio::select! {
             biased;
             () = datagrams_refused(&self.host.addresses) => Err(error),
-            dialled = quic.dial(patience_after_refusal(taken)) => self.take_quic(dialled, error),
+            dialled = self.quic.dial(patience_after_refusal(taken)) => self.take_quic(dialled, error),
         }
     }
 
