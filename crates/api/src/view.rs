@@ -257,7 +257,7 @@ impl JobView {
             schema: SCHEMA,
             id: job.id.0,
             state: job.state.word(),
-            asked: job.wish.map(wish_word),
+            asked: job.wish.map(Wish::word),
             priority: job.priority,
             previous: job.previous.map(|previous| previous.0),
             submitted: job.submitted.0.div_euclid(1000),
@@ -347,13 +347,6 @@ pub fn tells_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
 const TELLING_BYTES: u64 = 4 << 20;
 /// Of what is smaller than many groups, one part in so many tells.
 const TELLING_SHARE: u64 = 20;
-
-fn wish_word(wish: Wish) -> &'static str {
-    match wish {
-        Wish::Pause => "pause",
-        Wish::Cancel => "cancel",
-    }
-}
 
 /// Something that has happened to a job.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]

@@ -114,6 +114,17 @@ pub enum Wish {
     Cancel,
 }
 
+impl Wish {
+    /// One word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Cancel => "cancel",
+        }
+    }
+}
+
 /// What attempts have moved that have ended, by their own word: what was there already is no part of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Moved {

@@ -33,7 +33,7 @@ fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()
     let selection = if args.all {
         Selection::All
     } else {
-        Selection::Recent(before(now, RECENT))
+        Selection::Recent(now.before(RECENT))
     };
     let is_asked_for = |job: &Job| args.state.is_empty() || args.state.contains(&job.state);
     let jobs = store.jobs(selection)?.into_iter().filter(is_asked_for);
@@ -68,7 +68,7 @@ fn counts(states: impl Iterator<Item = State>) -> String {
 }
 
 fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Result<()> {
-    let before = before(now, older_than.0);
+    let before = now.before(older_than.0);
     let forgotten = store.forget(before)?;
     for id in &forgotten {
         // One that was never begun has none; what stays is in nobody's way.
@@ -111,13 +111,6 @@ fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_th
     let reasons = reasons.into_iter().filter(|(jobs, _)| *jobs > 0);
     let reasons: Vec<_> = reasons.map(|(jobs, why)| format!("{jobs} {why}")).collect();
     format!("kept {}: {}", counted(all, "job"), reasons.join("; "))
-}
-
-fn before(now: Moment, span: Duration) -> Moment {
-    Moment(
-        now.0
-            .saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
-    )
 }
 
 /// Jobs that fit one screen of a terminal; of more it is said how many there are in each state.

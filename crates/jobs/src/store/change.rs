@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 use super::Store;
 use super::copies::note_copy;
 use super::notifications::notify;
-use super::rows::{read_moved, read_wish, read_work};
+use super::rows::{read_moved, read_wish, read_work, signed, unsigned};
 use super::step::{add_event, state_of, take};
 use super::waiting::{RETRY_WAIT_MAX_MILLIS, do_again};
 use crate::error::StoreError;
@@ -101,10 +101,8 @@ impl Store {
             )?;
             let started = work.query_row([id.0], |row| {
                 let work = read_work(row, 1)?;
-                let deadline: i64 = row.get(4)?;
-                let deadline = Duration::from_millis(deadline.unsigned_abs());
-                let furthest: i64 = row.get(5)?;
-                Ok(Started { attempt: row.get(0)?, work, deadline, furthest: furthest.unsigned_abs() })
+                let deadline = Duration::from_millis(unsigned(row.get(4)?));
+                Ok(Started { attempt: row.get(0)?, work, deadline, furthest: unsigned(row.get(5)?) })
             });
             Ok(Ok(started?))
         })
@@ -123,13 +121,12 @@ impl Store {
         now: Moment,
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            let read = i64::try_from(events_read).unwrap_or(i64::MAX);
-            let changed = transaction
+                        let changed = transaction
                 .prepare(
                     "UPDATE jobs SET events_read = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 'running'
                          AND events_read < ?3",
                 )?
-                .execute(params![id.0, attempt, read])?;
+                .execute(params![id.0, attempt, signed(events_read)])?;
             if changed == 1 {
                 add_events(transaction, id, events, now)?;
             }
@@ -157,12 +154,11 @@ impl Store {
             drop(found);
             add_events(transaction, id, &ending.events, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
-            let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
+            let furthest = signed(ending.furthest).max(terms.furthest);
             let moved = match (terms.moved, ending.moved.clone()) {
                 (Some(before), Some(now)) => Some(before.and(now)),
                 (before, now) => before.or(now),
             };
-            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
             transaction
                 .prepare(
                     "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
@@ -176,8 +172,8 @@ impl Store {
                     failures,
                     retry_until.0,
                     ending.exit,
-                    moved.as_ref().map(|moved| number(moved.files)),
-                    moved.as_ref().map(|moved| number(moved.bytes)),
+                    moved.as_ref().map(|moved| signed(moved.files)),
+                    moved.as_ref().map(|moved| signed(moved.bytes)),
                     moved.as_ref().map(|moved| moved.seconds),
                     moved.and_then(|moved| moved.limited_by),
                     furthest,
@@ -242,7 +238,7 @@ impl Store {
             if let (State::Running, Some(wish)) = (state, wish) {
                 transaction
                     .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'")?
-                    .execute(params![id.0, wish_word(wish)])?;
+                    .execute(params![id.0, wish.word()])?;
                 return Ok(Ok(Answer::Asked));
             }
             if step == Step::Resume {
@@ -336,12 +332,11 @@ struct After {
 
 impl Terms {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let deadline: i64 = row.get(3)?;
         Ok(Self {
             wish: read_wish(row.get(0)?),
             failures: row.get(1)?,
             retry_until: Moment(row.get::<_, Option<i64>>(2)?.unwrap_or(i64::MAX)),
-            deadline: Duration::from_millis(u64::try_from(deadline).unwrap_or(0)),
+            deadline: Duration::from_millis(unsigned(row.get(3)?)),
             furthest: row.get(4)?,
             moved: read_moved(row, 5)?,
         })
@@ -350,12 +345,11 @@ impl Terms {
     fn after(&self, ending: &Ending, now: Moment) -> After {
         // More is left only where the clock was set back.
         let left = self.retry_until.min(now.after(self.deadline));
-        let (failures, retry_until) =
-            if i64::try_from(ending.furthest).unwrap_or(i64::MAX) > self.furthest {
-                (1, now.after(self.deadline))
-            } else {
-                (self.failures.saturating_add(1), left)
-            };
+        let (failures, retry_until) = if signed(ending.furthest) > self.furthest {
+            (1, now.after(self.deadline))
+        } else {
+            (self.failures.saturating_add(1), left)
+        };
         let simple = |step| After {
             step,
             not_before: None,
@@ -430,7 +424,6 @@ fn add_attempt(
         seconds,
         ..
     } = ending.moved.clone().unwrap_or_default();
-    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     transaction
         .prepare(
             "INSERT OR REPLACE INTO attempts (job, number, ended, state, exit, message, files, bytes, seconds)
@@ -443,8 +436,8 @@ fn add_attempt(
             state.word(),
             ending.exit,
             message,
-            number(files),
-            number(bytes),
+            signed(files),
+            signed(bytes),
             seconds,
         ])?;
     Ok(())
@@ -463,14 +456,6 @@ fn add_events(
     Ok(())
 }
 
-fn wish_word(wish: Wish) -> &'static str {
-    match wish {
-        Wish::Pause => "pause",
-        Wish::Cancel => "cancel",
-    }
-}
-
-/// The first wait for another attempt; each is twice as long as the one before.
 const RETRY_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Processes in a row that died without a word before the job waits as after an error: what kills them may be the job
 /// itself, by the memory that it takes.

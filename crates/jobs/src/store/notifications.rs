@@ -9,6 +9,7 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
+use super::rows::read_event;
 use crate::error::StoreError;
 use crate::job::{JobEvent, JobId};
 use crate::moment::Moment;
@@ -243,18 +244,10 @@ fn wait_after(tries: u32) -> Duration {
 }
 
 fn read_notification(row: &Row<'_>) -> rusqlite::Result<Notification> {
-    let event = JobEvent {
-        number: row.get(0)?,
-        job: JobId(row.get(1)?),
-        time: Moment(row.get(2)?),
-        kind: row.get(3)?,
-        attempt: row.get(4)?,
-        message: row.get(5)?,
-    };
     let method: String = row.get(6)?;
     let state: String = row.get(7)?;
     Ok(Notification {
-        event,
+        event: read_event(row)?,
         method: NotifyMethod::of(&method),
         state: NotificationState::of(&state),
         tries: row.get(8)?,

@@ -9,7 +9,7 @@ use rusqlite::{OptionalExtension, Row};
 
 use super::Store;
 use super::copies::IS_LEFT;
-use super::rows::{read_moved, read_wish, unsigned};
+use super::rows::{read_event, read_moved, read_wish, unsigned};
 use crate::error::StoreError;
 use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
 use crate::moment::Moment;
@@ -333,22 +333,12 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        self.first_moment(
-            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1",
-            now,
-        )
-    }
-
-    /// The moment that a statement finds after this one.
-    pub(super) fn first_moment(
-        &self,
-        sql: &str,
-        after: Moment,
-    ) -> Result<Option<Moment>, StoreError> {
         let found: Option<i64> = self.read(|connection| {
             connection
-                .prepare(sql)?
-                .query_row([after.0], |row| row.get(0))
+                .prepare(
+                    "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1",
+                )?
+                .query_row([now.0], |row| row.get(0))
         })?;
         Ok(found.map(Moment))
     }
@@ -417,17 +407,6 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
         moved: read_moved(row, 18)?,
         previous: row.get::<_, Option<i64>>(22)?.map(JobId),
         notify: row.get(23)?,
-    })
-}
-
-fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
-    Ok(JobEvent {
-        number: row.get(0)?,
-        job: JobId(row.get(1)?),
-        time: Moment(row.get(2)?),
-        kind: row.get(3)?,
-        attempt: row.get(4)?,
-        message: row.get(5)?,
     })
 }
 

@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStringExt;
 
 use rusqlite::Row;
 
-use crate::job::{Moved, Wish, Words, Work};
+use crate::job::{JobEvent, JobId, Moved, Wish, Words, Work};
+use crate::moment::Moment;
 
 /// The work, by the columns `arguments`, `directory` and `environment` from this one on.
 pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<Work> {
@@ -39,6 +40,22 @@ pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option
 }
 
 /// A number that was not negative when it was written.
+pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
+    Ok(JobEvent {
+        number: row.get(0)?,
+        job: JobId(row.get(1)?),
+        time: Moment(row.get(2)?),
+        kind: row.get(3)?,
+        attempt: row.get(4)?,
+        message: row.get(5)?,
+    })
+}
+
+/// A count in the form that the database takes.
+pub(super) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 pub(super) fn unsigned(number: i64) -> u64 {
     number.unsigned_abs()
 }

@@ -8,7 +8,7 @@ use super::Store;
 use super::step::{add_event, state_of};
 use crate::error::StoreError;
 use crate::job::{JobId, NewJob, Work};
-use crate::moment::Moment;
+use crate::moment::{Moment, millis};
 use crate::schedule::StartTime;
 use crate::state::State;
 
@@ -131,7 +131,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             now.0,
             job.not_before.map(|moment| moment.0),
             job.schedule.as_ref().map(ToString::to_string),
-            i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
+            millis(job.deadline),
             job.notify,
             waits_for(&job.after),
             job.at.as_ref().map(StartTime::typed),

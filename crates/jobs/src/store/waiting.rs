@@ -108,9 +108,6 @@ impl Store {
     /// # Errors
     /// The store cannot be changed.
     pub fn stall_waiting(&mut self, after: Duration, now: Moment) -> Result<(), StoreError> {
-        let since = now
-            .0
-            .saturating_sub(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
         let stalled = self.read(|connection| {
             let mut found = connection.prepare(STALLED)?;
             let read = |row: &Row<'_>| {
@@ -122,7 +119,7 @@ impl Store {
                 ))
             };
             found
-                .query_map([since], read)?
+                .query_map([now.before(after).0], read)?
                 .collect::<Result<Vec<_>, _>>()
         })?;
         if stalled.is_empty() {
