@@ -3,8 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,12 +16,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::fs::Mode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
-use zmove_jobs::Place;
+use zmove_jobs::{Place, bind_socket};
 
 use crate::error::ApiError;
 use crate::guard::Proof;
@@ -53,31 +50,14 @@ pub fn socket(place: &Place) -> PathBuf {
 /// The system's, or another runner answers there.
 pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
     let path = socket(place);
-    let fail = |operation| {
-        let path = path.clone();
-        move |source| ApiError::Io {
-            operation,
+    match bind_socket(&path, "another runner answers there") {
+        Ok(listener) => Ok(ApiListener::Unix(listener)),
+        Err(source) => Err(ApiError::Io {
+            operation: "listen at",
             path,
             source,
-        }
-    };
-    // A runner that was killed leaves its socket.
-    if path
-        .symlink_metadata()
-        .is_ok_and(|found| found.file_type().is_socket())
-    {
-        if UnixStream::connect(&path).is_ok() {
-            let up = io::Error::new(io::ErrorKind::AddrInUse, "another runner answers there");
-            return Err(fail("listen at")(up));
-        }
-        std::fs::remove_file(&path).map_err(fail("remove"))?;
+        }),
     }
-    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let bound = std::os::unix::net::UnixListener::bind(&path);
-    rustix::process::umask(before);
-    let listener = bound.map_err(fail("listen at"))?;
-    listener.set_nonblocking(true).map_err(fail("listen at"))?;
-    Ok(ApiListener::Unix(listener))
 }
 
 /// Listens at an address of the loopback, for clients of this host and of a reverse proxy with a public name.

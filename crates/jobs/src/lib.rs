@@ -21,8 +21,8 @@ pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Wish, Words, Work
 pub use moment::Moment;
 pub use nodes::{Node, Nodes, Pace, Party};
 pub use notify::{NotifyConfig, NotifyError};
-pub use place::{Place, is_shared};
-pub use program::{Program, THIS_PROGRAM, this_program};
+pub use place::{Place, bind_socket, end_of, is_shared};
+pub use program::{Program, THIS_PROGRAM, host_name, this_program};
 pub use runner::{
     COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, Progress, RunEnd, Runner, RunnerConfig,
     RunnerError, Stay, Watching, progress_of, samples_of, wake,

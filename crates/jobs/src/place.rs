@@ -4,11 +4,14 @@
 //! **Invariant:** nobody but the user can read it: names of files tell much.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt as _, MetadataExt, OpenOptionsExt, PermissionsExt,
+};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, StatFs, flock};
+use rustix::fs::{FlockOperation, Mode, StatFs, flock};
 use rustix::io::Errno;
 
 use crate::error::StoreError;
@@ -178,6 +181,45 @@ pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 /// The device and the inode of a file.
 pub(crate) fn number_of(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
+}
+
+/// The last bytes of a file; nothing if it is not there.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn end_of(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(bytes.saturating_sub(bytes_max)))?;
+    let mut end = Vec::new();
+    file.take(bytes_max).read_to_end(&mut end)?;
+    Ok(end)
+}
+
+/// Listens at a socket that is open to this user alone. One that a killed process has left is replaced. To be called
+/// while the process has one thread, since it sets the mask for new files meanwhile.
+///
+/// # Errors
+/// Another process answers there, for which `is_taken` is the text, or the socket cannot be made.
+pub fn bind_socket(path: &Path, is_taken: &str) -> io::Result<UnixListener> {
+    if path
+        .symlink_metadata()
+        .is_ok_and(|found| found.file_type().is_socket())
+    {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, is_taken));
+        }
+        std::fs::remove_file(path)?;
+    }
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = bound?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// Makes the directory of a job, if it is not there.

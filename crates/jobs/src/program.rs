@@ -14,6 +14,15 @@ use crate::place::number_of;
 /// has the version of its parent, also after the file was replaced or removed.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
+/// The name of this host.
+#[must_use]
+pub fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
 /// A command that starts this program in the version of this process.
 #[must_use]
 pub fn this_program() -> Command {

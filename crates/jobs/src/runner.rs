@@ -17,7 +17,7 @@ mod wake;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
 use crate::notify::Notifier;
-use crate::place::{Place, is_at, lock};
+use crate::place::{Place, end_of, is_at, lock};
 use crate::program::Program;
 use crate::state::State;
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
@@ -576,12 +576,7 @@ fn ending(
 
 /// The last line of a log.
 fn last_line(log: &Path) -> Option<String> {
-    let mut file = File::open(log).ok()?;
-    let bytes = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(bytes.saturating_sub(4096)))
-        .ok()?;
-    let mut end = Vec::new();
-    file.read_to_end(&mut end).ok()?;
+    let end = end_of(log, 4096).ok()?;
     let end = String::from_utf8_lossy(&end);
     end.lines()
         .rev()

@@ -10,7 +10,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
-use zmove_jobs::Moment;
+use zmove_jobs::{Moment, host_name};
 
 use super::description;
 use crate::problem::Problem;
@@ -41,10 +41,7 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
         Ok(Json(Status {
             version,
             pid: std::process::id(),
-            host: rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
+            host: host_name(),
             time: Moment::now().0.div_euclid(1000),
             last_event: store.last_event()?,
             jobs: store

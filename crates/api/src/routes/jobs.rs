@@ -1,9 +1,5 @@
 //! Jobs, and what has happened to them.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::path::Path;
-
 use axum::Json;
 use axum::extract::State as Shared;
 use axum::http::StatusCode;
@@ -11,7 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use zmove_jobs::{JobId, Moved, Page, State, samples_of};
+use zmove_jobs::{JobId, Moved, Page, State, end_of, samples_of};
 
 use super::extract::{Asked, Id};
 use crate::problem::Problem;
@@ -199,19 +195,6 @@ pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response
     };
     let said = api.stores.with(read).await?;
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], said).into_response())
-}
-
-/// The end of a file; of one that is not there, nothing.
-fn end_of(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        file => file?,
-    };
-    let bytes = file.metadata()?.len();
-    file.seek(SeekFrom::Start(bytes.saturating_sub(bytes_max)))?;
-    let mut end = Vec::new();
-    file.take(bytes_max).read_to_end(&mut end)?;
-    Ok(end)
 }
 
 const LENGTH_DEFAULT: u32 = 100;

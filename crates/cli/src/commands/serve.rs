@@ -36,6 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_disk::{StorageMemory, cores};
+use zmove_jobs::bind_socket;
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
 use zmove_transport::{
@@ -359,7 +360,7 @@ fn bind_control(own: &Belongings) -> Option<UnixListener> {
         .recursive(true)
         .mode(0o700)
         .create(&own.state);
-    control::bind(&path)
+    bind_socket(&path, "another daemon answers there")
         .inspect_err(|error| {
             let path = path.display();
             log::warning(format_args!(

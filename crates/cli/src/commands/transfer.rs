@@ -12,6 +12,8 @@ use crate::settings::{self, Role};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
+pub(crate) use zmove_jobs::host_name as own_name;
+
 /// The error of a transfer, which says of an interrupted one how it goes on.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
@@ -56,14 +58,6 @@ pub(crate) async fn reach(
         reached = connector.connect(None) => Ok(reached?),
         () = stop => Err(SessionError::Interrupted.into()),
     }
-}
-
-/// The name of this host.
-pub(crate) fn own_name() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// Resolves when the user stops the command, from the call on: also before it is polled.

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::job::{Job, JobEvent, JobId};
 use crate::moment::Moment;
+use crate::program::host_name;
 use crate::state::State;
 
 /// An event as the hook and the webhook get it.
@@ -56,7 +57,7 @@ impl EventDocument {
             id: format!("{store}-{}", event.number),
             event: event.kind.clone(),
             time: event.time.0.div_euclid(1000),
-            host: host(),
+            host: host_name(),
             message: event.message.clone(),
             job: Some(job),
         }
@@ -68,7 +69,7 @@ impl EventDocument {
             id: format!("{store}-test-{}", time.0),
             event: "test".to_owned(),
             time: time.0.div_euclid(1000),
-            host: host(),
+            host: host_name(),
             message: None,
             job: None,
         }
@@ -78,13 +79,6 @@ impl EventDocument {
     pub(super) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("all keys are strings")
     }
-}
-
-fn host() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
 }
 
 #[cfg(test)]
@@ -143,7 +137,7 @@ pub(super) mod tests {
     fn a_document_has_the_event_and_its_job_on_one_line() {
         let expected = format!(
             r#"{{"id":"abc-7","event":"done","time":1800000000,"host":"{}","message":null,"job":12,"#,
-            host()
+            host_name()
         ) + r#""label":"run\r\nBcc: x@example.org","submission":null,"notify":"alice@example.org","#
             + r#""state":"done","source":"/data/run7","target":"dtn:/in\u0000","attempts":2,"files":3,"bytes":4,"#
             + r#""seconds":0.5}"#;
@@ -152,7 +146,7 @@ pub(super) mod tests {
             EventDocument::test("abc", Moment(2500)).to_json(),
             format!(
                 r#"{{"id":"abc-test-2500","event":"test","time":2,"host":"{}","message":null}}"#,
-                host()
+                host_name()
             )
         );
     }

@@ -246,8 +246,7 @@ fn last(exit: i32, line: Line) -> Last {
 /// How far the running attempt of a job is, by the last word of its process; none before its first.
 #[must_use]
 pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<Progress> {
-    let file = File::open(place.events(id, attempt)).ok()?;
-    last_progress(&file, file.metadata().ok()?.len())
+    Follower::new(place, id, attempt).look()
 }
 
 /// The reader of how far a running attempt is, again and again.

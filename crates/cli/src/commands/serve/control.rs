@@ -3,15 +3,11 @@
 //! **Invariant:** only the daemon's user and root can connect: the socket has mode 0600 from the moment it exists.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::Mode;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
 use zmove_daemon::{Cut, TransferStatus, Transfers};
@@ -32,32 +28,6 @@ pub(super) struct Control {
     since: u64,
     draining: AtomicBool,
     drain: Notify,
-}
-
-/// Binds the socket. To be called while the process has one thread, since it sets the mask for new files meanwhile.
-///
-/// # Errors
-/// The system's error, or another daemon answers there.
-pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
-    // A daemon that was killed, or may not remove it, leaves its socket.
-    if path
-        .symlink_metadata()
-        .is_ok_and(|found| found.file_type().is_socket())
-    {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                "another daemon answers there",
-            ));
-        }
-        std::fs::remove_file(path)?;
-    }
-    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = bound?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }
 
 impl Control {
