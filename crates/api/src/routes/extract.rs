@@ -4,12 +4,19 @@ use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 use zmove_jobs::JobId;
 
 use crate::problem::Problem;
 
 /// The job in the path.
-pub(super) struct Id(pub(super) JobId);
+#[derive(IntoParams)]
+#[into_params(names("id"), parameter_in = Path)]
+pub(super) struct Id(
+    /// The job's number.
+    #[param(value_type = i64)]
+    pub(super) JobId,
+);
 
 impl<State: Send + Sync> FromRequestParts<State> for Id {
     type Rejection = Problem;

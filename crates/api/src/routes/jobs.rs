@@ -78,7 +78,7 @@ pub(super) async fn list(
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = JobView), (status = 404, body = Problem))
 )]
 pub(super) async fn show(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
@@ -112,7 +112,7 @@ pub(super) struct Events {
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/events",
-    params(("id" = i64, Path, description = "The job's number."), Since),
+    params(Id, Since),
     responses((status = 200, body = Events), (status = 404, body = Problem))
 )]
 pub(super) async fn events(
@@ -150,7 +150,7 @@ pub(super) struct Samples {
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/samples",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = Samples), (status = 404, body = Problem))
 )]
 pub(super) async fn samples(
@@ -178,7 +178,7 @@ pub(super) async fn samples(
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/log",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = String, content_type = "text/plain"), (status = 404, body = Problem))
 )]
 pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response, Problem> {

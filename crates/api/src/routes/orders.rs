@@ -53,7 +53,7 @@ pub(super) async fn plan(
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/pause",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn pause(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
@@ -67,7 +67,7 @@ pub(super) async fn pause(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<J
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/resume",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn resume(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
@@ -81,7 +81,7 @@ pub(super) async fn resume(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/cancel",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn cancel(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
@@ -95,7 +95,7 @@ pub(super) async fn cancel(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/rerun",
-    params(("id" = i64, Path, description = "The job's number.")),
+    params(Id),
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn rerun(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
