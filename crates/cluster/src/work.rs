@@ -17,7 +17,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_scan::{DirectoryMark, MarkedPath};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
-use zmove_wire::{GroupRange, SentTimestamp, Time};
+use zmove_wire::{GroupRange, ListedName, SentTimestamp, Time};
 
 /// A work item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,8 +47,7 @@ pub enum Work {
         /// The directory.
         directory: Place,
         /// The names of the entries.
-        #[serde(with = "names")]
-        names: Vec<Name>,
+        names: Vec<ListedName>,
     },
     /// To send groups of a large file.
     Range {
@@ -165,30 +164,6 @@ impl Work {
     }
 }
 
-/// Names, packed end to end: none of them holds a NUL.
-mod names {
-    use super::{Deserialize, Deserializer, Name, Serializer};
-    use serde::de::Error;
-
-    pub(super) fn serialize<S: Serializer>(
-        names: &[Name],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let packed: Vec<_> = names.iter().map(Name::as_bytes).collect();
-        serializer.serialize_bytes(&packed.join(&0))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<Name>, D::Error> {
-        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
-        let names = bytes.split(|byte| *byte == 0);
-        names
-            .map(|name| Name::from_bytes(name).map_err(D::Error::custom))
-            .collect()
-    }
-}
-
 mod marks {
     use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serializer, Time};
 
@@ -245,7 +220,7 @@ mod tests {
             Work::Trees(vec![place(""), place("a")]),
             Work::Names {
                 directory: place("a"),
-                names: vec![name("x"), name("\u{e9}y")],
+                names: [name("x"), name("\u{e9}y")].map(ListedName).into(),
             },
             Work::Range {
                 file: file.clone(),
