@@ -1,9 +1,10 @@
 //! The link by which packets leave this host.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
+use zmove_transport::PathEnds;
 use zmove_types::ByteRate;
 
 use crate::commands::doctor::finding::{Finding, Mend};
@@ -93,14 +94,8 @@ fn outgoing(peer: Option<IpAddr>) -> Option<String> {
 
 /// The address from which this host sends to a peer. Connecting a UDP socket finds it out, and sends nothing.
 pub(crate) fn source(peer: IpAddr) -> Option<IpAddr> {
-    let any = if peer.is_ipv4() {
-        Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        IpAddr::from(Ipv6Addr::UNSPECIFIED)
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((peer, 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    let ends = PathEnds::towards((peer, 9).into()).ok()?;
+    Some(ends.here)
 }
 
 fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
