@@ -6,7 +6,9 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
+
+use crate::lock::Lock;
 
 /// Bytes that belong to one owner; goes back to its pool when dropped.
 pub struct Buffer {
@@ -38,7 +40,7 @@ pub struct BufferPool(Arc<Shared>);
 
 struct Shared {
     buffer_bytes: usize,
-    state: Mutex<State>,
+    state: Lock<State>,
     returned: Condvar,
 }
 
@@ -56,7 +58,7 @@ impl BufferPool {
     /// A pool of at most `buffers_max` buffers of `buffer_bytes` each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Self {
-        let state = Mutex::new(State {
+        let state = Lock::new(State {
             buffers_max,
             free: Vec::new(),
             made: 0,
@@ -73,7 +75,7 @@ impl BufferPool {
 
     /// Raises the number of buffers that there may be to `buffers_max`, if that is more than before.
     pub fn raise(&self, buffers_max: usize) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.buffers_max = state.buffers_max.max(buffers_max);
         self.0.returned.notify_all();
     }
@@ -81,7 +83,7 @@ impl BufferPool {
     /// Waits for a free buffer; `None` once the pool is [closed](Self::close).
     #[must_use]
     pub fn take(&self) -> Option<Buffer> {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         loop {
             if state.closed {
                 return None;
@@ -109,14 +111,8 @@ impl BufferPool {
 
     /// Ends the pool: every [`take`](Self::take), waiting or later, gets no buffer.
     pub fn close(&self) {
-        self.0.lock().closed = true;
+        self.0.state.lock().closed = true;
         self.0.returned.notify_all();
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -239,7 +235,10 @@ impl Deref for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.lock().free.push(std::mem::take(&mut self.memory));
+            pool.state
+                .lock()
+                .free
+                .push(std::mem::take(&mut self.memory));
             pool.returned.notify_one();
         }
     }
@@ -256,7 +255,7 @@ impl fmt::Debug for BufferPool {
         write!(
             f,
             "BufferPool({} × {} B)",
-            self.0.lock().buffers_max,
+            self.0.state.lock().buffers_max,
             self.0.buffer_bytes
         )
     }
@@ -269,7 +268,7 @@ mod tests {
     use super::*;
 
     fn until_it_waits<T>(waiter: &ScopedJoinHandle<'_, T>, pool: &BufferPool) {
-        while pool.0.lock().waits == 0 {
+        while pool.0.state.lock().waits == 0 {
             assert!(!waiter.is_finished());
             std::thread::yield_now();
         }

@@ -11,7 +11,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use zmove_disk::is_part;
 use zmove_engine::SourcesError;
 use zmove_jobs::{is_shared, this_program};
-use zmove_types::Escaped;
+use zmove_types::{Escaped, Lock};
 use zmove_watch::{Batch, How, Terms, Watch};
 
 use crate::args::{PushArgs, SubmitArgs};
@@ -143,7 +143,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
 }
 
 /// The wish that it ends, which the process of the batch under way gets too.
-struct Stop(Arc<Mutex<Wish>>);
+struct Stop(Arc<Lock<Wish>>);
 
 #[derive(Default)]
 struct Wish {
@@ -153,14 +153,14 @@ struct Wish {
 
 impl Stop {
     fn listen() -> Result<Self> {
-        let wish = Arc::<Mutex<Wish>>::default();
+        let wish = Arc::<Lock<Wish>>::default();
         let shared = Arc::clone(&wish);
         let listen = move || {
             let _listened = settings::block_on(1, async {
                 interrupted().await;
                 Ok(())
             });
-            let mut wish = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut wish = shared.lock();
             wish.is_asked = true;
             let _gone = wish
                 .process
@@ -174,15 +174,12 @@ impl Stop {
     }
 
     fn is_asked(&self) -> bool {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_asked
+        self.0.lock().is_asked
     }
 
     /// Lets the process have the wish too, as long as it is not waited for.
     fn reaches(&self, process: Option<&Child>) {
-        let mut wish = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wish = self.0.lock();
         wish.process = process.map(Pid::from_child);
         if wish.is_asked {
             let _gone = wish

@@ -2,17 +2,17 @@
 //!
 //! **Invariant:** this is advice: without a sweep there is none, and nothing fails.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
+use zmove_types::Lock;
 
 use crate::sweep::ceiling::Ceiling;
 use crate::sweep::result::{Direction, Sweep};
 
 /// The files and bytes that a push has moved, by size.
 #[derive(Debug, Default)]
-pub struct MovedSizes(Mutex<Counts>);
+pub struct MovedSizes(Lock<Counts>);
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
@@ -25,7 +25,7 @@ struct Counts {
 impl MovedSizes {
     /// Adds one report of the receiver: a batch of whole files, a group of a large one, or the end of a large one.
     pub fn add(&self, files: u64, bytes: u64) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         match (files, bytes) {
             (0, bytes) => counts.large.1 += bytes,
             (1, 0) => counts.large.0 += 1,
@@ -45,7 +45,7 @@ impl MovedSizes {
     /// All files and bytes.
     #[must_use]
     pub fn total(&self) -> (u64, u64) {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock();
         let sizes = counts.small.iter().chain([&counts.large]);
         sizes.fold((0, 0), |sum, counted| {
             (sum.0 + counted.0, sum.1 + counted.1)
@@ -57,11 +57,7 @@ impl MovedSizes {
         let Counts {
             small,
             large: (files, bytes),
-        } = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        } = self.0.lock().clone();
         let large = if bytes > 0 {
             (files.max(1), bytes)
         } else {

@@ -5,11 +5,10 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use zmove_types::Sample;
+use zmove_types::{Lock, Sample};
 
 use super::line::{About, Line};
 
@@ -18,7 +17,7 @@ pub const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A file of samples.
 #[derive(Debug)]
-pub struct TraceFile(Mutex<State>);
+pub struct TraceFile(Lock<State>);
 
 #[derive(Debug)]
 struct State {
@@ -51,7 +50,7 @@ impl TraceFile {
             at: at.map(|since| since.as_secs()),
             limited_by: None,
         };
-        Ok(Self(Mutex::new(State {
+        Ok(Self(Lock::new(State {
             file: Some(File::create(path)?),
             about,
             last: None,
@@ -63,7 +62,7 @@ impl TraceFile {
     /// # Errors
     /// The system's error.
     pub fn write(&self, sample: &Sample) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.write(Line::from(sample))
     }
 
@@ -72,7 +71,7 @@ impl TraceFile {
     /// # Errors
     /// The system's error.
     pub fn close(&self, limited_by: &str) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if let Some(last) = state.last {
             state.about.limited_by = Some(limited_by.to_owned());
             state.write(last)?;

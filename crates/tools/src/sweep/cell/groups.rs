@@ -1,16 +1,16 @@
 //! Hands the groups of large files to threads, one file after the other, as a push does: any thread takes the
 //! next group.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use zmove_types::GroupSpan;
+use zmove_types::{GroupSpan, Lock};
 
 use crate::sweep::error::SweepError;
 
 /// The files of a cell, opened when their first group is taken.
 pub(crate) struct Groups<T, F> {
     open: F,
-    cursor: Mutex<Cursor<T>>,
+    cursor: Lock<Cursor<T>>,
 }
 
 struct Cursor<T> {
@@ -28,7 +28,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     pub(crate) fn new(open: F) -> Self {
         Self {
             open,
-            cursor: Mutex::new(Cursor {
+            cursor: Lock::new(Cursor {
                 file: 0,
                 index: 0,
                 opened: None,
@@ -39,7 +39,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     /// The next group if `admit` takes its length. Once all its groups are handed out, a file is held only by the
     /// threads that work on it.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
-        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursor = self.cursor.lock();
         if cursor.opened.is_none() {
             let Some((file, bytes)) = (self.open)(cursor.file)? else {
                 return Ok(None);
@@ -67,10 +67,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
 
     /// The file some of whose groups have not been handed out.
     pub(crate) fn into_open(self) -> Option<Arc<T>> {
-        let cursor = self
-            .cursor
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let cursor = self.cursor.into_inner();
         cursor.opened.map(|(file, _)| file)
     }
 }

@@ -3,10 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, Wanted};
-use zmove_types::Metadata;
+use zmove_types::{Lock, Metadata};
 
 use crate::sweep::cell::groups::Groups;
 use crate::sweep::cell::noise::{Noise, group_buffer};
@@ -38,7 +37,7 @@ struct Reading {
 impl LargeFiles {
     /// Writes files as long as there is time; the last one may be cut short.
     pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
-        let files = Mutex::new(Vec::new());
+        let files = Lock::new(Vec::new());
         let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
         let open = |number: u64| {
@@ -62,10 +61,7 @@ impl LargeFiles {
         };
         let end = |writing: Arc<Writing>| match Arc::into_inner(writing) {
             Some(whole) => finish(bench, whole).map(|file| {
-                files
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend(file);
+                files.lock().extend(file);
             }),
             None => Ok(()),
         };
@@ -100,7 +96,7 @@ impl LargeFiles {
         };
         Self {
             directory,
-            files: files.into_inner().unwrap_or_else(PoisonError::into_inner),
+            files: files.into_inner(),
             way,
         }
     }

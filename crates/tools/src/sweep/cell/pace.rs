@@ -7,10 +7,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use zmove_types::{ByteCount, GROUP_BYTES};
+use zmove_types::{ByteCount, GROUP_BYTES, Lock};
 
 use crate::sweep::error::SweepError;
 
@@ -18,7 +18,7 @@ use crate::sweep::error::SweepError;
 pub(crate) struct Pace<'a> {
     until: Instant,
     stop: &'a AtomicBool,
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Condvar,
 }
 
@@ -57,19 +57,19 @@ impl<'a> Pace<'a> {
         Self {
             until,
             stop,
-            state: Mutex::new(state),
+            state: Lock::new(state),
             changed: Condvar::new(),
         }
     }
 
     /// Whether there is time for anything more.
     pub(crate) fn goes_on(&self) -> bool {
-        self.may_go_on(&self.lock())
+        self.may_go_on(&self.state.lock())
     }
 
     /// Waits until so many bytes may be written; `false` when the time is over.
     pub(crate) fn admit(&self, bytes: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while self.may_go_on(&state) {
             if state.takes(bytes) {
                 state.admitted += bytes;
@@ -82,12 +82,12 @@ impl<'a> Pace<'a> {
 
     /// Books bytes that have been written through the page cache.
     pub(crate) fn complete(&self, bytes: u64) {
-        self.lock().completed += bytes;
+        self.state.lock().completed += bytes;
     }
 
     /// Books bytes that have been written and need no flush.
     pub(crate) fn complete_flushed(&self, bytes: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.completed += bytes;
         state.flushed += bytes;
         self.changed.notify_all();
@@ -95,18 +95,18 @@ impl<'a> Pace<'a> {
 
     /// Notes an error, which makes all threads of the cell stop.
     pub(crate) fn fail(&self, error: SweepError) {
-        self.lock().failed.get_or_insert(error);
+        self.state.lock().failed.get_or_insert(error);
         self.changed.notify_all();
     }
 
     /// The first error of any thread, as an `Err`, if there was one.
     pub(crate) fn failure(&self) -> Result<(), SweepError> {
-        self.lock().failed.take().map_or(Ok(()), Err)
+        self.state.lock().failed.take().map_or(Ok(()), Err)
     }
 
     /// Ends the cell: no more bytes will come to be flushed.
     pub(crate) fn end(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
@@ -133,7 +133,7 @@ impl<'a> Pace<'a> {
     }
 
     fn pause(&self) -> MutexGuard<'_, State> {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.ended {
             state
         } else {
@@ -144,7 +144,7 @@ impl<'a> Pace<'a> {
     /// Books a flush, which took `took` and covers all bytes completed `before`. The next allowance is twice as much if
     /// that was less than half of the time that is left, and else as much as fits into that half.
     fn flushed(&self, before: u64, took: Duration) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let bytes = before.saturating_sub(state.flushed);
         state.flushed = state.flushed.max(before);
         let half = self
@@ -176,10 +176,6 @@ impl<'a> Pace<'a> {
             .wait_timeout(state, time)
             .unwrap_or_else(PoisonError::into_inner)
             .0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -223,20 +219,20 @@ mod tests {
         let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
         assert!(pace.admit(FIRST_BYTES));
         pace.complete(FIRST_BYTES);
-        assert!(!pace.lock().takes(1));
+        assert!(!pace.state.lock().takes(1));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pace.admit(1));
             pace.flushed(FIRST_BYTES, Duration::from_secs(10));
             assert!(waiting.join().unwrap());
         });
-        assert!(pace.lock().takes(1));
+        assert!(pace.state.lock().takes(1));
         assert_eq!(
-            pace.lock().allowance,
+            pace.state.lock().allowance,
             2 * FIRST_BYTES,
             "that was quick enough"
         );
         pace.flushed(FIRST_BYTES + 1, Duration::from_secs(1000));
-        assert_eq!(pace.lock().allowance, FIRST_BYTES / 8);
+        assert_eq!(pace.state.lock().allowance, FIRST_BYTES / 8);
     }
 
     #[test]

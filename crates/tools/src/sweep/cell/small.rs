@@ -2,13 +2,13 @@
 //! reads them.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use zmove_disk::{
     ContentsWriter, DataFile, DirectoryModes, Lease, Permit, Replace, StagingDirectory, Tree,
 };
-use zmove_types::{Metadata, Name};
+use zmove_types::{Lock, Metadata, Name};
 
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::Pace;
@@ -35,7 +35,7 @@ impl SmallFiles {
     pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
         let next = AtomicU64::new(0);
-        let made = Mutex::new(Vec::new());
+        let made = Lock::new(Vec::new());
         let direct = AtomicBool::new(false);
         let writers = Writers {
             bench,
@@ -62,9 +62,7 @@ impl SmallFiles {
                         first.is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
                     direct.store(past, Ordering::Relaxed);
                 }
-                made.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend(directory);
+                made.lock().extend(directory);
             }
         });
         let way = if direct.into_inner() {
@@ -73,7 +71,7 @@ impl SmallFiles {
             CacheUse::Buffered
         };
         Self {
-            directories: made.into_inner().unwrap_or_else(PoisonError::into_inner),
+            directories: made.into_inner(),
             way,
         }
     }
