@@ -11,35 +11,20 @@ use tokio::net::TcpSocket;
 use super::SegmentLimit;
 use crate::error::SocketError;
 
+/// How long a connection may be idle before the peer is probed, and the time between probes.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 /// The number of keepalive probes that may stay unanswered before the peer counts as gone.
 const KEEPALIVE_PROBES: u32 = 5;
 
 /// The settings of sockets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SocketConfig {
     /// The congestion control by its kernel name, such as `bbr`. Default: none, the system's own. A name that the
     /// kernel does not have, or does not let users choose, is an error.
     pub congestion: Option<String>,
-    /// How long one address may take to accept a TCP connection before it is given up. Default: 10 s. Smaller gives
-    /// dead addresses up sooner; larger survives more lost packets.
-    pub connect_timeout: Duration,
     /// Maximum size of a TCP segment of connections that are dialled, in both directions. Default: none, as the MTU of
     /// both hosts has it. A dialler sets it once full-size packets vanish on the path; clones share it.
     pub segment_limit: SegmentLimit,
-    /// How long a connection may be idle before the peer is probed, and the time between probes. Default: 15 s; five
-    /// unanswered probes end the connection.
-    pub keepalive: Duration,
-}
-
-impl Default for SocketConfig {
-    fn default() -> Self {
-        Self {
-            congestion: None,
-            segment_limit: SegmentLimit::default(),
-            connect_timeout: Duration::from_secs(10),
-            keepalive: Duration::from_secs(15),
-        }
-    }
 }
 
 impl SocketConfig {
@@ -64,8 +49,8 @@ impl SocketConfig {
         options.set_tcp_nodelay(true)?;
         options.set_tcp_keepalive(
             &TcpKeepalive::new()
-                .with_time(self.keepalive)
-                .with_interval(self.keepalive)
+                .with_time(KEEPALIVE)
+                .with_interval(KEEPALIVE)
                 .with_retries(KEEPALIVE_PROBES),
         )?;
         if let Some(algorithm) = &self.congestion {

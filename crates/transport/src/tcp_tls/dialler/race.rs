@@ -25,6 +25,10 @@ use crate::error::{DialError, DialStage};
 /// The head start of an address over the next.
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// How long one address may take to accept a TCP connection before it is given up. Less would give dead addresses up
+/// sooner; more would survive more lost packets.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
 /// A TCP connection and its round trip.
 pub(crate) struct Connected {
     pub(super) socket: TcpStream,
@@ -169,7 +173,7 @@ pub(super) async fn attempt(
         Err(source) => return Err(DialError::Socket { host, source }),
     };
     let started = Instant::now();
-    let connected = timeout(config.connect_timeout, socket.connect(address)).await;
+    let connected = timeout(CONNECT_MAX, socket.connect(address)).await;
     match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(socket) => {
             let rtt = round_trip(&socket, started.elapsed());
