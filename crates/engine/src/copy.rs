@@ -21,8 +21,8 @@ use zmove_transport::{
 };
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Intent, Receipt, Refusal,
-    RefusalCode, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, WireError,
+    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, GrantToken, Intent, Receipt,
+    Refusal, RefusalCode, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, WireError,
     decode_message, encode_message,
 };
 
@@ -211,7 +211,7 @@ impl RemoteCopy<'_> {
                 id
             }
             ToSender::Copy(CopyState::Ready) => {
-                let Granted { token, .. } = self.grant((run, hosts), source).await?;
+                let token = self.grant((run, hosts), source).await?;
                 let key = run.key.map_or([0; 32], |key| key.0);
                 let begin = ToSource::Begin(Begin { grant: token, key });
                 run.id = Some(self.order.id);
@@ -256,7 +256,7 @@ impl RemoteCopy<'_> {
         &self,
         (run, hosts): (&mut CopyRun, &Hosts<'_>),
         source: Fingerprint,
-    ) -> Result<Granted, PushError> {
+    ) -> Result<GrantToken, PushError> {
         let (channel, dialler) = hosts.target.connect_control().await?;
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;

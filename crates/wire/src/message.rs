@@ -35,8 +35,8 @@ mod shared_job;
 mod verdict;
 
 pub use copy::{
-    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place,
-    Receipt, SignedReceipt, TransportChoice,
+    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Place, Receipt,
+    SignedReceipt, TransportChoice,
 };
 use counted::Counted;
 pub use counters::CounterList;
@@ -180,7 +180,7 @@ pub enum ToSender {
     /// ([`ToReceiver`]), and what it hears is what a receiver says.
     Fetching(Fetching),
     /// The grant that was asked for.
-    Granted(Granted),
+    Granted(GrantToken),
     /// An order for a copy is accepted; what else is said to its client is [`Relay`]s.
     Copy(CopyState),
     /// What has been received by the grant of the opening. Sent before the end.

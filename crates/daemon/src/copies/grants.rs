@@ -22,8 +22,8 @@ use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Rights, S
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
-    CopyResult, GrantOrder, GrantToken, Granted, Open, Receipt, Refusal, RefusalCode,
-    SignedReceipt, TargetShape, WireError, encode_message,
+    CopyResult, GrantOrder, GrantToken, Open, Receipt, Refusal, RefusalCode, SignedReceipt,
+    TargetShape, WireError, encode_message,
 };
 
 use super::store::Store;
@@ -186,7 +186,7 @@ impl GrantBook {
         claim: &Claim,
         authorized: &Authorized,
         order: GrantOrder,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<GrantToken, Refusal> {
         if !authorized.may_write() {
             return Err(denied("this key may not write here"));
         }
@@ -234,10 +234,7 @@ impl GrantBook {
             self.grants.lock().remove(&token);
             failed(&error)
         })?;
-        Ok(Granted {
-            token,
-            begin_secs: BEGIN_WITHIN.as_secs(),
-        })
+        Ok(token)
     }
 
     /// Makes the file of a grant what is known of it.
@@ -613,11 +610,7 @@ mod tests {
                 entries_max: None,
             };
             let authorized = authorizer.authorize(&claim).unwrap().unwrap();
-            copies
-                .grants
-                .give(&claim, &authorized, order)
-                .unwrap()
-                .token
+            copies.grants.give(&claim, &authorized, order).unwrap()
         };
         let [token, _others] = [client, other].map(give);
         // before it is taken up, too: the host that sends may not have found its way here yet

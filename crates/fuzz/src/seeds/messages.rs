@@ -10,10 +10,10 @@ use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EarlierSession, EndedCopy, EntryFault, EntryGroup, Extensions,
     Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone,
-    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, Granted, GroupHashes,
-    GroupRange, Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder,
-    Leftover, LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NameRange,
-    NodeName, NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
+    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
+    Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Leftover,
+    LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NameRange, NodeName,
+    NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
     PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
     Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
@@ -535,10 +535,7 @@ fn replies() -> Vec<ToSender> {
 fn replies_to_orders() -> Vec<ToSender> {
     vec![
         ToSender::Fetching(Fetching { lanes_max: 300 }),
-        ToSender::Granted(Granted {
-            token: [1; 32],
-            begin_secs: 600,
-        }),
+        ToSender::Granted([4; 32]),
         ToSender::Copy(CopyState::Ready),
         ToSender::Copy(CopyState::Follows { id: [7; 16] }),
         ToSender::Receipt(receipt()),

@@ -109,15 +109,6 @@ pub struct GrantOrder {
     pub entries_max: Option<u64>,
 }
 
-/// A grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Granted {
-    /// The secret by which it is found.
-    pub token: GrantToken,
-    /// The seconds within which the copy has to begin.
-    pub begin_secs: u64,
-}
-
 /// What a host has received by a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
@@ -257,13 +248,10 @@ pub(crate) mod tests {
 
     #[test]
     fn answers_are_pinned() {
-        let granted = ToSender::Granted(Granted {
-            token: [1; 32],
-            begin_secs: 600,
-        });
+        let granted = ToSender::Granted([1; 32]);
         assert_eq!(
             encode_message(&granted)[4..],
-            [&[18][..], &[1; 32], &[0xD8, 4]].concat()
+            [&[18][..], &[1; 32]].concat()
         );
         assert_eq!(
             encode_message(&ToSender::Copy(CopyState::Ready))[4..],

@@ -118,10 +118,10 @@ fn token(world: &World, change: impl FnOnce(GrantOrder) -> GrantOrder) -> GrantT
         &world.receiver,
         &[ToSource::Grant(Box::new(order))],
     );
-    let Ok(ToSender::Granted(granted)) = decode_message(&said[0]) else {
+    let Ok(ToSender::Granted(token)) = decode_message(&said[0]) else {
         panic!("no grant: {said:?}")
     };
-    granted.token
+    token
 }
 
 /// A world with something to send, and a third host that the client has a grant made for.
