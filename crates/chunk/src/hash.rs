@@ -8,9 +8,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use blake3::hazmat::{
-    HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
-};
+use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
 /// Hashes one group of a file with several, slice by slice while the bytes are in cache.
@@ -234,13 +232,13 @@ fn cv_unless_zeros(file: &File, span: GroupSpan) -> io::Result<Option<Cv>> {
 /// When the file has fewer than two groups, or `cvs` is not exactly one value per group.
 #[must_use]
 pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
-    assert!(cvs.len() > 1, "a file of one group has no chaining values");
     assert_eq!(
         GroupSpan::count(file_bytes).map(|count| count as usize),
         Some(cvs.len())
     );
-    let (left, right) = split(file_bytes, cvs);
-    Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
+    let mut merger = RootMerger::default();
+    cvs.iter().for_each(|cv| merger.push(*cv));
+    merger.finish()
 }
 
 /// The root of a file of several groups from their chaining values, given one after the other: holds as many as the
@@ -293,28 +291,10 @@ impl RootMerger {
     }
 }
 
-/// The chaining values of the two subtrees below a node of `bytes`.
-fn split(bytes: u64, cvs: &[Cv]) -> ([u8; 32], [u8; 32]) {
-    let left_bytes = left_subtree_len(bytes);
-    let middle = usize::try_from(left_bytes / GROUP_BYTES).expect("fewer groups than cvs.len()");
-    let (left, right) = cvs.split_at(middle);
-    (
-        subtree(left_bytes, left),
-        subtree(bytes - left_bytes, right),
-    )
-}
-
-fn subtree(bytes: u64, cvs: &[Cv]) -> [u8; 32] {
-    if let [only] = cvs {
-        return only.0;
-    }
-    let (left, right) = split(bytes, cvs);
-    merge_subtrees_non_root(&left, &right, Mode::Hash)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blake3::hazmat::left_subtree_len;
     use proptest::prelude::{ProptestConfig, any, proptest};
 
     #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
@@ -348,6 +328,30 @@ mod tests {
         merge_root(data.len() as u64, &cvs)
     }
 
+    /// The root by the definition of the tree: from its top downwards.
+    fn root_by_halves(bytes: u64, cvs: &[Cv]) -> Root {
+        let (left, right) = halves(bytes, cvs);
+        Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
+    }
+
+    fn halves(bytes: u64, cvs: &[Cv]) -> ([u8; 32], [u8; 32]) {
+        let left_bytes = left_subtree_len(bytes);
+        let middle = usize::try_from(left_bytes / GROUP_BYTES).unwrap();
+        let (left, right) = cvs.split_at(middle);
+        (
+            subtree(left_bytes, left),
+            subtree(bytes - left_bytes, right),
+        )
+    }
+
+    fn subtree(bytes: u64, cvs: &[Cv]) -> [u8; 32] {
+        if let [only] = cvs {
+            return only.0;
+        }
+        let (left, right) = halves(bytes, cvs);
+        merge_subtrees_non_root(&left, &right, Mode::Hash)
+    }
+
     #[test]
     fn merged_root_is_the_ordinary_hash() {
         for len in INTERESTING_SIZES {
@@ -357,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_merged_step_by_step_is_the_same() {
+    fn a_root_that_is_merged_step_by_step_is_that_of_the_tree() {
         for groups in 2..70_u32 {
             let cvs: Vec<_> = (0..groups)
                 .map(|group| group_cv(group, &group.to_le_bytes()))
@@ -367,7 +371,7 @@ mod tests {
             let bytes = u64::from(groups - 1) * GROUP_BYTES + 4;
             assert_eq!(
                 (merger.groups(), merger.finish()),
-                (groups, merge_root(bytes, &cvs))
+                (groups, root_by_halves(bytes, &cvs))
             );
         }
     }
