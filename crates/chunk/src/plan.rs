@@ -7,13 +7,13 @@
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 
-use zmove_types::GroupSpan;
+use zmove_types::{GroupSpan, Lock};
 
 /// Work waiting to be read. `P` is a pack of small files, `F` identifies a large file.
 pub struct Plan<P, F> {
-    state: Mutex<State<P, F>>,
+    state: Lock<State<P, F>>,
     changed: Condvar,
     depth: Depth,
     /// How often a pusher has waited.
@@ -39,19 +39,14 @@ struct State<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
-    waiting: BinaryHeap<Waiting<F>>,
-    active: VecDeque<Active<F>>,
+    waiting: BinaryHeap<Unread<F>>,
+    active: VecDeque<Unread<F>>,
     ended: bool,
     packs_last: bool,
 }
 
-struct Waiting<F> {
-    bytes: u64,
-    groups: Groups,
-    file: F,
-}
-
-struct Active<F> {
+/// A large file that is still to be read.
+struct Unread<F> {
     bytes: u64,
     groups: Groups,
     file: F,
@@ -146,7 +141,7 @@ impl<P, F: Clone> Plan<P, F> {
             packs_last: false,
         };
         Self {
-            state: Mutex::new(state),
+            state: Lock::new(state),
             changed: Condvar::new(),
             depth: Depth { entries, files },
             #[cfg(test)]
@@ -178,7 +173,7 @@ impl<P, F: Clone> Plan<P, F> {
         if state.ended {
             return Err(file);
         }
-        state.waiting.push(Waiting {
+        state.waiting.push(Unread {
             bytes,
             groups,
             file,
@@ -189,7 +184,7 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Takes back the packs for which `which` holds and that have not been handed out.
     pub fn take_back(&self, which: impl Fn(&P) -> bool) -> Vec<P> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (taken, left): (VecDeque<_>, _) = state
             .packs
             .drain(..)
@@ -202,13 +197,13 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Adds work that must be done again, ahead of everything, without waiting, even after the end.
     pub fn push_again(&self, work: Work<P, F>) {
-        self.lock().urgent.push_back(work);
+        self.state.lock().urgent.push_back(work);
         self.changed.notify_all();
     }
 
     /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
     pub fn push_file_again(&self, file: F, bytes: u64) {
-        self.lock().waiting.push(Waiting {
+        self.state.lock().waiting.push(Unread {
             bytes,
             groups: Groups::From(0),
             file,
@@ -219,7 +214,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// Takes out the groups before `index` of the file of which `which` says so, as far as they have not been handed
     /// out; returns how many. For a hole that a reader has come upon.
     pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
         let skipped = file.map_or(0, |active| active.groups.skip_to(active.bytes, index));
         state
@@ -231,13 +226,13 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Ends the plan: nothing more will be added, but for work that must be [done again](Self::push_again).
     pub fn end(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
     /// Drops all waiting work, so that readers and pushers stop soon.
     pub fn abandon(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.packs.clear();
         state.packed_entries = 0;
         state.urgent.clear();
@@ -249,7 +244,7 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// The next work, or `None` when nothing waits right now.
     pub fn try_take(&self) -> Option<Work<P, F>> {
-        let work = self.lock().next();
+        let work = self.state.lock().next();
         if work.is_some() {
             self.changed.notify_all();
         }
@@ -259,7 +254,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// The next work; waits for some until `stop`, which is given whether the plan has ended, returns `true`. It is
     /// called whenever the plan changes.
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(work) = state.next() {
                 self.changed.notify_all();
@@ -277,12 +272,12 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// How many packs wait.
     pub fn packs_waiting(&self) -> usize {
-        self.lock().packs.len()
+        self.state.lock().packs.len()
     }
 
     /// The number of packs that wait, if they are the last work: nothing else waits, and nothing will be added.
     pub fn last_packs(&self) -> Option<usize> {
-        let state = self.lock();
+        let state = self.state.lock();
         let files = !state.waiting.is_empty() || !state.active.is_empty();
         (state.ended && !files && state.urgent.is_empty()).then_some(state.packs.len())
     }
@@ -296,12 +291,8 @@ impl<P, F: Clone> Plan<P, F> {
             must_wait
         };
         self.changed
-            .wait_while(self.lock(), must_wait)
+            .wait_while(self.state.lock(), must_wait)
             .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<P, F>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -328,19 +319,10 @@ impl<P, F: Clone> State<P, F> {
     fn next_group(&mut self) -> Option<Work<P, F>> {
         loop {
             while self.active.len() < FILES_ACTIVE_MAX {
-                let Some(Waiting {
-                    bytes,
-                    groups,
-                    file,
-                }) = self.waiting.pop()
-                else {
+                let Some(file) = self.waiting.pop() else {
                     break;
                 };
-                self.active.push_back(Active {
-                    bytes,
-                    groups,
-                    file,
-                });
+                self.active.push_back(file);
             }
             let mut active = self.active.pop_front()?;
             let Some(span) = active.groups.take(active.bytes) else {
@@ -355,21 +337,21 @@ impl<P, F: Clone> State<P, F> {
     }
 }
 
-impl<F> PartialEq for Waiting<F> {
+impl<F> PartialEq for Unread<F> {
     fn eq(&self, other: &Self) -> bool {
         self.bytes == other.bytes
     }
 }
 
-impl<F> Eq for Waiting<F> {}
+impl<F> Eq for Unread<F> {}
 
-impl<F> PartialOrd for Waiting<F> {
+impl<F> PartialOrd for Unread<F> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<F> Ord for Waiting<F> {
+impl<F> Ord for Unread<F> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.bytes.cmp(&other.bytes)
     }
@@ -377,7 +359,7 @@ impl<F> Ord for Waiting<F> {
 
 impl<P, F> fmt::Debug for Plan<P, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         write!(
             f,
             "Plan({} packs, {} files waiting)",
@@ -446,7 +428,7 @@ mod tests {
         }
         assert_eq!(plan.try_take(), Some(Work::Pack(1)));
         assert_eq!(plan.take_back(|&pack| pack < 3), [2]);
-        assert_eq!(plan.lock().packed_entries, 2);
+        assert_eq!(plan.state.lock().packed_entries, 2);
         assert_eq!(
             [plan.try_take(), plan.try_take()],
             [Some(Work::Pack(3)), None]
