@@ -25,13 +25,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use zmove_types::{FileNumber, Timestamp};
+use zmove_types::{FileNumber, Lock, Timestamp};
 
 use crate::directory::{Directory, SourceRoot, Status};
 
@@ -41,16 +41,16 @@ pub struct FirstWalk {
     began: Timestamp,
     /// Directories that the program itself changes meanwhile.
     own: Vec<FileNumber>,
-    roots: Mutex<HashMap<PathBuf, KnownRoot>>,
+    roots: Lock<HashMap<PathBuf, KnownRoot>>,
     /// The maximum number of roots that stay open.
     roots_open_max: usize,
-    mounts: Mutex<Mounts>,
+    mounts: Lock<Mounts>,
     /// Whether a directory had changed since the beginning when it had been listed.
     has_changed: AtomicBool,
     /// Whether the time of such a change has no nanoseconds.
     has_whole_seconds: AtomicBool,
     /// The directories that may have changed while they were reread.
-    restless: Mutex<Vec<PathBuf>>,
+    restless: Lock<Vec<PathBuf>>,
 }
 
 /// A root that a walk has opened.
@@ -96,12 +96,12 @@ impl FirstWalk {
         Self {
             began,
             own,
-            roots: Mutex::default(),
+            roots: Lock::default(),
             roots_open_max: usize::MAX,
-            mounts: Mutex::default(),
+            mounts: Lock::default(),
             has_changed: AtomicBool::new(false),
             has_whole_seconds: AtomicBool::new(false),
-            restless: Mutex::default(),
+            restless: Lock::default(),
         }
     }
 
@@ -130,7 +130,7 @@ impl FirstWalk {
 
     /// Records a root that a walk has opened as a directory, unless an earlier walk has.
     pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
-        let mut roots = lock(&self.roots);
+        let mut roots = self.roots.lock();
         let stays_open = roots.len() < self.roots_open_max;
         roots
             .entry(root.path().to_owned())
@@ -142,13 +142,14 @@ impl FirstWalk {
 
     /// Whether a walk has opened a directory as this root; the directory, if it is open.
     pub(crate) fn root(&self, path: &Path) -> Option<Option<Arc<SourceRoot>>> {
-        lock(&self.roots).get(path).map(|known| known.open.clone())
+        self.roots.lock().get(path).map(|known| known.open.clone())
     }
 
     /// Records the mount on a directory that a walk has opened below a root, if there is one.
     pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
         if let Some(mount) = status.mount(directory.root()) {
-            lock(&self.mounts)
+            self.mounts
+                .lock()
                 .entry(mount)
                 .or_insert_with(|| directory.full_path());
         }
@@ -157,7 +158,7 @@ impl FirstWalk {
     /// Whether an earlier walk has opened another directory at this path; `root` is `None` where it is no directory
     /// now.
     pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
-        let roots = lock(&self.roots);
+        let roots = self.roots.lock();
         roots
             .get(path)
             .is_some_and(|known| Some(known.number) != root.map(|root| root.number))
@@ -165,7 +166,7 @@ impl FirstWalk {
 
     /// The mounts below the roots that have been met.
     pub(crate) fn mounts(&self) -> Mounts {
-        lock(&self.mounts).clone()
+        self.mounts.lock().clone()
     }
 
     /// The change that a directory's times show. The ctime decides, which nobody can set. If the mtime is no later, the
@@ -199,7 +200,7 @@ impl FirstWalk {
             self.has_changed.store(true, Ordering::Relaxed);
         }
         if is_other || !is_ahead && is_since(after.ctime, listed.began) {
-            lock(&self.restless).push(directory.full_path());
+            self.restless.lock().push(directory.full_path());
         }
     }
 
@@ -212,7 +213,7 @@ impl FirstWalk {
     /// The directories that changed while they were reread, or may have.
     #[must_use]
     pub fn restless(&self) -> Vec<PathBuf> {
-        let mut restless = lock(&self.restless).clone();
+        let mut restless = self.restless.lock().clone();
         restless.sort_unstable();
         restless
     }
@@ -241,10 +242,6 @@ fn is_since(time: Timestamp, began: Timestamp) -> bool {
     } else {
         time >= began
     }
-}
-
-fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn now(clock: ClockId) -> Timestamp {

@@ -7,14 +7,14 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Sender, TrySendError};
 use rustix::fs::{AtFlags, FileType, OFlags, RawDir, RawDirEntry, statx};
 use rustix::io::Errno;
 use zmove_disk::Descriptor;
-use zmove_types::{Doing, RelPath, Stopwatch};
+use zmove_types::{Doing, Lock, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, Extent, SourceRoot, Status};
@@ -45,7 +45,7 @@ pub(crate) struct Walk {
     stopped: AtomicBool,
     descriptor_wait: DescriptorWait,
     stretches_waiting: AtomicUsize,
-    scratch: Mutex<Vec<Scratch>>,
+    scratch: Lock<Vec<Scratch>>,
 }
 
 /// The execution of one job.
@@ -71,7 +71,7 @@ impl Walk {
             stopped: AtomicBool::new(false),
             descriptor_wait: DescriptorWait::new(),
             stretches_waiting: AtomicUsize::new(0),
-            scratch: Mutex::default(),
+            scratch: Lock::default(),
         }
     }
 
@@ -80,19 +80,12 @@ impl Walk {
     }
 
     fn take_scratch(&self) -> Scratch {
-        self.scratch
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()
-            .unwrap_or_default()
+        self.scratch.lock().pop().unwrap_or_default()
     }
 
     fn put_back(&self, mut scratch: Scratch) {
         scratch.names.clear();
-        self.scratch
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(scratch);
+        self.scratch.lock().push(scratch);
     }
 
     /// What a name belongs to that is not wanted because of it.

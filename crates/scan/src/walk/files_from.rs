@@ -15,11 +15,11 @@ use std::collections::HashSet;
 use std::ffi::CString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath};
+use zmove_types::{Lock, Name, RelPath};
 
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryKind};
@@ -36,7 +36,7 @@ struct Ground {
     root: Arc<SourceRoot>,
     /// The directories that have been emitted. The lock is held while one is emitted, so that a job that finds it here
     /// comes later in the queue.
-    emitted: Mutex<Fingerprints>,
+    emitted: Lock<Fingerprints>,
 }
 
 /// A set of paths, distinguished by 128 bits that nobody can predict.
@@ -68,7 +68,7 @@ impl Worker<'_> {
         };
         let ground = Arc::new(Ground {
             root: Arc::clone(top.root()),
-            emitted: Mutex::default(),
+            emitted: Lock::default(),
         });
         let mut listed = Fingerprints::default();
         while let Some(stretch) = list.next_stretch() {
@@ -142,20 +142,13 @@ impl Worker<'_> {
             .partition(|entry| entry.kind == EntryKind::Directory);
         self.send_entries(directory, others);
         for entry in directories {
-            let mut emitted = ground
-                .emitted
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            self.send_once(&mut emitted, directory, entry);
+            self.send_once(&mut ground.emitted.lock(), directory, entry);
         }
     }
 
     /// Opens a directory after the directory and those above it have been emitted.
     fn enter(&mut self, ground: &Ground, path: &RelPath) -> Result<Arc<Directory>, Closed> {
-        let mut emitted = ground
-            .emitted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut emitted = ground.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
             if !self.admits(path, PathKind::Directory) {
                 return Err(Closed::LeftOut);
