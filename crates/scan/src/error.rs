@@ -186,11 +186,16 @@ impl ScanError {
     pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::Vanished { path },
-            _ => Self::Io {
-                path,
-                operation,
-                source: errno.into(),
-            },
+            _ => Self::io(path, operation, errno),
+        }
+    }
+
+    /// The error of an operation on a path that no listing named.
+    pub(crate) fn io(path: PathBuf, operation: Operation, errno: Errno) -> Self {
+        Self::Io {
+            path,
+            operation,
+            source: errno.into(),
         }
     }
 }

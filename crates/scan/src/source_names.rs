@@ -6,7 +6,6 @@
 //! root is opened through a symbolic link, and no directory that the selection leaves out.
 
 use std::ffi::CStr;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -102,13 +101,9 @@ impl SourceNames {
                 Ok(Some(opened)) => {
                     waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new())))
                 }
-                Err(source) => {
+                Err(errno) => {
                     let path = root.source.clone();
-                    waiting.push(Err(ScanError::Io {
-                        path,
-                        operation: Operation::Open,
-                        source,
-                    }));
+                    waiting.push(Err(ScanError::io(path, Operation::Open, errno)));
                 }
             }
         }
@@ -293,7 +288,7 @@ fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
 }
 
 /// Opens a root; `None` where it is no directory.
-fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
+fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else {
         return Ok(None);
     };

@@ -161,12 +161,7 @@ impl<'walk> Worker<'walk> {
 
     /// Reports that a root cannot be visited at all.
     fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
-        let (path, source) = (root.source.clone(), errno.into());
-        self.report(ScanError::Io {
-            path,
-            operation,
-            source,
-        });
+        self.report(ScanError::io(root.source.clone(), operation, errno));
     }
 
     fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), (Operation, Errno)> {
@@ -179,9 +174,9 @@ impl<'walk> Worker<'walk> {
             first_walk.note_root(directory.root());
         }
         self.send_root(&directory)
-            .map_err(|errno| (Operation::Stat, errno))?;
+            .map_err(failed(Operation::Stat))?;
         self.visit(&directory, Visit::Entries)
-            .map_err(|errno| (Operation::Stat, errno))
+            .map_err(failed(Operation::Stat))
     }
 
     /// Visits a root that the walk before has opened as a directory. A rename cannot hide an entry whose name is given.
@@ -196,19 +191,19 @@ impl<'walk> Worker<'walk> {
                 .directory_flags()
                 .and_then(|flags| root.open(Extent::Tree, flags.unwrap_or(OFlags::NOFOLLOW))),
         };
-        let opened = opened.map_err(|errno| (Operation::Open, errno))?;
+        let opened = opened.map_err(failed(Operation::Open))?;
         if walked.is_other(&root.source, Some(&opened)) {
             let path = root.source.clone();
             self.report(ScanError::Exchanged { path });
             return Ok(());
         }
         let directory = self.walk.open(&Arc::new(opened), &RelPath::root());
-        let directory = directory.map_err(|errno| (Operation::Open, errno))?;
+        let directory = directory.map_err(failed(Operation::Open))?;
         if let Some(first_walk) = &self.walk.config.first_walk {
             first_walk.note_root(directory.root());
         }
         self.visit(&directory, Visit::Entries)
-            .map_err(|errno| (Operation::Stat, errno))
+            .map_err(failed(Operation::Stat))
     }
 
     /// Emits a root itself.
@@ -263,7 +258,7 @@ impl<'walk> Worker<'walk> {
             .descriptor_wait
             .open(open)
             .map(Arc::new)
-            .map_err(|errno| (Operation::Open, errno))
+            .map_err(failed(Operation::Open))
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath, visit: Visit) {
@@ -464,6 +459,13 @@ impl Default for Scratch {
     }
 }
 
+/// Adds the operation to an error.
+fn failed(operation: Operation) -> impl Fn(Errno) -> (Operation, Errno) {
+    move |errno| (operation, errno)
+}
+
+/// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what it
+/// is.
 fn may_be_directory(entry: &RawDirEntry<'_>) -> bool {
     matches!(entry.file_type(), FileType::Directory | FileType::Unknown)
 }

@@ -94,12 +94,7 @@ impl Worker<'_> {
     /// Emits mode and time of the source itself, which is `.` in the list.
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
-            let (path, source) = (top.full_path(), errno.into());
-            self.report(ScanError::Io {
-                path,
-                operation: Operation::Stat,
-                source,
-            });
+            self.report(ScanError::io(top.full_path(), Operation::Stat, errno));
         }
     }
 

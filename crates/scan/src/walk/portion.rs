@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::fs::{OFlags, RawDir};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
@@ -20,7 +20,7 @@ use crate::error::{Operation, ScanError};
 
 use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
-use super::{Parts, Tally, Walk, Worker};
+use super::{Parts, Tally, Walk, Worker, failed, may_be_directory};
 
 /// How much one portion has.
 #[derive(Clone, Copy, Debug)]
@@ -203,9 +203,7 @@ impl Walker<'_, '_> {
         &mut self,
         root: &ScanRoot,
     ) -> Result<(Arc<SourceRoot>, Extent), (Operation, Errno)> {
-        let flags = root
-            .directory_flags()
-            .map_err(|errno| (Operation::Stat, errno))?;
+        let flags = root.directory_flags().map_err(failed(Operation::Stat))?;
         let (extent, flags) = flags.map_or((Extent::SingleEntry, OFlags::empty()), |flags| {
             (Extent::Tree, flags)
         });
@@ -214,12 +212,7 @@ impl Walker<'_, '_> {
     }
 
     fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
-        let (path, source) = (root.source.clone(), errno.into());
-        self.report(ScanError::Io {
-            path,
-            operation,
-            source,
-        });
+        self.report(ScanError::io(root.source.clone(), operation, errno));
     }
 
     fn report(&mut self, error: ScanError) {
@@ -246,12 +239,7 @@ impl Walker<'_, '_> {
             match self.worker.root_item(&directory) {
                 Ok(item) => self.portion.items.push(item),
                 Err(errno) => {
-                    let (path, source) = (directory.full_path(), errno.into());
-                    self.report(ScanError::Io {
-                        path,
-                        operation: Operation::Stat,
-                        source,
-                    });
+                    self.report(ScanError::io(directory.full_path(), Operation::Stat, errno));
                 }
             }
         }
@@ -305,7 +293,8 @@ impl Walker<'_, '_> {
         while let Some(next) = listing.next() {
             match next {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Ok(entry) if !self.may_be_wanted(entry.file_type()) => {}
+                Ok(entry)
+                    if self.size.wanted == Wanted::Directories && !may_be_directory(&entry) => {}
                 Ok(entry) => names.push(entry.file_name().to_owned()),
                 Err(errno) => {
                     self.report(ScanError::listed(
@@ -318,12 +307,6 @@ impl Walker<'_, '_> {
             }
         }
         names
-    }
-
-    /// Whether an entry is looked up; not all file systems tell in a listing what it is.
-    fn may_be_wanted(&self, kind: FileType) -> bool {
-        let may_be_directory = matches!(kind, FileType::Directory | FileType::Unknown);
-        self.size.wanted == Wanted::All || may_be_directory
     }
 
     /// Leaves names to others, in stretches of one portion each.
