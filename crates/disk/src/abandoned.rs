@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, Mode};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath, SharedJobId};
 
+use crate::by_name::unlink_at;
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::{Hidden, Parent, hidden_in};
@@ -72,7 +73,7 @@ pub(crate) fn remove_left(
         .partition(|name| guarded.covers(directory, name));
     let mut removed = remove_entries_of(tree, path, directory, own.into_iter(), &mut failed);
     for name in other {
-        match rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty()) {
+        match unlink_at(directory, name) {
             Ok(()) => removed += 1,
             Err(Errno::NOENT) => {}
             Err(error) => failed(path.join(name).unwrap_or(path.clone()), error.into()),

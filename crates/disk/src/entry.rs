@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, FileType, Stat, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{FileType, Stat, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
@@ -14,6 +14,7 @@ pub(crate) mod open_own;
 pub(crate) mod proven;
 pub(crate) mod xattrs;
 
+use crate::by_name::stat_at;
 use crate::lease::{Lease, Permit};
 use metadata::{Miss, Wanted};
 use open_own::open_own;
@@ -57,11 +58,7 @@ impl FileIdentity {
     /// # Errors
     /// The system's error.
     pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
-        Ok(Self::from_stat(&rustix::fs::statat(
-            directory,
-            name.as_os_str(),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )?))
+        Ok(Self::from_stat(&stat_at(directory, name)?))
     }
 
     /// Mode and time to be carried over.
@@ -107,17 +104,13 @@ pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
 ///
 /// # Errors
 /// The system's error.
-pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
-    Ok(of_stat(&rustix::fs::statat(
-        directory,
-        name,
-        AtFlags::SYMLINK_NOFOLLOW,
-    )?))
+pub fn number_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<FileNumber> {
+    Ok(of_stat(&stat_at(directory, name)?))
 }
 
 /// Whether an entry of a directory is a directory itself, without following a link.
 pub(crate) fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
-    rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+    stat_at(parent, name)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
@@ -417,9 +410,9 @@ pub(crate) mod tests {
             is_same_file(&file, File::open(at("name")).unwrap()) && !is_same_file(&file, &other)
         );
         let directory = File::open(home.path()).unwrap();
-        let number = |name: &str| number_at(&directory, name.as_ref()).unwrap();
+        let number = |name: &str| number_at(&directory, name).unwrap();
         assert_eq!(number("name"), number_of(&file).unwrap());
         assert!(![number("file"), number("other")].contains(&number("link")));
-        assert!(number_at(&directory, "nothing".as_ref()).is_err());
+        assert!(number_at(&directory, "nothing").is_err());
     }
 }

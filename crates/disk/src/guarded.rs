@@ -7,9 +7,11 @@
 
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, Mode, Statx, StatxFlags};
+use rustix::fs::{Mode, Statx, StatxFlags};
 use rustix::process::geteuid;
 use zmove_types::Name;
+
+use crate::by_name::stat_at;
 
 /// Which entries of a directory nobody but this user and root can rename.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,11 +55,8 @@ impl Guarded {
 
     /// Whether nobody else can have given an entry its name, or can give that name to another entry now.
     pub(crate) fn covers(self, directory: BorrowedFd<'_>, name: &Name) -> bool {
-        let is_own = || {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            rustix::fs::statat(directory, name.as_os_str(), flags)
-                .is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
-        };
+        let is_own =
+            || stat_at(directory, name).is_ok_and(|stat| stat.st_uid == geteuid().as_raw());
         match self {
             Self::All => true,
             Self::Own => is_own(),

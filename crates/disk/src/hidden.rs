@@ -40,6 +40,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, SharedJobId};
 
+use crate::by_name::stat_at;
 use crate::entry::is_directory;
 use crate::guarded::Guarded;
 use crate::proc::boot_id;
@@ -338,7 +339,7 @@ fn since_epoch_ms(time: SystemTime) -> u64 {
 }
 
 fn age_of(directory: BorrowedFd<'_>, name: &Name) -> Option<Duration> {
-    let stat = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let stat = stat_at(directory, name).ok()?;
     let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_ctime).ok()?);
     SystemTime::now().duration_since(changed).ok()
 }

@@ -9,9 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use zmove_types::{Name, Timestamp};
 
+use crate::by_name::{create_at, unlink_at};
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::make_hidden;
 use crate::lease::{Lease, Permit};
@@ -184,12 +185,10 @@ impl<'a> Probe<'a> {
 
     fn named(lease: &'a Lease, directory: BorrowedFd<'a>) -> io::Result<Self> {
         let before = FileIdentity::of(directory)?;
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, MODE);
+        let make = |name: &Name| create_at(directory, name, MODE);
         let (name, file) = make_hidden(directory, make)?;
         Ok(Self {
-            file: file.into(),
+            file,
             named: Some(Named {
                 lease,
                 directory,
@@ -210,8 +209,7 @@ impl Drop for Probe<'_> {
         let Some(named) = &self.named else {
             return;
         };
-        let name = named.name.as_os_str();
-        let _best_effort = rustix::fs::unlinkat(named.directory, name, AtFlags::empty());
+        let _best_effort = unlink_at(named.directory, &named.name);
         // Leave the directory with the time that it had.
         if let Ok(permit) = named.lease.permit() {
             let _best_effort = set_file_mtime(permit, named.directory, named.before.mtime);

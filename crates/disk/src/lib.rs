@@ -16,6 +16,7 @@
 
 mod abandoned;
 mod attributes;
+mod by_name;
 mod dead_mount;
 mod entry;
 mod file_io;
@@ -46,6 +47,7 @@ mod tree;
 
 pub use abandoned::{remove_abandoned, remove_leftover};
 pub use attributes::renew_times;
+pub use by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
 pub use dead_mount::{CauseAt, is_gone};
 pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};

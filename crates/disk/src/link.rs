@@ -7,6 +7,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, Special};
 
+use crate::by_name::unlink_at;
 use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, number_at};
 use crate::hidden::make_hidden;
@@ -94,9 +95,9 @@ fn place(
     is_it: impl Fn(FileNumber) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
-    let number = number_at(from, first.as_os_str()).map_err(|_missing| Errno::STALE)?;
+    let number = number_at(from, first).map_err(|_missing| Errno::STALE)?;
     let is_there = |directory: &OwnedFd, name: &Name| {
-        number_at(directory, name.as_os_str()).is_ok_and(|there| there == number)
+        number_at(directory, name).is_ok_and(|there| there == number)
     };
     if !is_it(number) {
         return Err(Errno::STALE.into());
@@ -121,7 +122,7 @@ fn place(
         Err(Errno::STALE.into())
     };
     // A rename does nothing where another thread has just made the same link, and leaves the hidden name.
-    let _gone_as_a_rule = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
+    let _gone_as_a_rule = unlink_at(directory, &hidden);
     placed.map(|()| Linked::Made)
 }
 

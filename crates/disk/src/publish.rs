@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, RenameFlags};
+use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use zmove_types::{Kinds, Name, Timestamp};
 
 use crate::attributes::set_times_at;
+use crate::by_name::unlink_at;
 use crate::entry::metadata::Miss;
 use crate::entry::proven::ProvenKinds;
 use crate::entry::xattrs::NameAt;
@@ -88,7 +89,7 @@ pub fn publish_from(
     let old = place(directory, file.as_os_str());
     link(lease.permit()?, old, place(into, name.as_os_str()))?;
     // The file has its name; another one that stays goes with its directory, or is swept.
-    let _goes_later = rustix::fs::unlinkat(directory, file.as_os_str(), AtFlags::empty());
+    let _goes_later = unlink_at(directory, file);
     Ok(())
 }
 
@@ -152,7 +153,7 @@ fn replace_with_symlink(
         .permit()
         .and_then(|permit| rename(permit, hidden, place(&directory, name.as_os_str())));
     if renamed.is_err() {
-        let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
+        let _best_effort = unlink_at(directory, &temporary);
     }
     renamed
 }

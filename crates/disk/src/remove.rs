@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes
 use rustix::io::Errno;
 use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
+use crate::by_name::open_at;
 use crate::entry::open_own::EntryHandle;
 use crate::entry::{is_directory, number_of};
 use crate::final_names::{Place, place, remove};
@@ -456,7 +457,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
 /// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
 fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
-    match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
+    match open_at(parent, name, DIRECTORY) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;
             make_writable(lease, directory.as_fd())?;
@@ -604,7 +605,7 @@ mod tests {
         for _ in 0..3_000 {
             rustix::fs::mkdirat(&fd, "deep", Mode::RWXU).unwrap();
             rustix::fs::mkdirat(&fd, "beside", Mode::RWXU).unwrap();
-            fd = rustix::fs::openat(&fd, "deep", DIRECTORY, Mode::empty()).unwrap();
+            fd = open_at(&fd, "deep", DIRECTORY).unwrap();
         }
         assert_eq!(remove(home.path(), &["deep", "beside"]), (6_000, vec![]));
     }

@@ -40,7 +40,8 @@ use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
 use self::job_session::is_dead;
-use self::proof::{is_own, look_at, make, make_proven, open, proof_name};
+use self::proof::{is_own, make, make_proven, open, proof_name};
+use crate::by_name::{remove_directory_at, stat_at};
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::hidden::{make_hidden, own_process};
@@ -154,16 +155,16 @@ impl SharedJobDirectory {
     pub fn take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
         let _done = Self::try_to_take_back(root, job, own);
-        look_at(root, &name).is_err_and(|error| error == Errno::NOENT)
+        stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
     }
 
     /// The proof has another name meanwhile, and comes back where others have something in the directory.
     fn try_to_take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
         let name = name_of(job);
         let directory = Path::new(name.as_os_str());
-        let proof = proof_name(job, look_at(root, &name)?.st_ino);
+        let proof = proof_name(job, stat_at(root, &name)?.st_ino);
         let proof = directory.join(proof.as_os_str());
-        let remove = |made: &Path| rustix::fs::unlinkat(root, made, AtFlags::REMOVEDIR);
+        let remove = |made: &Path| remove_directory_at(root, made);
         let _unless_not_made = remove(&directory.join(own_name(own)));
         let take = |hidden: &Name| rustix::fs::renameat(root, &proof, root, hidden.as_os_str());
         let (hidden, ()) = make_hidden(root.as_fd(), take)?;
@@ -224,7 +225,7 @@ impl SharedJobDirectory {
     /// Removes what has the name of a job and was not made as its directory, if it is an empty directory of this user:
     /// whoever has ended the job may have been stopped then. Returns whether it has gone.
     pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
-        look_at(root, &name_of(job)).is_ok_and(|found| is_own(&found))
+        stat_at(root, name_of(job)).is_ok_and(|found| is_own(&found))
             && Self::try_to_remove(lease, root, job).is_ok()
     }
 
@@ -265,7 +266,7 @@ impl SharedJobDirectory {
         if is_closed {
             Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;
         }
-        let removed = rustix::fs::unlinkat(root, name_of(job).as_os_str(), AtFlags::REMOVEDIR);
+        let removed = remove_directory_at(root, name_of(job));
         if is_closed {
             Descriptor::Open(root.as_fd()).set_mode(&permit, mode)?;
         }
@@ -313,7 +314,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
             names,
             fails,
         );
-        match number_at(parent, name.as_os_str()) {
+        match number_at(parent, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
             Ok(_) if began.elapsed() < patience => std::thread::sleep(LOOK_AGAIN_AFTER),
@@ -325,6 +326,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::by_name::unlink_at;
     use crate::entry::xattrs::NameAt;
     use crate::entry::{FileIdentity, number_of, set_file_mtime};
     use crate::file_io::data_file::Direct;
@@ -445,7 +447,7 @@ mod tests {
             session.look_after_failure(staged, from, NameAt::new(&root, &name("f")), error.into())
         };
         let hidden = create(&session, &root).unwrap();
-        let staged = number_at(session.own(), hidden.as_os_str()).unwrap();
+        let staged = number_at(session.own(), &hidden).unwrap();
         assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
         std::fs::rename(own(&hidden), at("f")).unwrap();
         look(&hidden, staged, Errno::NOENT).unwrap();
@@ -462,7 +464,7 @@ mod tests {
         let session = begin(&root, "a");
         for replace in [Replace::Existing, Replace::Nothing] {
             let hidden = create(&session, &root).unwrap();
-            rustix::fs::unlinkat(session.own(), hidden.as_os_str(), AtFlags::empty()).unwrap();
+            unlink_at(session.own(), &hidden).unwrap();
             let told = session
                 .publish(
                     &Lease::constant(),

@@ -5,10 +5,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, Stat, StatVfsMountFlags};
+use rustix::fs::{FileType, Mode, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Special};
 
+use crate::by_name::{stat_at, unlink_at};
 use crate::entry::metadata::{Miss, Wanted};
 use crate::entry::open_own::hold_new;
 use crate::entry::proven::ProvenKinds;
@@ -31,7 +32,7 @@ pub fn place_special(
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Vec<Miss>> {
-    let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    let there = stat_at(directory, name);
     match there {
         Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
         Ok(stat) if is(&stat, special) => {
@@ -69,7 +70,7 @@ pub fn place_special(
         Ok(misses)
     });
     if placed.is_err() {
-        let _best_effort = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
+        let _best_effort = unlink_at(directory, &hidden);
     }
     placed
 }
@@ -77,7 +78,7 @@ pub fn place_special(
 /// Whether an entry is such a one.
 #[must_use]
 pub fn is_special_at(directory: BorrowedFd<'_>, name: &Name, special: Special) -> bool {
-    let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    let there = stat_at(directory, name);
     there.is_ok_and(|stat| is(&stat, special))
 }
 

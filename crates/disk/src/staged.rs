@@ -19,10 +19,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{DataRanges, Name};
 
+use crate::by_name::{create_at, open_at, unlink_at};
 use crate::entry::FileIdentity;
 use crate::entry::open_own::EntryHandle;
 use crate::file_io::data_file::{DataFile, Direct};
@@ -71,13 +72,11 @@ impl Staged {
         new_files: &NewFiles,
         mode: u32,
     ) -> io::Result<Self> {
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
-        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
+        let make = |name: &Name| create_at(directory, name, mode);
         let (name, file) = make_hidden_beneath(new_files.parent(directory.as_fd()), make)?;
         Ok(Self::new(
-            DataFile::new(file.into()),
+            DataFile::new(file),
             Arc::clone(directory),
             Some(name),
         ))
@@ -95,16 +94,14 @@ impl Staged {
         direct: Direct,
         is_it: impl Fn(BorrowedFd<'_>) -> bool,
     ) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
+        let found = open_at(directory, name, OFlags::PATH)?;
         if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Symlink {
             return Err(Errno::LOOP.into());
         }
         if !is_it(found.as_fd()) {
             return Err(Errno::NOENT.into());
         }
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+        let file = match open_at(directory, name, OFlags::RDWR | OFlags::NONBLOCK) {
             Err(Errno::ACCESS) => open_finished(lease, found)?,
             opened => opened?,
         };
@@ -235,7 +232,7 @@ impl Staged {
         };
         // nothing is left to be done on drop
         self.lasting.store(true, Ordering::Relaxed);
-        match rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty()) {
+        match unlink_at(&self.directory, name) {
             Err(Errno::NOENT) => Ok(()),
             removed => Ok(removed?),
         }
@@ -393,8 +390,7 @@ impl Drop for Staged {
         }
         if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
             // Nothing more can be done about a temporary file that cannot be removed.
-            let _best_effort =
-                rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
+            let _best_effort = unlink_at(&self.directory, name);
         }
     }
 }
@@ -611,7 +607,7 @@ mod tests {
         let path = home.path().join(hidden.as_os_str());
         let hold = |name: &Name| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;
-            rustix::fs::openat(&fd, name.as_os_str(), flags, Mode::empty()).unwrap()
+            open_at(&fd, name, flags).unwrap()
         };
         File::from(open_finished(&Lease::constant(), hold(&hidden)).unwrap())
             .write_all(b"more")

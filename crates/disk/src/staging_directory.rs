@@ -21,10 +21,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
+use crate::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
 use crate::final_names::{place, remove, rename, rename_with};
@@ -71,9 +72,9 @@ impl StagingDirectory {
     fn make(parent: &Arc<OwnedFd>, name: Option<&Name>, modes: DirectoryModes) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new());
         let hidden = make_hidden_directory(parent.as_fd(), make)?;
-        let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
+        let directory = open_at(parent, &hidden, DIRECTORY);
         let directory = directory.inspect_err(|_error| {
-            let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
+            let _best_effort = remove_directory_at(parent, &hidden);
         });
         Ok(Self {
             parent: Mutex::new(Arc::clone(parent)),
@@ -100,7 +101,7 @@ impl StagingDirectory {
     /// Whether the staging directory is still under its name, neither moved nor removed.
     #[must_use]
     pub fn is_in_its_place(&self) -> bool {
-        let there = number_at(self.parent(), self.hidden.as_os_str());
+        let there = number_at(self.parent(), &self.hidden);
         matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
 
@@ -119,10 +120,11 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error.
     pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & 0o777);
-        Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
+        Ok(create_at(
+            &self.directory,
+            name,
+            Mode::from_raw_mode(mode & 0o777),
+        )?)
     }
 
     /// The shared properties of the files that are made in it.
@@ -136,11 +138,7 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error: the directory must then not be published.
     pub fn discard(&self, name: &Name) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(
-            &self.directory,
-            name.as_os_str(),
-            AtFlags::empty(),
-        )?)
+        Ok(unlink_at(&self.directory, name)?)
     }
 
     /// Removes a file or link, so that a directory can be made in its place where there is no staging directory.
@@ -181,7 +179,7 @@ impl StagingDirectory {
         let name = place(&parent, self.name.as_os_str());
         match rename_with(lease.permit()?, hidden, name, RenameFlags::EXCHANGE) {
             Ok(()) => {
-                let removed = rustix::fs::unlinkat(&parent, hidden.name, AtFlags::empty());
+                let removed = unlink_at(&parent, &self.hidden);
                 Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
             // Without `RENAME_EXCHANGE` nothing has the name for a moment.
@@ -226,8 +224,8 @@ pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
     let (made, ()) = make_hidden(directory, make)?;
-    let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-    rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
+    let stat = stat_at(directory, &made);
+    remove_directory_at(directory, &made)?;
     set_mode_if_allowed(
         lease.permit()?,
         directory,
@@ -240,7 +238,7 @@ impl Drop for StagingDirectory {
         if !*self.let_go.get_mut() {
             let parent = self.parent();
             // It is empty where its files have got their names one by one.
-            if rustix::fs::unlinkat(&parent, self.hidden.as_os_str(), AtFlags::REMOVEDIR).is_ok() {
+            if remove_directory_at(&parent, &self.hidden).is_ok() {
                 return;
             }
             // The next transfer to this directory removes what stays. The parent may be one in which others rename
@@ -460,7 +458,7 @@ pub(crate) mod tests {
         let staging = begin(&fd, "d");
         let staged = Staged::create(staging.directory(), 0o600).unwrap();
         let hidden = staged.into_hidden_name().unwrap();
-        let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let target = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let failed = &mut |path, error| panic!("{path}: {error}");
         staging.move_into(
             &Lease::constant(),
@@ -503,7 +501,7 @@ pub(crate) mod tests {
                 .publish(&Lease::constant(), Replace::Existing)
                 .is_err()
         );
-        let filled = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let filled = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let mut failed = Vec::new();
         let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
         let mut tell = |path, _error| failed.push(path);

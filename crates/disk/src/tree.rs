@@ -14,6 +14,7 @@ use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::by_name::{open_at, stat_at};
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
@@ -62,15 +63,9 @@ const USUAL_MODE: Mode = Mode::from_bits_retain(0o777);
 /// How often an operation is tried again when another process changes the entry concerned meanwhile.
 const RACES_MAX: usize = 16;
 
-pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-const HELD: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const HELD: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
 impl Tree {
     /// The tree at `path`, which may itself be reached through links.
@@ -165,9 +160,7 @@ impl Tree {
         while let Some(name) = names.next() {
             let entered = match self.enter_own(directory.as_fd(), name) {
                 // The directory is another user's, which lets us through.
-                Err(Errno::ACCESS) if names.peek().is_some() => {
-                    rustix::fs::openat(&directory, name, HELD, Mode::empty())?
-                }
+                Err(Errno::ACCESS) if names.peek().is_some() => open_at(&directory, name, HELD)?,
                 entered => entered?,
             };
             make_writable(&self.lease, entered.as_fd())?;
@@ -184,7 +177,7 @@ impl Tree {
     pub fn look_into(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
         let searched = self.open_directory(path).and_then(|directory| {
             // A directory that may be read need not be one that may be searched.
-            rustix::fs::openat(&directory, c".", HELD, Mode::empty())?;
+            open_at(&directory, ".", HELD)?;
             Ok(directory)
         });
         let denied = match searched {
@@ -193,7 +186,7 @@ impl Tree {
         };
         let mut closed = Arc::clone(&self.root);
         for name in path.components().map(OsStr::from_bytes) {
-            let Ok(next) = rustix::fs::openat(&closed, name, HELD, Mode::empty()) else {
+            let Ok(next) = open_at(&closed, name, HELD) else {
                 break;
             };
             closed = Arc::new(next);
@@ -237,12 +230,12 @@ impl Tree {
         } else {
             path.as_bytes()
         };
-        let before = rustix::fs::statat(&self.root, place, AtFlags::SYMLINK_NOFOLLOW);
+        let before = stat_at(&self.root, OsStr::from_bytes(place));
         let directory = self.ensure_directory(path)?;
         if path.is_root() {
             // Whoever may write there without its owner's permissions, as root, leaves them as they are.
             let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-            if rustix::fs::accessat(&directory, c".", all, AtFlags::EACCESS).is_err() {
+            if rustix::fs::accessat(&directory, ".", all, AtFlags::EACCESS).is_err() {
                 make_writable(&self.lease, directory.as_fd())?;
             }
         }
@@ -338,9 +331,9 @@ impl Tree {
 
     /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
     fn enter_own(&self, parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-        match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+        match open_at(parent, name, DIRECTORY) {
             Err(Errno::ACCESS) => {
-                let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
+                let held = open_at(parent, name, HELD)?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 let permit = self.lease.permit()?;
                 // A directory that cannot be opened up is as closed as it was.
@@ -379,7 +372,7 @@ impl Makes {
     fn enter(self, tree: &Tree, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         match self {
             Self::ForItsOwner => tree.enter_own(parent.as_fd(), name),
-            Self::AsUsual => rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()),
+            Self::AsUsual => open_at(parent, name, DIRECTORY),
         }
     }
 }
@@ -407,7 +400,7 @@ fn enter_or_make(
 /// # Errors
 /// `ESTALE` where the open one has been moved since, and so leads elsewhere.
 pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
-    let above = rustix::fs::openat(directory, c"..", DIRECTORY, Mode::empty())?;
+    let above = open_at(directory, "..", DIRECTORY)?;
     if number_of(&above)? == known {
         Ok(above)
     } else {

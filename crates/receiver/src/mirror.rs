@@ -12,9 +12,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FileType};
+use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, is_hidden, remove_entries_within};
+use zmove_disk::{Task, Tree, is_hidden, remove_entries_within, stat_at};
 use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{
     EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
@@ -343,8 +343,7 @@ fn list(
         }
         let kind = match entry.file_type() {
             FileType::Unknown => {
-                let stat =
-                    rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+                let stat = stat_at(directory, &name);
                 stat.map_or(FileType::Unknown, |stat| {
                     FileType::from_raw_mode(stat.st_mode)
                 })

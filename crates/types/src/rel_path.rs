@@ -190,6 +190,12 @@ impl AsRef<[u8]> for RelPath {
     }
 }
 
+impl AsRef<OsStr> for Name {
+    fn as_ref(&self) -> &OsStr {
+        self.as_os_str()
+    }
+}
+
 impl AsRef<[u8]> for Name {
     fn as_ref(&self) -> &[u8] {
         self.as_bytes()

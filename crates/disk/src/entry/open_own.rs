@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use zmove_types::Name;
 
 use super::xattrs::{Descriptor, by_descriptor};
+use crate::by_name::{READ, open_at};
 use crate::lease::{Lease, Permit};
 
 /// A handle of an entry: a descriptor that can do nothing else (`O_PATH`), with mode and owner.
@@ -28,8 +29,7 @@ pub(crate) struct EntryHandle {
 /// # Errors
 /// The system's error, `ELOOP` for a symbolic link, and what [`Lease::permit`] returns.
 pub fn open_own(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+    match open_at(directory, name, READ) {
         Err(Errno::ACCESS) => open_forbidden(lease, directory, name),
         opened => Ok(opened?.into()),
     }
@@ -69,11 +69,7 @@ impl EntryHandle {
         name: &Name,
         kind: FileType,
     ) -> rustix::io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Self::of(
-            rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?,
-            kind,
-        )
+        Self::of(open_at(directory, name, OFlags::PATH)?, kind)
     }
 
     /// Takes an entry that a descriptor holds already; see [`hold`](Self::hold).

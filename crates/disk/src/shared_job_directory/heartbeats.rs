@@ -19,15 +19,16 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
-use super::{SharedJobDirectory, SharedJobError, look_at, name_of, own_name};
+use super::{SharedJobDirectory, SharedJobError, name_of, own_name};
+use crate::by_name::{READ, open_at, stat_at, unlink_at};
 use crate::lease::LEASE_MAX;
 use crate::shared_job_names::job_of;
 use crate::tree::DIRECTORY;
@@ -152,8 +153,7 @@ impl Heartbeat {
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        let _gone_with_the_job =
-            rustix::fs::unlinkat(&self.directory, self.name.as_os_str(), AtFlags::empty());
+        let _gone_with_the_job = unlink_at(&self.directory, &self.name);
     }
 }
 
@@ -276,12 +276,12 @@ fn is_no_job(error: &io::Error) -> bool {
 
 /// Whether the directory of a job belongs to the user of this process.
 fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
-    look_at(parent, &name_of(job)).is_ok_and(|found| super::is_own(&found))
+    stat_at(parent, name_of(job)).is_ok_and(|found| super::is_own(&found))
 }
 
 /// The heartbeats in the directory of a job, which is opened anew.
 fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
-    let directory = rustix::fs::openat(parent, name_of(job).as_os_str(), DIRECTORY, Mode::empty())?;
+    let directory = open_at(parent, name_of(job), DIRECTORY)?;
     let mut found = Vec::new();
     for entry in Dir::read_from(&directory)? {
         let entry = entry?;
@@ -299,8 +299,7 @@ fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, B
 
 fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
     // a FIFO or a link is not waited for, or followed
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(directory.as_fd(), name.as_os_str(), flags, Mode::empty())?;
+    let file = open_at(directory, name, READ)?;
     let mut beat = Vec::with_capacity(BEAT_BYTES);
     std::fs::File::from(file)
         .take(BEAT_BYTES as u64)
@@ -323,6 +322,8 @@ impl Beat {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use zmove_types::Beginning;
 
@@ -468,7 +469,7 @@ mod tests {
         let mut heart = job.heartbeat("a").unwrap();
         heart.beat(None).unwrap();
         heart.beat(None).unwrap();
-        rustix::fs::unlinkat(job.fd(), heart.name.as_os_str(), AtFlags::empty()).unwrap();
+        unlink_at(job.fd(), &heart.name).unwrap();
         let failed = heart.beat(None).unwrap_err();
         assert_eq!(failed.kind(), io::ErrorKind::NotFound);
     }

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dev, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dev, FileType, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
 use super::{SharedJobDirectory, make, open};
+use crate::by_name::{open_at, stat_at, unlink_at};
 use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
@@ -94,7 +95,7 @@ impl JobSession {
     /// Whether the job has ended: then what this session has said of what came before may be wrong.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        let there = number_at(&self.job, self.own_name.as_os_str());
+        let there = number_at(&self.job, &self.own_name);
         let has_its_name = |there| number_of(&self.own).is_ok_and(|here| here == there);
         !there.is_ok_and(has_its_name)
     }
@@ -128,9 +129,8 @@ impl JobSession {
         place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
-        let staged =
-            number_at(within, hidden.as_os_str()).map_err(|error| self.ended_if_dead(error))?;
-        let is_there = number_at(directory, name.as_os_str()).is_ok();
+        let staged = number_at(within, hidden).map_err(|error| self.ended_if_dead(error))?;
+        let is_there = number_at(directory, name).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = move_to(lease, from, place, replace);
         moved.or_else(|error| self.look_after_failure(staged, from, place, error))?;
@@ -164,13 +164,12 @@ impl JobSession {
         NameAt { directory, name }: NameAt<'_>,
         error: io::Error,
     ) -> io::Result<()> {
-        if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
+        if number_at(directory, name).is_ok_and(|there| there == staged) {
             // it may be a link that was made twice
-            let _goes_with_the_job =
-                rustix::fs::unlinkat(within, hidden.as_os_str(), AtFlags::empty());
+            let _goes_with_the_job = unlink_at(within, hidden);
             return Ok(());
         }
-        let is_gone = number_at(within, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
+        let is_gone = number_at(within, hidden).is_err_and(|error| is_dead(&error));
         Err(if is_gone {
             self.ended_if_dead(error)
         } else {
@@ -198,7 +197,7 @@ impl JobSession {
         (replace, group): (Replace, GroupOfNew),
         make: impl FnOnce(NameAt<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
-        let free = |name: &Name| match number_at(&self.own, name.as_os_str()) {
+        let free = |name: &Name| match number_at(&self.own, name) {
             Ok(_) => Err(Errno::EXIST),
             Err(_) => Ok(()),
         };
@@ -226,7 +225,7 @@ impl JobSession {
         let published =
             made.and_then(|made| self.publish(lease, fresh, place, replace).map(|()| made));
         // A rename does nothing where both names lead to the same.
-        let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
+        let _gone_as_a_rule = unlink_at(&self.own, fresh);
         published
     }
 
@@ -262,7 +261,7 @@ impl JobSession {
     ) -> io::Result<bool> {
         let path = Path::new(dead.parts.as_os_str()).join(name.as_os_str());
         let is_it = |found: &FileIdentity| found.regular && found.inode == inode;
-        let found = match rustix::fs::statat(dead.fd(), &path, AtFlags::SYMLINK_NOFOLLOW) {
+        let found = match stat_at(dead.fd(), &path) {
             Err(Errno::NOENT) => return Ok(false),
             found => found?,
         };
@@ -279,7 +278,7 @@ impl JobSession {
         let from = fresh.as_os_str();
         let to = name.as_os_str();
         let linked = rustix::fs::linkat(&self.own, from, &self.parts, to, AtFlags::empty());
-        let _goes_with_the_session = rustix::fs::unlinkat(&self.own, from, AtFlags::empty());
+        let _goes_with_the_session = unlink_at(&self.own, from);
         match linked {
             Ok(()) => Ok(is_it(&FileIdentity::at(&self.parts, name)?)),
             Err(Errno::EXIST) => Ok(false),
@@ -300,8 +299,7 @@ impl JobSession {
     }
 
     fn open_existing(&self, name: &Name) -> rustix::io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let part = rustix::fs::openat(&self.parts, name.as_os_str(), flags, Mode::empty())?;
+        let part = open_at(&self.parts, name, OFlags::RDWR | OFlags::NONBLOCK)?;
         let mode = rustix::fs::fstat(&part)?.st_mode;
         if FileType::from_raw_mode(mode) == FileType::RegularFile {
             Ok(part.into())
@@ -383,14 +381,13 @@ impl JobSession {
         let retired = retired_name(part);
         let from = NameAt::new(&self.parts, &retired);
         let is_it = |there| number_of(file).is_ok_and(|here| here == there);
-        if number_at(&self.parts, retired.as_os_str()).is_ok_and(is_it) {
+        if number_at(&self.parts, &retired).is_ok_and(is_it) {
             self.publish_from(lease, from, place, replace)?;
             // A rename does nothing where both names lead to the same.
-            let _gone_as_a_rule =
-                rustix::fs::unlinkat(&self.parts, retired.as_os_str(), AtFlags::empty());
+            let _gone_as_a_rule = unlink_at(&self.parts, &retired);
             return Ok(());
         }
-        if number_at(directory, name.as_os_str()).is_ok_and(is_it) {
+        if number_at(directory, name).is_ok_and(is_it) {
             return Ok(());
         }
         Err(self.ended_if_dead(Errno::NOENT.into()))
@@ -425,7 +422,7 @@ impl JobSession {
 
     /// Whether this is the part of that name.
     fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
-        match number_at(&self.parts, part.as_os_str()) {
+        match number_at(&self.parts, part) {
             Ok(there) => Ok(there == number_of(file)?),
             Err(error) if is_dead(&error) => Ok(false),
             Err(error) => Err(error),

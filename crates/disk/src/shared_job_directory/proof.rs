@@ -12,11 +12,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, Stat};
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath, SharedJobId};
 
 use super::{SharedJobDirectory, SharedJobError, name_of};
+use crate::by_name::{open_at, remove_directory_at, stat_at};
 use crate::entry::number_of;
 use crate::hidden::make_hidden;
 use crate::inheritance::give_nothing;
@@ -38,7 +39,7 @@ pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
 
 /// Opens a directory of this user: what is in it is believed.
 pub(super) fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
-    let directory = rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty())?;
+    let directory = open_at(parent, name, DIRECTORY)?;
     if is_own(&rustix::fs::fstat(&directory)?) {
         Ok(directory)
     } else {
@@ -73,7 +74,7 @@ pub(super) fn make_proven(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         }
         make_within(root, &Arc::new(closed), job)
     });
-    let _gone_unless_renamed = rustix::fs::unlinkat(root, hidden.as_os_str(), AtFlags::REMOVEDIR);
+    let _gone_unless_renamed = remove_directory_at(root, &hidden);
     made
 }
 
@@ -97,10 +98,6 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
     made
 }
 
-pub(super) fn look_at(parent: impl AsFd, name: &Name) -> rustix::io::Result<Stat> {
-    rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
-}
-
 impl SharedJobDirectory {
     /// Opens the directory of a job as it is, if a receiver of this user has made it.
     ///
@@ -109,10 +106,10 @@ impl SharedJobDirectory {
     pub fn open_proven(root: impl AsFd, job: SharedJobId) -> Result<Self, SharedJobError> {
         let name = name_of(job);
         let root = root.as_fd();
-        let opened = rustix::fs::openat(root, name.as_os_str(), DIRECTORY, Mode::empty());
+        let opened = open_at(root, &name, DIRECTORY);
         let directory = opened.map_err(|error| {
             let is_closed_by_another =
-                error == Errno::ACCESS && look_at(root, &name).is_ok_and(|found| !is_own(&found));
+                error == Errno::ACCESS && stat_at(root, &name).is_ok_and(|found| !is_own(&found));
             if is_closed_by_another {
                 SharedJobError::OfAnotherUser
             } else {
@@ -127,7 +124,7 @@ impl SharedJobDirectory {
         let is_proof = |found: Stat| {
             is_own(&found) && FileType::from_raw_mode(found.st_mode) == FileType::Directory
         };
-        if !is_closed(&found) || !look_at(&directory, &parts).is_ok_and(is_proof) {
+        if !is_closed(&found) || !stat_at(&directory, &parts).is_ok_and(is_proof) {
             return Err(SharedJobError::Foreign);
         }
         Ok(Self {
@@ -193,8 +190,7 @@ mod tests {
             root,
             JOB
         ));
-        let directory =
-            rustix::fs::openat(root, name_of(JOB).as_os_str(), DIRECTORY, Mode::empty());
+        let directory = open_at(root, name_of(JOB), DIRECTORY);
         let left = Dir::read_from(directory.unwrap()).unwrap().count();
         assert_eq!(left, entries + 2, "with the directory and the one above");
     }

@@ -20,10 +20,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
+use crate::by_name::{open_at, stat_at};
 use crate::entry::metadata::Miss;
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, is_of_another_user};
@@ -64,9 +65,8 @@ impl Existing {
         if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
             return Ok(None);
         }
-        let flags =
-            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = match open_at(directory, name, flags) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -89,7 +89,7 @@ impl Existing {
     /// Whether there is a regular file with that name and no other.
     #[must_use]
     pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
-        let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        let there = stat_at(directory, name);
         there.is_ok_and(|there| {
             FileType::from_raw_mode(there.st_mode) == FileType::RegularFile && there.st_nlink == 1
         })

@@ -11,10 +11,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode};
+use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::by_name::{open_at, remove_directory_at};
 use crate::entry::{number_at, number_of};
 use crate::final_names::{place, rename};
 use crate::lease::Lease;
@@ -113,7 +114,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn enter(&mut self, name: &Name) -> io::Result<()> {
-        let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
+        let open = |parent| open_at(parent, name, DIRECTORY);
         let path = self
             .path
             .join(name)
@@ -147,7 +148,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         let Some(level) = self.levels.last() else {
             return Ok(());
         };
-        match rustix::fs::unlinkat(&above.from, level.name.as_os_str(), AtFlags::REMOVEDIR) {
+        match remove_directory_at(&above.from, &level.name) {
             Err(Errno::NOENT) => Ok(()),
             removed => removed,
         }
@@ -233,7 +234,7 @@ impl<'a, 'b> Merge<'a, 'b> {
 
     /// Whether a name leads to the same entry in both directories.
     fn is_in_both(&self, name: &Name) -> bool {
-        let there = |directory: &OwnedFd| number_at(directory, name.as_os_str()).ok();
+        let there = |directory: &OwnedFd| number_at(directory, name).ok();
         there(&self.here.from).is_some_and(|number| there(&self.here.into) == Some(number))
     }
 
@@ -298,7 +299,7 @@ mod tests {
                 .publish(&Lease::constant(), Replace::Existing)
                 .is_err()
         );
-        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let mut open = 0;
         let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
             let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -334,7 +335,7 @@ mod tests {
         std::fs::write(theirs.join("f"), "x").unwrap();
         std::fs::hard_link(theirs.join("f"), ours.join("f")).unwrap();
         std::fs::write(ours.join("other"), "y").unwrap();
-        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let steps = std::cell::Cell::new(0);
         let pause = || {
             steps.set(steps.get() + 1);
@@ -371,7 +372,7 @@ mod tests {
         }
         std::fs::write(ours.join("a/b/f"), "x").unwrap();
         std::fs::write(home.join("elsewhere/a/precious"), "x").unwrap();
-        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
             std::fs::rename(home.join("d/a/b"), home.join("elsewhere/b")).unwrap();
             false

@@ -248,7 +248,7 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
 
 /// The directories at and above a path without links, as far as they exist.
 fn above(path: &Path) -> impl Iterator<Item = FileNumber> {
-    let number = |path: &Path| number_at(CWD, path.as_os_str()).ok();
+    let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)
 }
 
@@ -286,7 +286,7 @@ mod tests {
     }
 
     fn is_same(tree: &Tree, path: &Path) -> bool {
-        number_of(tree.fd()).unwrap() == number_at(CWD, path.as_os_str()).unwrap()
+        number_of(tree.fd()).unwrap() == number_at(CWD, path).unwrap()
     }
 
     #[test]

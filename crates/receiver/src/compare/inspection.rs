@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::{AtFlags, FileType};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
     Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, NameAt, StorageReader, StoredFile, Task,
-    Tree, Turn, is_of_another_user, is_special_at,
+    Tree, Turn, is_of_another_user, is_special_at, stat_at,
 };
 use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
 use zmove_wire::{
@@ -282,8 +282,7 @@ impl Inspection {
         entry: &SourceEntry,
     ) -> Verdict {
         let name = self.view.name(path, &entry.name);
-        let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
-        {
+        let stat = match stat_at(directory, name) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return self.on_new(&entry.kind),
             Err(errno) => return unreadable(&errno.into()),

@@ -12,9 +12,9 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
-use zmove_disk::{JOURNAL_PREFIX, own_process};
+use zmove_disk::{JOURNAL_PREFIX, READ, open_at, own_process};
 use zmove_types::{Name, TransferId};
 
 use crate::quota::Booking;
@@ -130,8 +130,7 @@ fn journal_name(name: &[u8]) -> Option<Name> {
 
 /// Opens a journal, and tells its length; `None` where it has gone with its job, or is no file.
 fn open(directory: &OwnedFd, name: &Name) -> io::Result<Option<(File, u64)>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+    let file = match open_at(directory, name, READ) {
         Err(Errno::NOENT) => return Ok(None),
         opened => opened?,
     };

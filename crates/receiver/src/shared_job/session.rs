@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::AtFlags;
 use zmove_disk::{
-    Heartbeat, JobSession, Lease, SharedJobDirectory, SharedJobError, StagingPlace, Tree,
+    Heartbeat, JobSession, Lease, SharedJobDirectory, SharedJobError, StagingPlace, Tree, stat_at,
+    unlink_at,
 };
 use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::{
@@ -43,14 +43,13 @@ impl Drop for SharedJobSession {
     fn drop(&mut self) {
         let directory = self.directory.fd();
         if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
-            let _best_effort =
-                rustix::fs::unlinkat(directory, self.journal.as_os_str(), AtFlags::empty());
+            let _best_effort = unlink_at(directory, &self.journal);
         }
     }
 }
 
 fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
-    Ok(rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?.st_size)
+    Ok(stat_at(directory, name)?.st_size)
 }
 
 /// What writes the heartbeat of a job, by a thread of its own.

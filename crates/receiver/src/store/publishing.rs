@@ -23,10 +23,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_disk::{
     Answers, FileIdentity, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
+    unlink_at,
 };
 use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
@@ -611,7 +611,7 @@ fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, fil
     if let Ok(directory) = directories.as_it_is(&file.directory) {
         let made_in = target.staging_place.of(&directory);
         // The next transfer to this directory removes a file that stays.
-        let _best_effort = rustix::fs::unlinkat(made_in, file.hidden.as_os_str(), AtFlags::empty());
+        let _best_effort = unlink_at(made_in, &file.hidden);
     }
 }
 

@@ -30,7 +30,7 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{
     DirectoryModes, LOOK_AGAIN_AFTER, Lease, Roots, Tree, UNSEEN_MAX, is_gone, is_same_file,
-    is_shared_job_name, jobs_in,
+    is_shared_job_name, jobs_in, open_at, stat_at,
 };
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
@@ -331,8 +331,7 @@ fn nearest(path: &Path) -> io::Result<Tree> {
 /// The directories above a tree, as far as they may be read.
 fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     let up = |below: BorrowedFd<'_>| {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let parent = rustix::fs::openat(below, c"..", flags, Mode::empty()).ok()?;
+        let parent = open_at(below, "..", OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
         (!is_same_file(&parent, below)).then(|| Arc::new(parent))
     };
     let directories = std::iter::successors(up(tree.fd()), |below| up(below.as_fd()));
@@ -583,7 +582,7 @@ fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
 }
 
 fn exists(directory: &impl AsFd, name: &Name) -> bool {
-    rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    stat_at(directory, name).is_ok()
 }
 
 fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
-use zmove_disk::{Tree, is_part};
+use zmove_disk::{Tree, is_part, unlink_at};
 use zmove_types::{RelPath, Timestamp};
 
 use super::orphans::{self, Orphan, discard, list};
@@ -237,7 +237,7 @@ fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate>
         return Ok(PartFate::Replaced);
     }
     if mode == CleanMode::Remove {
-        rustix::fs::unlinkat(directory.as_fd(), name, AtFlags::empty())?;
+        unlink_at(directory.as_fd(), name)?;
     }
     Ok(PartFate::Removed)
 }

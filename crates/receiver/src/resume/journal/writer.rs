@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode};
+use zmove_disk::{create_at, unlink_at};
 use zmove_types::{Cv, Name, Timestamp};
 
 use super::locked_file::{self, LockedFile};
@@ -149,18 +150,16 @@ impl Journal {
         bytes_max: u64,
     ) -> Result<Self, JournalError> {
         let path = PathBuf::from(name.as_os_str());
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR);
+        let made = create_at(directory, name, Mode::RUSR | Mode::WUSR);
         let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
         let mut state = State {
             compact_at: u64::MAX,
             room_until: 0,
-            ..State::new(file.into())
+            ..State::new(file)
         };
         let begun = state.append(&Record::Begin(begin.clone(), BootId::current()), &path);
         if begun.is_err() {
-            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
+            let _best_effort = unlink_at(directory, name);
         }
         begun?;
         Ok(Self {

@@ -52,7 +52,7 @@ impl ComparedFiles {
 
     /// Remembers what a compared file looks like; `false` where that fails, and the file must not count as equal.
     pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
-        let Ok(number) = number_at(directory, name.as_os_str()) else {
+        let Ok(number) = number_at(directory, name) else {
             return false;
         };
         if is_just_changed(look, SystemTime::now()) {
@@ -76,7 +76,7 @@ impl ComparedFiles {
         name: &Name,
         look: &FileIdentity,
     ) -> bool {
-        let number = number_at(directory, name.as_os_str());
+        let number = number_at(directory, name);
         let compared = number.map(|number| self.state.lock().looks.get(&number).copied());
         compared.is_ok_and(|compared| {
             compared.is_none_or(|compared| compared.hash == self.hash(look, compared.is_shared))
@@ -85,7 +85,7 @@ impl ComparedFiles {
 
     /// Notes the new identity of a file that has got its mode and time.
     pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
-        let number = number_at(directory, name.as_os_str())?;
+        let number = number_at(directory, name)?;
         let look = FileIdentity::at(directory, name)?;
         if let Some(compared) = self.state.lock().looks.get_mut(&number) {
             compared.hash = self.hash(&look, compared.is_shared);

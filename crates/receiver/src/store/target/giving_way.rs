@@ -9,9 +9,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, DirEntry, FileType};
+use rustix::fs::{Dir, DirEntry, FileType};
 use rustix::io::Errno;
-use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within};
+use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within, stat_at};
 use zmove_scan::{PathKind, Selection};
 use zmove_types::{Name, RelPath};
 use zmove_wire::{InTheWay, Open};
@@ -135,7 +135,7 @@ fn look_at(
     let below = path.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
     let file_type = match entry.file_type() {
         FileType::Unknown => {
-            let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            let stat = stat_at(directory, &name)?;
             FileType::from_raw_mode(stat.st_mode)
         }
         known => known,

@@ -4,8 +4,8 @@
 use std::iter::successors;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType};
-use zmove_disk::Tree;
+use rustix::fs::FileType;
+use zmove_disk::{Tree, stat_at};
 use zmove_types::{Escaped, RelPath};
 
 /// Says what is in the way from `tree` to `path`, which the user knows as `shown`; `None` where nothing is.
@@ -16,7 +16,7 @@ pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<Strin
         let Ok(parent) = tree.open_directory(&parent) else {
             continue;
         };
-        let stat = rustix::fs::statat(&parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let stat = stat_at(&parent, name).ok()?;
         let what = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return None,
             FileType::Symlink => "is a symbolic link, which is not followed",

@@ -51,7 +51,7 @@ impl Claims {
         if there.names < 2 {
             return false;
         }
-        let Ok(number) = number_at(directory, name.as_os_str()) else {
+        let Ok(number) = number_at(directory, name) else {
             return true;
         };
         let mut state = self.0.lock();

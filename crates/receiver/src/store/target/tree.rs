@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
     Descriptor, FileIdentity, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease, Linked, Miss,
-    NameAt, NewFiles, Permit, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
-    data_begins, is_beyond_range, is_held_everywhere, is_refused_to_others, number_at,
+    NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, StagingPlace, Tree, Wanted,
+    data_begins, is_beyond_range, is_held_everywhere, is_refused_to_others, number_at, open_at,
     open_beneath, place_link, retouch,
 };
 use zmove_types::{
@@ -322,13 +322,7 @@ impl TargetTree {
         )?;
         self.view.keeper.note(&self.view.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            flush(rustix::fs::openat(
-                directory,
-                name.as_os_str(),
-                flags,
-                Mode::empty(),
-            )?)?;
+            flush(open_at(directory, name, READ)?)?;
         }
         Ok(())
     }
@@ -599,7 +593,7 @@ fn is_no_link(error: Errno) -> bool {
 
 /// Whether two names lead to one entry.
 pub(crate) fn is_one(one: NameAt<'_>, other: NameAt<'_>) -> bool {
-    let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name.as_os_str());
+    let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name);
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
 }
 
