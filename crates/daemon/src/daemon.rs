@@ -37,7 +37,7 @@ use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
 use crate::copies::Copies;
 use crate::copies::grants::{Around, PeerGrants};
-use crate::event::{DaemonEvent, Moved, Rejection};
+use crate::event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
 use crate::node_grant::NodeGrant;
 use crate::node_session::{self, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
@@ -497,16 +497,15 @@ impl Shared {
             () = self.leaves() => return self.leave(who, live, started, Some(&access)),
         };
         let moved = moved(&live.meter, started.elapsed());
-        (self.log)(&match ended {
-            Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
-            Ok(report) => DaemonEvent::Received {
-                who,
+        let end = match ended {
+            Ok(_) if moved.probed.is_some() => TransferEnd::Probed,
+            Ok(report) => TransferEnd::Received {
                 cipher: greeting.cipher,
-                moved,
                 report,
             },
-            Err(error) => DaemonEvent::Broken { who, moved, error },
-        });
+            Err(error) => TransferEnd::Broken(error),
+        };
+        self.log_end(who, moved, end);
     }
 
     /// The grants by which a peer may open a transfer whose lanes keep this rate.
@@ -584,28 +583,32 @@ impl Shared {
             () = self.leaves() => return self.leave(who, live, started, None),
         };
         let moved = moved(&live.meter, started.elapsed());
-        let event = match ended {
-            Ok(Sent::Files(summary)) => DaemonEvent::Sent {
-                who,
-                cipher: greeting.cipher,
-                moved: moved.by_account(&summary.counters),
-                failed: summary.counters.failed,
-            },
-            Ok(Sent::Copied(to, summary)) => DaemonEvent::Copied {
-                who,
-                to,
-                moved: moved.by_account(&summary.counters),
-                failed: summary.counters.failed,
-            },
-            Ok(Sent::Granted { source, target }) => DaemonEvent::Granted {
+        match ended {
+            Ok(Sent::Files(summary)) => {
+                let end = TransferEnd::Sent {
+                    cipher: greeting.cipher,
+                    failed: summary.counters.failed,
+                };
+                self.log_end(who, moved.by_account(&summary.counters), end);
+            }
+            Ok(Sent::Copied(to, summary)) => {
+                let failed = summary.counters.failed;
+                let end = TransferEnd::Copied { to, failed };
+                self.log_end(who, moved.by_account(&summary.counters), end);
+            }
+            Ok(Sent::Granted { source, target }) => (self.log)(&DaemonEvent::Granted {
                 who,
                 source,
                 target,
-            },
-            Ok(Sent::Told) => return,
-            Err(error) => DaemonEvent::SendingBroken { who, moved, error },
-        };
-        (self.log)(&event);
+            }),
+            Ok(Sent::Told) => {}
+            Err(error) => self.log_end(who, moved, TransferEnd::SendingBroken(error)),
+        }
+    }
+
+    /// Logs the end of a transfer.
+    fn log_end(&self, who: Who, moved: Moved, end: TransferEnd) {
+        (self.log)(&DaemonEvent::Ended(EndedTransfer { who, moved, end }));
     }
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {

@@ -82,55 +82,8 @@ pub enum DaemonEvent {
         /// The sender.
         who: Who,
     },
-    /// A transfer came to its end.
-    Received {
-        /// The sender.
-        who: Who,
-        /// The cipher of the transfer's lanes.
-        cipher: Cipher,
-        /// What was received.
-        moved: Moved,
-        /// The result of the session.
-        report: SessionReport,
-    },
-    /// A probe came to its end.
-    Probed {
-        /// The sender.
-        who: Who,
-        /// What was received.
-        moved: Moved,
-    },
-    /// A transfer ended early.
-    Broken {
-        /// The sender.
-        who: Who,
-        /// What had been received until then.
-        moved: Moved,
-        /// The error that ended the transfer.
-        error: SessionError,
-    },
-    /// A transfer that a receiver has asked for was sent to its end.
-    Sent {
-        /// The receiver.
-        who: Who,
-        /// The cipher of the transfer's lanes.
-        cipher: Cipher,
-        /// What was sent; its target is what was asked for.
-        moved: Moved,
-        /// The number of entries that failed.
-        failed: u64,
-    },
-    /// A copy that a client has ordered was sent to another host to its end.
-    Copied {
-        /// The client.
-        who: Who,
-        /// The host.
-        to: Place,
-        /// What was sent; its target is what was asked for.
-        moved: Moved,
-        /// The number of entries that failed.
-        failed: u64,
-    },
+    /// A transfer has ended.
+    Ended(EndedTransfer),
     /// A client was given a grant, by which another host may send here.
     Granted {
         /// The client.
@@ -140,29 +93,89 @@ pub enum DaemonEvent {
         /// The target that the grant is for.
         target: Vec<u8>,
     },
-    /// A transfer that a receiver has asked for ended early.
-    SendingBroken {
-        /// The receiver.
-        who: Who,
-        /// What was asked for.
-        moved: Moved,
-        /// The error that ended the transfer.
-        error: SendingError,
-    },
-    /// A transfer did not end when the daemon was stopped, and was left behind.
-    LeftBehind {
-        /// The peer.
-        who: Who,
-        /// What had been moved until then.
-        moved: Moved,
-        /// The mount of the target, where it is known.
-        mount: Option<Mount>,
-    },
     /// The system would not accept a connection.
     Accept {
         /// The system's error.
         error: std::io::Error,
     },
+}
+
+/// A transfer that has ended, or that was left behind.
+#[derive(Debug)]
+pub struct EndedTransfer {
+    /// The peer.
+    pub who: Who,
+    /// What was moved until then; the target of a transfer that sends is what was asked for.
+    pub moved: Moved,
+    /// How the transfer ended.
+    pub end: TransferEnd,
+}
+
+/// How a transfer ended.
+#[derive(Debug)]
+pub enum TransferEnd {
+    /// A push, or a cleaning, came to its end.
+    Received {
+        /// The cipher of the transfer's lanes.
+        cipher: Cipher,
+        /// The result of the session.
+        report: SessionReport,
+    },
+    /// A probe came to its end.
+    Probed,
+    /// A transfer to this host ended early.
+    Broken(SessionError),
+    /// A pull was sent to its end.
+    Sent {
+        /// The cipher of the transfer's lanes.
+        cipher: Cipher,
+        /// The number of entries that failed.
+        failed: u64,
+    },
+    /// A copy that the peer has ordered was sent to another host to its end.
+    Copied {
+        /// The host.
+        to: Place,
+        /// The number of entries that failed.
+        failed: u64,
+    },
+    /// A pull, or a copy, ended early.
+    SendingBroken(SendingError),
+    /// The transfer did not end when the daemon was stopped. The mount of its target is known to some of them.
+    LeftBehind(Option<Mount>),
+}
+
+impl TransferEnd {
+    /// The number of entries that failed in a transfer that came to its end.
+    #[must_use]
+    pub const fn faults(&self) -> Option<u64> {
+        match self {
+            Self::Received { report, .. } => Some(report.faults),
+            Self::Probed => Some(0),
+            Self::Sent { failed, .. } | Self::Copied { failed, .. } => Some(*failed),
+            Self::Broken(_) | Self::SendingBroken(_) | Self::LeftBehind(_) => None,
+        }
+    }
+
+    /// The result in one word, for counters.
+    #[must_use]
+    pub const fn result(&self) -> &'static str {
+        match self.faults() {
+            Some(0) => "complete",
+            Some(_) => "partial",
+            None => "broken",
+        }
+    }
+
+    /// The kind of the error that ended the transfer early.
+    #[must_use]
+    pub const fn error_kind(&self) -> Option<&'static str> {
+        match self {
+            Self::Broken(error) => Some(error.kind()),
+            Self::SendingBroken(error) => Some(error.kind()),
+            _ => None,
+        }
+    }
 }
 
 impl Rejection {
@@ -265,43 +278,7 @@ impl fmt::Display for DaemonEvent {
             } => write!(f, "rejected {address}: {reason}"),
             Self::Waits { who, reason } => write!(f, "queued: {who}: {reason}"),
             Self::Begun { who } => write!(f, "begun by {who}"),
-            Self::Received {
-                who,
-                cipher,
-                moved,
-                report,
-            } => write_received(f, who, InClear(*cipher), moved, report),
-            Self::Probed { who, moved } => {
-                let seconds = moved.elapsed.as_secs_f64();
-                let bytes = moved.probed.unwrap_or(0);
-                write!(
-                    f,
-                    "probed by {who} for {seconds:.2} s; {bytes} bytes of filler; key {}",
-                    who.key
-                )
-            }
-            Self::Broken { who, moved, error } => write_broken(f, who, moved, error),
-            Self::Sent {
-                who,
-                cipher,
-                moved,
-                failed,
-            } => {
-                let sources = moved.shown();
-                let seconds = moved.elapsed.as_secs_f64();
-                let clear = InClear(*cipher);
-                write!(
-                    f,
-                    "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}"
-                )?;
-                moved.write_amount(f, who)
-            }
-            Self::Copied {
-                who,
-                to,
-                moved,
-                failed,
-            } => write_copied(f, who, to, moved, *failed),
+            Self::Ended(ended) => ended.fmt(f),
             Self::Granted {
                 who,
                 source,
@@ -314,28 +291,65 @@ impl fmt::Display for DaemonEvent {
                     "granted to {who}: a copy by {source} into '{target}'; key {key}"
                 )
             }
-            Self::SendingBroken { who, moved, error } => {
-                let sources = Named("from", moved);
-                let seconds = moved.elapsed.as_secs_f64();
-                write!(
-                    f,
-                    "sending{sources} to {who} broken off after {seconds:.2} s: {error}"
-                )?;
-                write!(f, "; key {}", who.key)
-            }
-            Self::LeftBehind { who, moved, mount } => {
-                write_left_behind(f, who, moved, mount.as_ref())
-            }
             Self::Accept { error } => write!(f, "accept a connection: {error}"),
         }
     }
 }
 
+impl fmt::Display for EndedTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, moved, end } = self;
+        let path = moved.shown();
+        let seconds = moved.elapsed.as_secs_f64();
+        match end {
+            TransferEnd::Received { cipher, report } => {
+                return write_received(f, self, InClear(*cipher), report);
+            }
+            TransferEnd::Probed => {
+                let bytes = moved.probed.unwrap_or(0);
+                write!(
+                    f,
+                    "probed by {who} for {seconds:.2} s; {bytes} bytes of filler"
+                )?;
+                return write!(f, "; key {}", who.key);
+            }
+            TransferEnd::Broken(error) => return write_broken(f, self, error),
+            TransferEnd::Sent { cipher, failed } => {
+                let clear = InClear(*cipher);
+                write!(
+                    f,
+                    "sent to {who} from '{path}' in {seconds:.2} s, {failed} faults{clear}"
+                )?;
+            }
+            TransferEnd::Copied { to, failed } => {
+                let host = Escaped(to.host.as_bytes());
+                let port = to.port;
+                write!(
+                    f,
+                    "copied for {who} from '{path}' to {host}:{port} in {seconds:.2} s, {failed} faults"
+                )?;
+            }
+            TransferEnd::SendingBroken(error) => {
+                let sources = Named("from", moved);
+                write!(
+                    f,
+                    "sending{sources} to {who} broken off after {seconds:.2} s: {error}"
+                )?;
+                return write!(f, "; key {}", who.key);
+            }
+            TransferEnd::LeftBehind(mount) => {
+                write!(f, "left behind: the transfer of {who}, '{path}': ")?;
+                write_storage(f, mount.as_ref())?;
+            }
+        }
+        moved.write_amount(f, who)
+    }
+}
+
 fn write_received(
     f: &mut fmt::Formatter<'_>,
-    who: &Who,
+    EndedTransfer { who, moved, .. }: &EndedTransfer,
     clear: InClear,
-    moved: &Moved,
     report: &SessionReport,
 ) -> fmt::Result {
     let target = moved.shown();
@@ -365,32 +379,8 @@ fn write_received(
     }
 }
 
-fn write_copied(
-    f: &mut fmt::Formatter<'_>,
-    who: &Who,
-    to: &Place,
-    moved: &Moved,
-    failed: u64,
-) -> fmt::Result {
-    let sources = moved.shown();
-    let seconds = moved.elapsed.as_secs_f64();
-    let host = Escaped(to.host.as_bytes());
-    let port = to.port;
-    write!(
-        f,
-        "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
-    )?;
-    moved.write_amount(f, who)
-}
-
-fn write_left_behind(
-    f: &mut fmt::Formatter<'_>,
-    who: &Who,
-    moved: &Moved,
-    mount: Option<&Mount>,
-) -> fmt::Result {
-    let target = moved.shown();
-    write!(f, "left behind: the transfer of {who}, '{target}': ")?;
+/// Writes which storage does not answer.
+fn write_storage(f: &mut fmt::Formatter<'_>, mount: Option<&Mount>) -> fmt::Result {
     match mount {
         Some(mount) => {
             let point = Escaped::path(&mount.point);
@@ -400,14 +390,12 @@ fn write_left_behind(
         }
         None => f.write_str("its storage")?,
     }
-    f.write_str(" does not answer; its locks are released, and another daemon can be started")?;
-    moved.write_amount(f, who)
+    f.write_str(" does not answer; its locks are released, and another daemon can be started")
 }
 
 fn write_broken(
     f: &mut fmt::Formatter<'_>,
-    who: &Who,
-    moved: &Moved,
+    EndedTransfer { who, moved, .. }: &EndedTransfer,
     error: &SessionError,
 ) -> fmt::Result {
     let seconds = moved.elapsed.as_secs_f64();

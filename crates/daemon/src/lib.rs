@@ -26,7 +26,7 @@ mod wait_queue;
 pub use authorizer::Authorizer;
 pub use copies::Copies;
 pub use daemon::Daemon;
-pub use event::{DaemonEvent, Moved, Rejection};
+pub use event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
 pub use sending::SendingError;
 pub use transfers::{Cut, Direction, TransferStatus, Transfers, Who};
 pub use zmove_receiver::Limits;

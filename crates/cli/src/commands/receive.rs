@@ -92,13 +92,7 @@ async fn receive(
         config,
         move |event| match event {
             DaemonEvent::Begun { .. } => came.notify_one(),
-            DaemonEvent::Received { .. }
-            | DaemonEvent::Probed { .. }
-            | DaemonEvent::Broken { .. }
-            | DaemonEvent::Sent { .. }
-            | DaemonEvent::Granted { .. }
-            | DaemonEvent::Copied { .. }
-            | DaemonEvent::SendingBroken { .. } => told.notify_one(),
+            DaemonEvent::Ended(_) | DaemonEvent::Granted { .. } => told.notify_one(),
             // The sender reports what concerns this push; other connections are not its user's business.
             _ => {}
         },

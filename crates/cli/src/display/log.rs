@@ -22,7 +22,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
-use zmove_daemon::{DaemonEvent, Moved};
+use zmove_daemon::{DaemonEvent, EndedTransfer, TransferEnd};
 use zmove_receiver::Looked;
 use zmove_types::Lock;
 use zmove_wire::Cipher;
@@ -140,78 +140,7 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Begun { who } => {
             info!(event = "begun", name = who.name, key = %who.key, from = %who.address, "{event}");
         }
-        DaemonEvent::Received {
-            who,
-            cipher,
-            moved,
-            report,
-        } => {
-            let result = if report.faults == 0 {
-                "complete"
-            } else {
-                "partial"
-            };
-            let event_name = match report.looked {
-                None => "received",
-                Some(Looked::Preview) => "previewed",
-                Some(Looked::Verification) => "verified",
-                Some(Looked::Cleaning) => "cleaned",
-            };
-            info!(
-                event = event_name, audit = true, result, name = who.name, key = %who.key, from = %who.address,
-                target = target(moved),
-                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults,
-                cipher = word_of(*cipher), "{event}"
-            );
-        }
-        DaemonEvent::Probed { who, moved } => {
-            info!(
-                event = "probed", audit = true, result = "complete", name = who.name, key = %who.key, from = %who.address,
-                target = target(moved), probe_bytes = moved.probed, seconds = seconds(moved), "{event}"
-            );
-        }
-        DaemonEvent::Broken { who, moved, error } => {
-            warn!(
-                event = "broken", audit = true, result = error.kind(), name = who.name, key = %who.key, from = %who.address,
-                target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
-                seconds = seconds(moved), "{event}"
-            );
-        }
-        event => tell_sending(event),
-    }
-}
-
-/// Writes an event of a host that sends, or of the daemon itself, to the log.
-fn tell_sending(event: &DaemonEvent) {
-    match event {
-        DaemonEvent::Sent {
-            who,
-            cipher,
-            moved,
-            failed,
-        } => {
-            let result = if *failed == 0 { "complete" } else { "partial" };
-            info!(
-                event = "sent", audit = true, result, name = who.name, key = %who.key, from = %who.address,
-                source = target(moved),
-                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed,
-                cipher = word_of(*cipher), "{event}"
-            );
-        }
-        DaemonEvent::Copied {
-            who,
-            to,
-            moved,
-            failed,
-        } => {
-            let result = if *failed == 0 { "complete" } else { "partial" };
-            let to = format!("{}:{}", to.host, to.port);
-            info!(
-                event = "copied", audit = true, result, name = who.name, key = %who.key, from = %who.address,
-                source = target(moved), to,
-                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, "{event}"
-            );
-        }
+        DaemonEvent::Ended(ended) => tell_end(ended),
         DaemonEvent::Granted {
             who,
             source,
@@ -223,22 +152,68 @@ fn tell_sending(event: &DaemonEvent) {
                 sender = %source, %target, "{event}"
             );
         }
-        DaemonEvent::SendingBroken { who, moved, error } => {
-            warn!(
-                event = "sending_broken", audit = true, result = error.kind(), name = who.name, key = %who.key, from = %who.address,
-                source = target(moved), seconds = seconds(moved), "{event}"
-            );
-        }
-        DaemonEvent::LeftBehind { who, moved, mount } => {
-            let mount = mount
-                .as_ref()
-                .map(|mount| mount.point.display().to_string());
-            error!(
-                event = "left_behind", audit = true, result = "broken", name = who.name, key = %who.key, from = %who.address,
-                target = target(moved), mount, bytes = moved.bytes, files = moved.files, seconds = seconds(moved), "{event}"
-            );
-        }
         event => error!(event = "accept", "{event}"),
+    }
+}
+
+/// Writes the end of a transfer to the log. A field that a transfer does not have is left out.
+fn tell_end(ended: &EndedTransfer) {
+    let EndedTransfer { who, moved, end } = ended;
+    let result = end.error_kind().unwrap_or(end.result());
+    let path = String::from_utf8_lossy(moved.target.as_deref().unwrap_or_default());
+    let mut source = None;
+    let mut target = Some(&*path);
+    let mut to = None;
+    let mut of = None;
+    let mut mount = None;
+    let name = match end {
+        TransferEnd::Received { cipher, report } => {
+            of = Some(word_of(*cipher));
+            match report.looked {
+                None => "received",
+                Some(Looked::Preview) => "previewed",
+                Some(Looked::Verification) => "verified",
+                Some(Looked::Cleaning) => "cleaned",
+            }
+        }
+        TransferEnd::Probed => "probed",
+        TransferEnd::Broken(_) => "broken",
+        TransferEnd::Sent { cipher, .. } => {
+            source = target.take();
+            of = Some(word_of(*cipher));
+            "sent"
+        }
+        TransferEnd::Copied { to: host, .. } => {
+            source = target.take();
+            to = Some(format!("{}:{}", host.host, host.port));
+            "copied"
+        }
+        TransferEnd::SendingBroken(_) => {
+            source = target.take();
+            "sending_broken"
+        }
+        TransferEnd::LeftBehind(storage) => {
+            mount = storage
+                .as_ref()
+                .map(|storage| storage.point.display().to_string());
+            "left_behind"
+        }
+    };
+    let seconds = (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3;
+    // The level of a line has to be constant.
+    macro_rules! line {
+        ($level:ident) => {
+            $level!(
+                event = name, audit = true, result, name = who.name, key = %who.key, from = %who.address,
+                source, target, to, mount, bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
+                seconds, faults = end.faults(), cipher = of, "{ended}"
+            )
+        };
+    }
+    match end {
+        TransferEnd::Broken(_) | TransferEnd::SendingBroken(_) => line!(warn),
+        TransferEnd::LeftBehind(_) => line!(error),
+        _ => line!(info),
     }
 }
 
@@ -247,14 +222,6 @@ const fn word_of(cipher: Cipher) -> &'static str {
         Cipher::None => "none",
         _ => "tls",
     }
-}
-
-fn target(moved: &Moved) -> String {
-    String::from_utf8_lossy(moved.target.as_deref().unwrap_or_default()).into_owned()
-}
-
-fn seconds(moved: &Moved) -> f64 {
-    (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3
 }
 
 /// Whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.

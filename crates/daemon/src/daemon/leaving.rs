@@ -11,7 +11,7 @@ use zmove_disk::Mount;
 use zmove_receiver::WriteAccess;
 
 use super::{Daemon, Shared, moved};
-use crate::event::DaemonEvent;
+use crate::event::TransferEnd;
 use crate::transfers::{Live, Who};
 
 /// How long it may take to leave transfers behind, which waits for nothing.
@@ -48,7 +48,7 @@ impl Shared {
             .zip(moved.target.as_deref())
             .and_then(|(access, target)| access.path_of(target));
         let mount = path.and_then(|path| mount_around(&path));
-        (self.log)(&DaemonEvent::LeftBehind { who, moved, mount });
+        self.log_end(who, moved, TransferEnd::LeftBehind(mount));
     }
 }
 

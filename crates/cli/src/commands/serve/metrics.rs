@@ -17,7 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use zmove_daemon::{DaemonEvent, Moved, Transfers, Who};
+use zmove_daemon::{DaemonEvent, EndedTransfer, Transfers};
 use zmove_receiver::{Failures, MeterReading};
 use zmove_types::StageTimes;
 
@@ -40,59 +40,40 @@ pub(crate) struct Counts {
 impl Counts {
     /// Counts an event of a daemon.
     pub(crate) fn count(&self, event: &DaemonEvent) {
-        if let Some((who, moved, result)) = ended(event) {
-            let labels = vec![("name", who.name.clone()), ("result", result.to_owned())];
-            self.by_name.get_or_create(&labels).inc();
-            for Failures {
-                operation,
-                code,
-                count,
-                ..
-            } in &moved.failures
-            {
-                let labels = vec![
-                    ("operation", operation.to_string()),
-                    ("cause", cause_of(*code)),
-                ];
-                self.failures.get_or_create(&labels).inc_by(*count);
-            }
-            let family = if moved.probed.is_some() {
-                &self.probes
-            } else {
-                &self.transfers
-            };
-            add(family, "result", result);
+        match event {
+            DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
+            DaemonEvent::Accept { .. } => add(&self.errors, "kind", "accept"),
+            DaemonEvent::Ended(ended) => self.count_end(ended),
+            _ => {}
         }
-        let error = match event {
-            DaemonEvent::Rejected { kind, .. } => kind.name(),
-            DaemonEvent::Broken { error, .. } => error.kind(),
-            DaemonEvent::SendingBroken { error, .. } => error.kind(),
-            DaemonEvent::Accept { .. } => "accept",
-            DaemonEvent::Probed { .. } => return add(&self.probes, "result", "complete"),
-            _ => return,
-        };
-        add(&self.errors, "kind", error);
     }
-}
 
-/// The peer of a transfer that has ended, what it has moved, and its result.
-fn ended(event: &DaemonEvent) -> Option<(&Who, &Moved, &'static str)> {
-    let of = |count: u64| if count == 0 { "complete" } else { "partial" };
-    Some(match event {
-        DaemonEvent::Received {
-            who, moved, report, ..
-        } => (who, moved, of(report.faults)),
-        DaemonEvent::Sent {
-            who, moved, failed, ..
+    fn count_end(&self, EndedTransfer { who, moved, end }: &EndedTransfer) {
+        let result = end.result();
+        let errors = end.error_kind();
+        errors
+            .iter()
+            .for_each(|kind| add(&self.errors, "kind", kind));
+        if moved.probed.is_some() {
+            return add(&self.probes, "result", result);
         }
-        | DaemonEvent::Copied {
-            who, moved, failed, ..
-        } => (who, moved, of(*failed)),
-        DaemonEvent::Broken { who, moved, .. } | DaemonEvent::SendingBroken { who, moved, .. } => {
-            (who, moved, "broken")
+        add(&self.transfers, "result", result);
+        let labels = vec![("name", who.name.clone()), ("result", result.to_owned())];
+        self.by_name.get_or_create(&labels).inc();
+        for Failures {
+            operation,
+            code,
+            count,
+            ..
+        } in &moved.failures
+        {
+            let labels = vec![
+                ("operation", operation.to_string()),
+                ("cause", cause_of(*code)),
+            ];
+            self.failures.get_or_create(&labels).inc_by(*count);
         }
-        _ => return None,
-    })
+    }
 }
 
 fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str) {
