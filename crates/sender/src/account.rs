@@ -169,7 +169,7 @@ impl Account {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.observer.on(&Event::ScanEnded);
         if let Some(message) = parts.warning()
-            && self.files().tell(&message)
+            && self.files().report_once(&message)
         {
             self.warn(message);
         }
@@ -209,12 +209,12 @@ impl Account {
     /// that are replaced may make room, and a file system may compress, so the push goes on.
     pub(crate) fn need_room(&self, needed: u64) {
         let room = self.room.load(Ordering::Relaxed);
-        if needed <= room || self.files().warns_of_room() {
+        if needed <= room || !self.files().report_once(LITTLE_ROOM) {
             return;
         }
         let (free, needed) = (ByteCount(room), ByteCount(needed));
         self.warn(format!(
-            "the target has {free} free, and what is to be sent is more: {needed} have been found so far"
+            "the target has {free} free, {LITTLE_ROOM}: {needed} have been found so far"
         ));
     }
 
@@ -264,7 +264,7 @@ impl Account {
     ) -> bool {
         let path = || directory.display(&entry.name);
         if let Some(message) = extras.never_copied(entry)
-            && self.files().tell_once(&message)
+            && self.files().report_once(&message)
         {
             self.warn(message);
         }
@@ -325,7 +325,7 @@ impl Account {
         self.totals.unread.add(u64::from(error.is_unread()));
         self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
-        if self.files().tell(&message) {
+        if self.files().report_once(&message) {
             self.observer.on(&Event::Failed { message });
         }
     }
@@ -359,3 +359,6 @@ impl Account {
         self.fail(&FileError::Scan(error));
     }
 }
+
+/// The part of a warning that names no number.
+const LITTLE_ROOM: &str = "and what is to be sent is more";

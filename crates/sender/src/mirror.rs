@@ -197,7 +197,7 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     let message = format!(
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
-    if account.files().tell(&message) {
+    if account.files().report_once(&message) {
         account.warn(message);
     }
     true

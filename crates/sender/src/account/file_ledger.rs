@@ -5,13 +5,12 @@
 //! gets a line when a file is confirmed, by whichever session; at its end the last line of each name is kept. Failures
 //! with the same text are reported once.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashMap;
 
-use zmove_types::{Brought, ByteOrigins, Name, Origin, RelPath, Root};
+use zmove_types::{Brought, ByteOrigins, HashOnlySet, Name, Origin, RelPath, Root};
 use zmove_wire::{FrameKind, Overwrite};
 
-use crate::account::manifest::{Extent, Known, ListedNames, Manifest};
+use crate::account::manifest::{Extent, Known, Manifest};
 use crate::read::source::{LargeSource, Look};
 use crate::send::sent::{NamePart, Sent, SentFile};
 
@@ -22,18 +21,12 @@ pub(crate) struct FileLedger {
     pub(crate) brought: Brought,
     /// Whether files that stay at the target are those of the source, as far as they were compared.
     what_stays_is_equal: bool,
-    /// The names that earlier sessions have listed; read back when the first is asked for.
-    listed: Option<ListedNames>,
-    broke_off: bool,
-    warned_of_room: bool,
     /// The name that the target gave its only entry, where that is another one.
     pub(crate) single_name: Option<Name>,
     /// Files that were sent in an earlier session, which received no confirmation of them.
     unconfirmed: HashMap<RelPath, Unconfirmed>,
-    /// Hashes of the failures that earlier sessions have reported; `telling` holds those of this session.
-    told: HashSet<u64>,
-    telling: HashSet<u64>,
-    hasher: RandomState,
+    /// The messages that sessions have reported.
+    reported: HashOnlySet,
 }
 
 /// A name that may be at the target because of this run.
@@ -84,11 +77,6 @@ impl FileLedger {
         }
     }
 
-    /// Whether a session has warned that the target may have too little room; it counts as having done so then.
-    pub(crate) fn warns_of_room(&mut self) -> bool {
-        std::mem::replace(&mut self.warned_of_room, true)
-    }
-
     /// Begins a session that replaces files by this rule.
     pub(crate) fn begin(&mut self, overwrite: Overwrite) {
         self.what_stays_is_equal = overwrite == Overwrite::Differing;
@@ -105,19 +93,10 @@ impl FileLedger {
 
     /// Whether an earlier session has listed the file, which has not been changed since if it is equal now.
     pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
-        if !self.broke_off {
-            return false;
-        }
-        let path = self.renamed().unwrap_or_else(|| path.clone());
-        let Self {
-            listed,
-            manifest: Some(manifest),
-            ..
-        } = self
-        else {
-            return false;
-        };
-        listed.get_or_insert_with(|| manifest.names()).has(&path)
+        let renamed = self.renamed();
+        let path = renamed.as_ref().unwrap_or(path);
+        let manifest = self.manifest.as_mut();
+        manifest.is_some_and(|manifest| manifest.has_earlier(path))
     }
 
     /// Enters a file that is whole at the target because of this session.
@@ -175,24 +154,14 @@ impl FileLedger {
         }
     }
 
-    /// Notes a failure; returns whether it has not been reported: all files of a directory may fail for one reason.
-    pub(crate) fn tell(&mut self, message: &str) -> bool {
-        let failure = self.hasher.hash_one(message);
-        self.telling.insert(failure) && !self.told.contains(&failure)
-    }
-
-    /// Notes a message; returns whether neither this session nor an earlier one has reported it.
-    pub(crate) fn tell_once(&mut self, message: &str) -> bool {
-        let message = self.hasher.hash_one(message);
-        self.telling.insert(message) && !self.told.contains(&message)
+    /// Notes a message; returns whether no session has reported it. All files of a directory may fail for one reason.
+    pub(crate) fn report_once(&mut self, message: &str) -> bool {
+        self.reported.insert(message)
     }
 
     /// Notes that the session has broken off.
     pub(crate) fn break_off(&mut self) {
-        self.told.extend(self.telling.drain());
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
-        self.listed = None;
-        self.broke_off = true;
     }
 
     /// Remembers the work that the receiver has not confirmed when the session is over: the files of a batch, or a
@@ -379,12 +348,12 @@ mod tests {
     fn a_failure_is_news_once() {
         let mut ledger = FileLedger::default();
         assert!(
-            ledger.tell("read 'a'") && !ledger.tell("read 'a'"),
+            ledger.report_once("read 'a'") && !ledger.report_once("read 'a'"),
             "all files of a directory may fail for one reason"
         );
         ledger.break_off();
-        assert!(!ledger.tell("read 'a'") && ledger.tell("read 'b'"));
+        assert!(!ledger.report_once("read 'a'") && ledger.report_once("read 'b'"));
         ledger.break_off();
-        assert!(!ledger.tell("read 'a'") && !ledger.tell("read 'b'"));
+        assert!(!ledger.report_once("read 'a'") && !ledger.report_once("read 'b'"));
     }
 }

@@ -141,11 +141,13 @@ impl Manifest {
         }
     }
 
-    /// The names that have a line by now, where the lines are written here.
-    pub(crate) fn names(&mut self) -> ListedNames {
+    /// Whether an earlier session has listed this name, where the lines are written here.
+    pub(crate) fn has_earlier(&mut self, path: &RelPath) -> bool {
         match &mut self.0 {
-            Kind::Written(lines) => lines.first_mut().map(Lines::names).unwrap_or_default(),
-            Kind::Told(..) => ListedNames::default(),
+            Kind::Written(lines) => lines
+                .first_mut()
+                .is_some_and(|lines| lines.has_earlier(path)),
+            Kind::Told(..) => false,
         }
     }
 
@@ -174,13 +176,13 @@ impl Manifest {
 
 /// The names that have a line, each by 128 bits of its hash.
 #[derive(Debug, Default)]
-pub(crate) struct ListedNames {
+struct ListedNames {
     names: HashSet<NameHash>,
     form: Form,
 }
 
 impl ListedNames {
-    pub(crate) fn has(&self, path: &RelPath) -> bool {
+    fn has(&self, path: &RelPath) -> bool {
         if self.names.is_empty() {
             return false;
         }
