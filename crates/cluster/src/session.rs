@@ -165,7 +165,7 @@ fn going_on(
         let mut run = Run::begin(None, Instant::now());
         let observer = Arc::clone(&events);
         let ended = push.run(&mut run, link, observer, stop).await;
-        events.state.lock().was_up = run.was_up();
+        events.state.lock().was_up = run.standing.begun > 0;
         ended
     });
     Box::pin(async move {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_sender::{SessionFate, Summary};
+use zmove_sender::{SessionFate, Standing, Summary};
 use zmove_transport::{
     ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair,
 };
@@ -68,14 +68,12 @@ pub struct Copied {
 #[derive(Debug)]
 struct CopyRun {
     started: Instant,
-    patience: Duration,
+    /// What its sessions have come to.
+    standing: Standing,
     /// The target's key, once that is known.
     key: Option<Fingerprint>,
     /// The copy that may run at the host that sends.
     id: Option<[u8; 16]>,
-    was_up: bool,
-    /// What the last session has come to.
-    fate: SessionFate,
     /// The most that the host that sends has told to be at the target.
     there_most: u64,
     told: bool,
@@ -113,7 +111,8 @@ impl RemoteCopy<'_> {
         started: Instant,
         stop: impl Future<Output = ()>,
     ) -> Result<Copied, PushError> {
-        let run = CopyRun::begin(started);
+        let mut run = CopyRun::begin(started);
+        run.standing.inspects = self.order.fetch.open.intent == Intent::Inspect;
         let mut sessions = CopySessions { of: self, run };
         let copied = self.source.run(&mut sessions, stop).await;
         match (copied, sessions.run.id) {
@@ -193,7 +192,7 @@ impl RemoteCopy<'_> {
             control_pair(channel),
             order,
             self.list.clone(),
-            run.patience,
+            run.standing.patience,
             &*self.observer,
         );
         let Asked {
@@ -225,8 +224,8 @@ impl RemoteCopy<'_> {
                 return Err(unexpected("the answer to an order"));
             }
         };
-        run.was_up = true;
-        run.fate = SessionFate::InVain {
+        run.standing.begun += 1;
+        run.standing.fate = SessionFate::InVain {
             answered: Duration::ZERO,
         };
         listener.hear(&Notice::SessionBegins { transfer: None });
@@ -279,10 +278,10 @@ impl RemoteCopy<'_> {
             control_pair(channel),
             order,
             None,
-            run.patience,
+            run.standing.patience,
             &*self.observer,
         );
-        let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.patience), asking).await;
+        let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.standing.patience), asking).await;
         let answer = asked
             .unwrap_or(Err(PullError::Silent))
             .map_err(of_target)?
@@ -391,11 +390,9 @@ impl CopyRun {
     fn begin(started: Instant) -> Self {
         Self {
             started,
-            patience: Duration::ZERO,
+            standing: Standing::default(),
             key: None,
             id: None,
-            was_up: false,
-            fate: SessionFate::NotBegun,
             there_most: 0,
             told: false,
         }
@@ -406,9 +403,9 @@ impl CopyRun {
     fn add(&mut self, heard: &Heard, answered: Duration) {
         if heard.there_most > self.there_most {
             self.there_most = heard.there_most;
-            self.fate = SessionFate::OfUse;
+            self.standing.fate = SessionFate::OfUse;
         } else {
-            self.fate = SessionFate::InVain { answered };
+            self.standing.fate = SessionFate::InVain { answered };
         }
     }
 }
@@ -571,20 +568,8 @@ impl Sessions for CopySessions<'_, '_> {
         self.of.session(&mut self.run, until, stop).await
     }
 
-    fn was_up(&self) -> bool {
-        self.run.was_up
-    }
-
-    fn may_follow(&self) -> bool {
-        self.of.order.fetch.open.intent == Intent::Write
-    }
-
-    fn take_fate(&mut self) -> SessionFate {
-        std::mem::take(&mut self.run.fate)
-    }
-
-    fn wait_for(&mut self, patience: Duration) {
-        self.run.patience = patience;
+    fn standing(&mut self) -> &mut Standing {
+        &mut self.run.standing
     }
 
     fn interrupted() -> PushError {
@@ -608,7 +593,7 @@ mod tests {
                 },
                 Duration::ZERO,
             );
-            run.fate
+            run.standing.fate
         };
         let in_vain = SessionFate::InVain {
             answered: Duration::ZERO,

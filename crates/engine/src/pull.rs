@@ -26,7 +26,7 @@ use zmove_receiver::{
     NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
     TransferMeter, run_session,
 };
-use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
+use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Standing, Summary};
 use zmove_transport::{LaneError, LaneSource};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
@@ -65,15 +65,12 @@ pub struct RemotePull<'a> {
 pub struct PullRun {
     started: Instant,
     manifest: Option<Manifest>,
-    /// The number of sessions that have begun.
-    begun: u64,
-    /// What the last session has come to.
-    fate: SessionFate,
+    /// What its sessions have come to.
+    standing: Standing,
     /// What the sessions have stored here.
     brought: Arc<Lock<Brought>>,
     /// The most bytes that a session that broke off has found here.
     bytes_found_most: u64,
-    patience: Duration,
     /// The most lanes of a session that broke off.
     lanes_most: usize,
     first_byte: Option<Duration>,
@@ -98,11 +95,9 @@ impl PullRun {
         Self {
             started,
             manifest,
-            begun: 0,
-            fate: SessionFate::NotBegun,
+            standing: Standing::default(),
             brought: Arc::default(),
             bytes_found_most: 0,
-            patience: Duration::ZERO,
             lanes_most: 0,
             first_byte: None,
             files_before: 0,
@@ -131,6 +126,7 @@ impl RemotePull<'_> {
         run: &mut PullRun,
         stop: impl Future<Output = ()>,
     ) -> Result<Transferred, PushError> {
+        run.standing.inspects = self.fetch.open.intent == Intent::Inspect;
         let mut sessions = PullSessions { of: self, run };
         self.sender.run(&mut sessions, stop).await
     }
@@ -182,7 +178,7 @@ impl RemotePull<'_> {
             (transfer, cipher),
             wanted,
             self.list.clone(),
-            run.patience,
+            run.standing.patience,
             &*self.observer,
         );
         let asked = tokio::select! {
@@ -287,7 +283,7 @@ impl RemotePull<'_> {
     /// counted here: a host knows nothing of the sessions before its own, and the last words of a lost one are lost.
     fn counters(&self, run: &PullRun, last: Counters) -> Counters {
         let last = Counters {
-            reconnects: run.begun.saturating_sub(1),
+            reconnects: run.standing.begun.saturating_sub(1),
             lanes: last.lanes.max(run.lanes_most as u64),
             ..last
         };
@@ -345,9 +341,9 @@ impl RemotePull<'_> {
 impl PullRun {
     /// Notes that a session has begun, which has come to nothing yet.
     fn begin_session(&mut self) {
-        self.begun += 1;
+        self.standing.begun += 1;
         self.files_before = self.brought.lock().whole().files;
-        self.fate = SessionFate::InVain {
+        self.standing.fate = SessionFate::InVain {
             answered: Duration::ZERO,
         };
     }
@@ -361,7 +357,7 @@ impl PullRun {
             .as_ref()
             .is_some_and(|removals| removals.left() < self.removals_left);
         let has_changed = self.brought.lock().take_new() || has_removed;
-        self.fate = if has_changed || bytes_found > self.bytes_found_most {
+        self.standing.fate = if has_changed || bytes_found > self.bytes_found_most {
             SessionFate::OfUse
         } else {
             SessionFate::InVain {
@@ -554,20 +550,8 @@ impl Sessions for PullSessions<'_, '_> {
         self.of.session(self.run, until, stop).await
     }
 
-    fn was_up(&self) -> bool {
-        self.run.begun > 0
-    }
-
-    fn may_follow(&self) -> bool {
-        self.of.fetch.open.intent == Intent::Write
-    }
-
-    fn take_fate(&mut self) -> SessionFate {
-        std::mem::take(&mut self.run.fate)
-    }
-
-    fn wait_for(&mut self, patience: Duration) {
-        self.run.patience = patience;
+    fn standing(&mut self) -> &mut Standing {
+        &mut self.run.standing
     }
 
     fn interrupted() -> PushError {
@@ -599,7 +583,7 @@ mod tests {
                 progress,
                 ..Heard::default()
             });
-            std::mem::take(&mut run.fate) == SessionFate::OfUse
+            std::mem::take(&mut run.standing.fate) == SessionFate::OfUse
         };
         assert!(is_of_use(0, &["log"]) && !is_of_use(0, &["log"]));
         assert!(is_of_use(7, &["log"]) && !is_of_use(7, &["log"]) && !is_of_use(2, &[]));
@@ -616,7 +600,7 @@ mod tests {
         ] {
             run.removals_left = left;
             run.add(&Heard::default());
-            assert_eq!(run.fate, fate);
+            assert_eq!(run.standing.fate, fate);
         }
     }
 }

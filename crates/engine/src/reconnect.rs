@@ -7,11 +7,10 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 use zmove_sender::{
-    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, SessionFate,
+    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Standing,
 };
 use zmove_types::Observer;
 
@@ -146,20 +145,8 @@ impl Sessions for PushSessions<'_, '_> {
             .await
     }
 
-    fn was_up(&self) -> bool {
-        self.run.was_up()
-    }
-
-    fn may_follow(&self) -> bool {
-        self.run.may_follow()
-    }
-
-    fn take_fate(&mut self) -> SessionFate {
-        self.run.take_fate()
-    }
-
-    fn wait_for(&mut self, patience: Duration) {
-        self.run.wait_for(patience);
+    fn standing(&mut self) -> &mut Standing {
+        &mut self.run.standing
     }
 
     fn interrupted() -> PushError {

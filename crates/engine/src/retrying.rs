@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
-use zmove_sender::SessionFate;
+use zmove_sender::{SessionFate, Standing};
 
 use crate::backoff::{Next, Outage, Outages, Timeout};
 use crate::dial::Connector;
@@ -42,18 +42,8 @@ pub(crate) trait Sessions {
         stop: Pin<&mut S>,
     ) -> impl Future<Output = Result<Self::Done, PushError>>;
 
-    /// Whether the host has ever begun the transfer.
-    fn was_up(&self) -> bool;
-
-    /// Whether another session follows one that has begun and lost its connections. None follows an inspection, which
-    /// would report all of it again, or leave out what was reported meanwhile.
-    fn may_follow(&self) -> bool;
-
-    /// What the last session has come to.
-    fn take_fate(&mut self) -> SessionFate;
-
-    /// Sets how long the next session waits in the queue of a busy host.
-    fn wait_for(&mut self, patience: Duration);
+    /// What the sessions have come to.
+    fn standing(&mut self) -> &mut Standing;
 
     /// The error for a transfer that `stop` has ended between two sessions.
     fn interrupted() -> PushError;
@@ -74,37 +64,37 @@ impl Retrying<'_> {
         let mut closed = 0;
         loop {
             let until = outages.until();
-            sessions.wait_for(until.map_or(self.busy_timeout.0, |until| {
+            sessions.standing().patience = until.map_or(self.busy_timeout.0, |until| {
                 until.duration_since(Instant::now())
-            }));
+            });
             let ended = {
                 let session = pin!(sessions.session(until, stop.as_mut()));
                 outages.watch(session).await
             };
+            let standing = sessions.standing();
+            let was_up = standing.begun > 0;
             let error = match ended {
                 Ok(done) => return Ok(done),
                 Err(error)
                     if closed < CLOSED_MAX
                         && error.is_closed_early()
-                        && !self.is_settled(sessions.was_up()) =>
+                        && !self.is_settled(was_up) =>
                 {
                     closed += 1;
                     error
                 }
-                Err(error) if sessions.was_up() && !sessions.may_follow() => return Err(error),
-                Err(error) if self.is_final(&error, sessions.was_up()) => return Err(error),
+                Err(error) if was_up && standing.inspects => return Err(error),
+                Err(error) if self.is_final(&error, was_up) => return Err(error),
                 Err(error) => error,
             };
-            let fate = sessions.take_fate();
+            let fate = std::mem::take(&mut standing.fate);
             let has_answered = fate != SessionFate::NotBegun && fate != SILENT;
             let Next::Retry(at, outage) = outages.lost(fate) else {
-                return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
+                return Err(self.given_up(error, was_up, outages.in_vain()));
             };
-            if error.is_busy() && !sessions.was_up() {
+            if error.is_busy() && !was_up {
                 listener.hear(&Notice::ReceiverBusy { cause: &error });
-            } else if (outage == Outage::Begins || has_answered)
-                && may_return(&error, sessions.was_up())
-            {
+            } else if (outage == Outage::Begins || has_answered) && may_return(&error, was_up) {
                 listener.hear(&Notice::ConnectionLost {
                     remote,
                     cause: &error,
@@ -116,7 +106,7 @@ impl Retrying<'_> {
                 () = &mut stop => return Err(S::interrupted()),
             };
             if !is_time_left {
-                return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
+                return Err(self.given_up(error, was_up, outages.in_vain()));
             }
         }
     }
@@ -206,7 +196,7 @@ mod tests {
         is_stopped: bool,
         /// Whether the first session ends in a black hole, and the host never begins the transfer.
         is_stuck: bool,
-        fate: SessionFate,
+        standing: Standing,
     }
 
     impl Sessions for Lost {
@@ -218,6 +208,7 @@ mod tests {
             _stop: Pin<&mut S>,
         ) -> Result<(), PushError> {
             self.dials += 1;
+            self.standing.begun = u64::from(!self.is_stuck);
             if self.is_stuck && self.dials == 1 {
                 let host = Endpoint {
                     host: "dtn".into(),
@@ -234,24 +225,14 @@ mod tests {
             }
             if let Some(answered) = self.answers {
                 sleep(answered).await;
-                self.fate = SessionFate::InVain { answered };
+                self.standing.fate = SessionFate::InVain { answered };
             }
             Err(PullError::Silent.into())
         }
 
-        fn was_up(&self) -> bool {
-            !self.is_stuck
+        fn standing(&mut self) -> &mut Standing {
+            &mut self.standing
         }
-
-        fn may_follow(&self) -> bool {
-            true
-        }
-
-        fn take_fate(&mut self) -> SessionFate {
-            std::mem::take(&mut self.fate)
-        }
-
-        fn wait_for(&mut self, _patience: Duration) {}
 
         fn interrupted() -> PushError {
             PullError::Interrupted.into()

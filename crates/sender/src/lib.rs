@@ -40,7 +40,7 @@ pub use push::config::{Instead, Mapped, Mapping, Owners, SenderConfig};
 pub use push::feed::{Feeder, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
 pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
-pub use push::run::{Run, SessionFate};
+pub use push::run::{Run, SessionFate, Standing};
 
 pub use read::holes::Zeros;
 pub use tune::congestion_controls::LOSS_TOLERANT;

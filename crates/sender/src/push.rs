@@ -412,7 +412,7 @@ impl Running<'_> {
             BeforeOpening::RateMax(limit) => session.rate.lower(limit, Limit::AllowedRate),
             BeforeOpening::HeldUp(by) => session.account.observer.on(&Event::HeldUp { by }),
         };
-        let permission = control::permission(greeted, self.run.patience, hear);
+        let permission = control::permission(greeted, self.run.standing.patience, hear);
         tokio::pin!(permission);
         let mut in_line = false;
         loop {

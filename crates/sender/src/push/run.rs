@@ -34,22 +34,30 @@ pub struct Run {
     cpu_started: Duration,
     /// The id of the first session's transfer.
     id: Option<TransferId>,
-    /// The number of sessions that the receiver has opened.
-    begun: u64,
-    /// Whether a session has begun that only inspects the target.
-    inspects: bool,
-    /// What the last session has come to.
-    fate: SessionFate,
+    /// What its sessions have come to.
+    pub standing: Standing,
     /// The most bytes that a session that broke off has found at the target.
     bytes_found_most: u64,
     pub(crate) earlier: Earlier,
     pub(crate) files: FileLedger,
-    /// The longest wait of the next session for its turn at a busy receiver.
-    pub(crate) patience: Duration,
     /// The last session that broke off and may still publish. All others before it are over before it is.
     unended: Option<UnendedSession>,
     /// The sources as the first walk found them, where the target becomes a mirror of them.
     first_walk: Option<Arc<FirstWalk>>,
+}
+
+/// What the sessions of a run have come to, and how long the next one may wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// The number of sessions that the other host has begun.
+    pub begun: u64,
+    /// Whether no session follows one that has begun and lost its connections. None follows an inspection, which would
+    /// report all of it again, or leave out what was reported meanwhile.
+    pub inspects: bool,
+    /// What the last session has come to.
+    pub fate: SessionFate,
+    /// The longest wait of the next session for its turn at a busy host. Default: not at all.
+    pub patience: Duration,
 }
 
 /// What a session has come to that broke off.
@@ -98,13 +106,10 @@ impl Run {
             started,
             cpu_started: cpu_time(),
             id: None,
-            begun: 0,
-            inspects: false,
-            fate: SessionFate::NotBegun,
+            standing: Standing::default(),
             bytes_found_most: 0,
             earlier: Earlier::default(),
             files: FileLedger::new(manifest),
-            patience: Duration::ZERO,
             unended: None,
             first_walk: None,
         }
@@ -115,33 +120,10 @@ impl Run {
         self.started += asked;
     }
 
-    /// Whether the receiver has ever opened the transfer.
-    #[must_use]
-    pub const fn was_up(&self) -> bool {
-        self.begun > 0
-    }
-
-    /// Whether another session may follow one that has lost its connections. None follows an inspection: it would
-    /// report again what is reported already.
-    #[must_use]
-    pub const fn may_follow(&self) -> bool {
-        !self.inspects
-    }
-
     /// Notes that the receiver has opened an inspection.
     pub(crate) fn note_inspection(&mut self) {
-        self.inspects = true;
+        self.standing.inspects = true;
         self.note(Phase::Permission);
-    }
-
-    /// Sets how long the next session waits for its turn at a busy receiver; the default is not at all.
-    pub const fn wait_for(&mut self, patience: Duration) {
-        self.patience = patience;
-    }
-
-    /// What the session has come to that has broken off since this was last asked.
-    pub const fn take_fate(&mut self) -> SessionFate {
-        std::mem::replace(&mut self.fate, SessionFate::NotBegun)
     }
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
@@ -156,7 +138,7 @@ impl Run {
 
     /// The number of times that the run went on after its connections were lost.
     pub(crate) fn reconnects(&self) -> u64 {
-        self.begun.saturating_sub(1)
+        self.standing.begun.saturating_sub(1)
     }
 
     /// The id by which the receiver recognizes the run that this `transfer` belongs to.
@@ -193,8 +175,8 @@ impl Run {
 
     /// Notes how far a session has come.
     pub(crate) fn note(&mut self, phase: Phase) {
-        self.begun += u64::from(phase != Phase::Nothing);
-        self.fate = match phase {
+        self.standing.begun += u64::from(phase != Phase::Nothing);
+        self.standing.fate = match phase {
             Phase::Nothing => SessionFate::NotBegun,
             Phase::Permission => SessionFate::InVain {
                 answered: Duration::ZERO,
@@ -211,7 +193,7 @@ impl Run {
         let bytes_found = totals.skipped_bytes.get();
         let has_changed = self.files.brought.take_new() || totals.counters.removed.get() > 0;
         if has_changed || bytes_found > self.bytes_found_most {
-            self.fate = SessionFate::OfUse;
+            self.standing.fate = SessionFate::OfUse;
         }
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.add(totals, lanes, first_byte);
@@ -362,7 +344,7 @@ mod tests {
             1,
             None,
         );
-        run.take_fate()
+        std::mem::take(&mut run.standing.fate)
     }
 
     const IN_VAIN: SessionFate = SessionFate::InVain {
@@ -404,7 +386,7 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         run.note(Phase::Permission);
         run.add(&removed(1), 1, None);
-        assert_eq!(run.take_fate(), SessionFate::OfUse);
+        assert_eq!(std::mem::take(&mut run.standing.fate), SessionFate::OfUse);
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -459,20 +441,26 @@ mod tests {
     #[test]
     fn leave_is_not_forgotten_and_the_time_of_answers_is_known() {
         let mut run = Run::begin(None, Instant::now());
-        assert!(!run.was_up());
+        assert!(run.standing.begun == 0);
         run.note(Phase::Answer(Instant::now() - SECOND));
-        let SessionFate::InVain { answered } = run.take_fate() else {
+        let SessionFate::InVain { answered } = std::mem::take(&mut run.standing.fate) else {
             panic!("it has begun")
         };
-        assert!(answered >= SECOND && run.was_up());
+        assert!(answered >= SECOND && run.standing.begun > 0);
         run.note(Phase::Nothing);
         assert_eq!(
-            (run.take_fate(), run.was_up()),
+            (
+                std::mem::take(&mut run.standing.fate),
+                run.standing.begun > 0
+            ),
             (SessionFate::NotBegun, true)
         );
         run.note(Phase::Permission);
         assert_eq!(
-            (run.take_fate(), run.take_fate()),
+            (
+                std::mem::take(&mut run.standing.fate),
+                std::mem::take(&mut run.standing.fate)
+            ),
             (IN_VAIN, SessionFate::NotBegun)
         );
         assert_eq!(
