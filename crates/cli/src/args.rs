@@ -37,7 +37,8 @@ pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use job::{
-    JOB, JobAction, JobArgs, JobsArgs, JobsCommand, RunnerArgs, RunnerCommand, SubmitArgs,
+    JOB, JobAction, JobArgs, JobOptions, JobsArgs, JobsCommand, RunnerArgs, RunnerCommand,
+    SubmitArgs,
 };
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};

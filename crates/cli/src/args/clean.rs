@@ -14,9 +14,9 @@ pub(crate) struct CleanArgs {
     /// List what would be removed, and remove nothing
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
-    #[command(flatten)]
-    pub(crate) dial: DialArgs,
     /// Print events as JSON lines on stdout
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) dial: DialArgs,
 }

@@ -11,13 +11,13 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub(crate) push: PushArgs,
     /// Between two other hosts: the most bytes of contents that the target's host takes, for example 2TiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = None)]
     pub(crate) max_bytes: Option<ByteCount>,
     /// Between two other hosts: the most files, directories and links that the target's host takes
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = None)]
     pub(crate) max_entries: Option<u64>,
     /// Have it done in the background, as 'zmove submit' does, and print the job's number
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     pub(crate) detach: bool,
 }
 

@@ -15,12 +15,20 @@ use crate::value::age::Age;
 pub(crate) struct SubmitArgs {
     #[command(flatten)]
     pub(crate) copy: CopyArgs,
+    #[command(flatten)]
+    pub(crate) job: JobOptions,
+}
+
+/// What is said of a job beside its transfer.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = JOB, mut_args(|arg| arg.hide_short_help(true)))]
+pub(crate) struct JobOptions {
     /// A name for it [default: that of the first source]
-    #[arg(long, value_name = "TEXT", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
     /// Do nothing if a job with this id is there already, also one that has failed, and print that one's number: for
     /// programs that do not know whether their last word has arrived. An id names one submission, not a task
-    #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "ID")]
     pub(crate) submission_id: Option<String>,
     /// Jobs with a higher number begin first
     #[arg(
@@ -29,33 +37,32 @@ pub(crate) struct SubmitArgs {
         default_value_t = 0,
         allow_negative_numbers = true
     )]
-    #[arg(help_heading = JOB, hide_short_help = true)]
     pub(crate) priority: i32,
     /// Begin no earlier: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = parse_at, help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", value_parser = parse_at)]
     pub(crate) at: Option<StartTime>,
     /// Do it again and again, at times as in a crontab: '0 2 * * *' is each day at 2
-    #[arg(long, value_name = "CRON", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "CRON")]
     pub(crate) every: Option<Schedule>,
     /// Begin when this job is done; fail if it fails
-    #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "ID")]
     pub(crate) after: Vec<JobId>,
     /// Move what is in SRC, and then each file that comes, once it has been closed or has rested, until the job is
     /// cancelled
-    #[arg(long, conflicts_with = "every", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, conflicts_with = "every")]
     pub(crate) watch: bool,
     /// With --watch: how long a file rests that nobody has closed before it is moved [default: 3s]
-    #[arg(long, value_name = "TIME", requires = "watch", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", requires = "watch")]
     pub(crate) rest: Option<Age>,
     /// With --watch: how often the tree is walked to find what the kernel has not told [default: 1min, and where it
     /// tells nothing as often as --rest says]
-    #[arg(long, value_name = "TIME", requires = "watch", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", requires = "watch")]
     pub(crate) rescan: Option<Age>,
     /// How long to try again before giving up; an attempt that comes further than all before begins this anew
-    #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", default_value = "24h")]
     pub(crate) deadline: Age,
     /// Give this text, such as a mail address, to the hook and the webhook of notify.toml with each event of the job
-    #[arg(long, value_name = "TEXT", help_heading = JOB, hide_short_help = true)]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) notify: Option<String>,
 }
 
@@ -66,17 +73,10 @@ impl SubmitArgs {
     pub(crate) fn of(copy: CopyArgs) -> Self {
         Self {
             copy,
-            label: None,
-            submission_id: None,
-            priority: 0,
-            at: None,
-            every: None,
-            after: Vec::new(),
-            watch: false,
-            rest: None,
-            rescan: None,
-            deadline: DEADLINE,
-            notify: None,
+            job: JobOptions {
+                deadline: DEADLINE,
+                ..JobOptions::default()
+            },
         }
     }
 }

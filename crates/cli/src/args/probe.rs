@@ -37,13 +37,13 @@ pub(crate) struct ProbeArgs {
     /// Do not sweep the receiver's storage
     #[arg(long)]
     pub(crate) no_sweep: bool,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) dial: DialArgs,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
-    /// Print all of it as one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Reads the time of a round, which is short: the limit of a path shows in seconds, and a receiver waits no longer than

@@ -29,6 +29,41 @@ pub(crate) struct PushArgs {
     // Two at least, which may stand apart: `Args::read` counts them.
     #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
+    /// Begin only if a file system is mounted at DIR of this host; may be repeated (exit code 10)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) require_mount: Vec<PathBuf>,
+    /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
+    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
+    pub(crate) dry_run: bool,
+    /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
+    #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
+    pub(crate) durability: DurabilityArg,
+    /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
+    /// storage gives back, flushed and past the page cache
+    #[arg(
+        id = "proof",
+        long = "verify",
+        value_enum,
+        value_name = "BY",
+        default_value_t
+    )]
+    pub(crate) proof: ProofArg,
+    /// Write the BLAKE3 of each file, sent now or there already, as 'b3sum --check' reads it in the target directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Write what each file was proven by, by whom and when, as lines of JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) proofs: Option<PathBuf>,
+    /// Write how far each stage is, ten times a second, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print events as JSON lines on stdout instead of a bar and a summary
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+    // Options without a heading stand above: a heading of a part holds for what follows it.
     #[command(flatten)]
     pub(crate) dial: DialArgs,
     /// Send by all nodes of this cluster ('zmove cluster') to all of its receivers; DST is a path there, and SRC are
@@ -70,35 +105,10 @@ pub(crate) struct PushArgs {
     /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)
     #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
-    /// Begin only if a file system is mounted at DIR of this host; may be repeated (exit code 10)
-    #[arg(long, value_name = "DIR")]
-    pub(crate) require_mount: Vec<PathBuf>,
     /// Replace a directory that has the name of a file or link sent, with all that is in it; --delete does so too, and
     /// an empty directory is always replaced
     #[arg(long, help_heading = REPLACED)]
     pub(crate) force: bool,
-    /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
-    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
-    pub(crate) dry_run: bool,
-    /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
-    #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
-    pub(crate) durability: DurabilityArg,
-    /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
-    /// storage gives back, flushed and past the page cache
-    #[arg(
-        id = "proof",
-        long = "verify",
-        value_enum,
-        value_name = "BY",
-        default_value_t
-    )]
-    pub(crate) proof: ProofArg,
-    /// Write the BLAKE3 of each file, sent now or there already, as 'b3sum --check' reads it in the target directory
-    #[arg(long, value_name = "FILE")]
-    pub(crate) manifest: Option<PathBuf>,
-    /// Write what each file was proven by, by whom and when, as lines of JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) proofs: Option<PathBuf>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE", help_heading = PATH)]
     pub(crate) limit: Option<RateLimit>,
@@ -118,9 +128,6 @@ pub(crate) struct PushArgs {
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
     #[arg(long, value_enum, default_value_t, help_heading = PATH)]
     pub(crate) cipher: CipherArg,
-    /// Write how far each stage is, ten times a second, as JSON lines
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
     /// Whether this is `zmove verify`.
     #[arg(skip)]
     pub(crate) verify: bool,
@@ -133,12 +140,6 @@ pub(crate) struct PushArgs {
     pub(crate) storage: StorageArgs,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
-    /// Print events as JSON lines on stdout instead of a bar and a summary
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Print nothing but errors
-    #[arg(short, long, conflicts_with = "json")]
-    pub(crate) quiet: bool,
 }
 
 const PATH: &str = "The path";

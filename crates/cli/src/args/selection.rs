@@ -24,31 +24,30 @@ pub(crate) mod fuzzing;
 
 /// The options that select files.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Selection")]
 pub(crate) struct SelectionArgs {
     #[command(flatten)]
     rules: RuleArgs,
     /// Only the paths in this file, one a line; '-' is stdin
     ///
     /// They are relative to the one SRC. Directories are made, not filled.
-    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE")]
     pub(crate) files_from: Option<PathBuf>,
     /// Paths in that file end in NUL, as of 'find -print0'
-    #[arg(short = '0', long, requires = "files_from", help_heading = HEADING)]
+    #[arg(short = '0', long, requires = "files_from")]
     from0: bool,
     /// Stay in the file systems of the sources
     ///
     /// What is mounted below them is an empty directory.
-    #[arg(short = 'x', long, help_heading = HEADING)]
+    #[arg(short = 'x', long)]
     one_file_system: bool,
     /// No files larger than this, say 100MiB or 2GB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_size: Option<ByteCount>,
     /// No files smaller than this
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     min_size: Option<ByteCount>,
 }
-
-const HEADING: &str = "Selection";
 
 /// The rules in the order in which they were typed.
 #[derive(Debug)]
@@ -66,17 +65,17 @@ struct RulesByOption {
     /// Leave out what matches, as a .gitignore line would
     ///
     /// '/x' is x at the top of the target.
-    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Exclude), help_heading = HEADING)]
+    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Exclude))]
     exclude: Vec<RuleArg>,
     /// Take in again what an --exclude before leaves out
     ///
     /// The last that matches decides.
-    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include), help_heading = HEADING)]
+    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include))]
     include: Vec<RuleArg>,
     /// Rules in a file as a .gitignore; '-' is stdin
     ///
     /// '!' takes in again.
-    #[arg(long, value_name = "FILE", help_heading = HEADING,
+    #[arg(long, value_name = "FILE",
         value_parser = PathBufValueParser::new().map(RuleArg::File))]
     filter_from: Vec<RuleArg>,
 }

@@ -4,16 +4,27 @@ use clap::ValueEnum;
 
 /// How large files are read and written on this host.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Storage of this host")]
 pub(crate) struct StorageArgs {
     /// How large files are read and written on this host
-    #[arg(long, help_heading = HEADING, value_enum, value_name = "ENGINE", default_value_t, hide_short_help = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ENGINE",
+        default_value_t,
+        hide_short_help = true
+    )]
     pub(crate) io_engine: EngineArg,
     /// Whether large files are read and written past the page cache on this host (O_DIRECT)
-    #[arg(long, help_heading = HEADING, value_enum, value_name = "WHEN", default_value_t, hide_short_help = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        hide_short_help = true
+    )]
     pub(crate) direct: DirectArg,
 }
-
-const HEADING: &str = "Storage of this host";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {

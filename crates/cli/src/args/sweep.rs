@@ -35,8 +35,6 @@ pub(crate) struct SweepArgs {
     /// Draw it: rates over file sizes
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) storage: StorageArgs,
     /// Hold what --json wrote here (A) against a reference
     ///
     /// Nothing is measured. B is what --json wrote at the reference; F_s, F_c and U_b are the result.
@@ -48,6 +46,8 @@ pub(crate) struct SweepArgs {
     /// may be given for several sizes.
     #[arg(long, value_name = "[SIZE=]RATE", requires = "compare")]
     pub(crate) e1: Vec<ReferenceRate>,
+    #[command(flatten)]
+    pub(crate) storage: StorageArgs,
 }
 
 /// Reads a span of time as [`Age`] does, and `2m` for two minutes.

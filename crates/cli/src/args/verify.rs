@@ -27,23 +27,23 @@ pub(crate) struct VerifyArgs {
     /// Say nothing of what is at the target alone; with --manifest, of files that it does not list
     #[arg(long)]
     pub(crate) one_way: bool,
-    #[command(flatten)]
-    dial: DialArgs,
     /// How long to wait for a receiver that is busy, for example 90s, 5min or 1h; 0: not at all
     #[arg(long, value_name = "TIME", default_value = "5min")]
     timeout: Timeout,
-    #[command(flatten)]
-    keeping: KeepingArgs,
-    #[command(flatten)]
-    storage: StorageArgs,
-    #[command(flatten)]
-    pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a summary
     #[arg(long)]
     pub(crate) json: bool,
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
+    #[command(flatten)]
+    dial: DialArgs,
+    #[command(flatten)]
+    keeping: KeepingArgs,
+    #[command(flatten)]
+    storage: StorageArgs,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
 }
 
 impl From<VerifyArgs> for PushArgs {

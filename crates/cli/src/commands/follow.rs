@@ -54,7 +54,7 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
         (push.proofs.is_some(), "--proofs: there is no end"),
         (push.trace.is_some(), "--trace: there is no end"),
         (
-            args.every.is_some(),
+            args.job.every.is_some(),
             "--every: it goes on until it is cancelled",
         ),
     ];
@@ -96,14 +96,15 @@ pub(crate) fn prepare_batch(args: &mut PushArgs) {
 pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     let root = std::path::absolute(&args.copy.push.paths[0]).context("find the source")?;
     let terms = Terms {
-        rest: args.rest.map_or(REST, |rest| rest.0),
-        rescan: args.rescan.map(|rescan| rescan.0),
+        rest: args.job.rest.map_or(REST, |rest| rest.0),
+        rescan: args.job.rescan.map(|rescan| rescan.0),
         is_shared,
         is_unfinished: |name| is_part(name.as_bytes()),
     };
     let watch = Watch::begin(&root, terms).context("start a thread")?;
     let stop = Stop::listen()?;
-    let mut report = Report::new((args.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
+    let mut report =
+        Report::new((args.job.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
     let mut killed = 0;
     while !stop.is_asked() {
         watch.notes().into_iter().for_each(terminal::warn);

@@ -149,7 +149,7 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     }
     if follow::is_batch() {
         follow::prepare_batch(&mut args.copy.push);
-    } else if args.watch {
+    } else if args.job.watch {
         return follow::follow(&args);
     }
     let said = ssh_words::so_far();

@@ -17,7 +17,7 @@ use zmove_jobs::{
 };
 use zmove_types::Escaped;
 
-use crate::args::{PushArgs, SubmitArgs};
+use crate::args::{JobOptions, PushArgs, SubmitArgs};
 use crate::commands::follow;
 use crate::commands::mount;
 use crate::commands::transfer::names_other_host;
@@ -114,11 +114,11 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
 fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     refuse_what_needs_a_user(&args.copy.push)?;
     refuse_secrets(&args.copy.push)?;
-    if args.watch {
+    if args.job.watch {
         follow::refuse_contradictions(&args)?;
     }
-    let SubmitArgs {
-        copy,
+    let SubmitArgs { copy, job } = args;
+    let JobOptions {
         label,
         submission_id,
         priority,
@@ -128,7 +128,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         deadline,
         notify,
         ..
-    } = args;
+    } = job;
     check_notify(notify.as_deref())?;
     if let Some(at) = &at {
         tell_if_past(at.moment());

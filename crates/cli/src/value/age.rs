@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// A span of time: `90s`, `30min`, `12h`, `7d`, `2w`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Age(pub(crate) Duration);
 
 /// Units with their seconds, the longest first.
