@@ -17,20 +17,17 @@ use zmove_receiver::{
     Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter, book_rules,
 };
 use zmove_scan::{FileSystems, PathList, ScanConfig, Selection, Separator};
-use zmove_sender::{
-    AfterErrors, EmptySources, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig,
-    SessionError, Summary, Zeros,
-};
+use zmove_sender::{Instead, Owners, PushJob, Removals, SenderConfig, SessionError, Summary};
 use zmove_transport::{
     Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
 };
-use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
+use zmove_types::{Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Open, OwnerOrder, Place, Refusal, RefusalCode,
-    SourcePath, ToSender, ToSource, WireError, decode_message_within, encode_message,
+    Cipher, Fetch, Open, OwnerOrder, Place, Refusal, RefusalCode, SourcePath, ToSender, ToSource,
+    WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -500,17 +497,7 @@ pub(crate) fn job(
         .removals
         .filter(|_| list.is_none())
         .map(|order| Removals {
-            after_errors: if order.after_errors {
-                AfterErrors::Remove
-            } else {
-                AfterErrors::Keep
-            },
-            entries_max: order.entries_max,
-            empty_sources: if order.empty_sources {
-                EmptySources::Mirror
-            } else {
-                EmptySources::Refuse
-            },
+            order,
             ..Removals::default()
         });
     let sources_missing = missing.len() as u64;
@@ -576,11 +563,7 @@ fn sender_config(
             ..usual.scan.clone()
         },
         owners: owners(&fetch.owners, &config.accounts),
-        zeros: if fetch.zeros_made_holes {
-            Zeros::MadeHoles
-        } else {
-            Zeros::Sent
-        },
+        zeros: fetch.zeros,
         instead: Instead {
             mtime: fetch.mtime.map(|time| time.0),
             umask: fetch.umask.map(|umask| umask & 0o777),
@@ -609,36 +592,14 @@ fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
 }
 
 fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {
-    let mappings = |orders: &[AccountOrder]| orders.iter().map(mapping).collect();
     Owners {
         accounts: if order.numeric {
             Arc::new(NoAccounts)
         } else {
             Arc::clone(accounts)
         },
-        users: mappings(&order.users),
-        groups: mappings(&order.groups),
-    }
-}
-
-fn mapping(AccountOrder { name, id, from }: &AccountOrder) -> Mapping {
-    let from = match from {
-        AccountsFrom::All => Mapped::All,
-        AccountsFrom::Nameless => Mapped::Nameless,
-        AccountsFrom::Name(name) => Mapped::Name(name.clone()),
-        AccountsFrom::Ids(first, last) => Mapped::Ids(*first, *last),
-    };
-    let name = if name.len() <= Account::NAME_BYTES_MAX {
-        name.as_str()
-    } else {
-        ""
-    };
-    Mapping {
-        from,
-        to: Account {
-            id: *id,
-            name: name.into(),
-        },
+        users: order.users.clone(),
+        groups: order.groups.clone(),
     }
 }
 

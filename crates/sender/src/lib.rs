@@ -30,18 +30,17 @@ pub use cleaning::{CleanEvent, clean};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
 pub use error::SessionError;
-pub use mirror::{AfterErrors, EmptySources, Guard, Removals};
+pub use mirror::{Guard, Removals};
 pub use plan::pack::PackSizes;
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips,
     probe,
 };
-pub use push::config::{Instead, Mapped, Mapping, Owners, SenderConfig};
+pub use push::config::{Instead, Owners, SenderConfig};
 pub use push::feed::{Feeder, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
 pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
 pub use push::run::{Run, SessionFate, Standing};
 
-pub use read::holes::Zeros;
 pub use tune::congestion_controls::LOSS_TOLERANT;
 pub use tune::path::{Finding, PathReport};

@@ -44,8 +44,8 @@ use zmove_wire::limits::{
     REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    ExtraneousNames, Fault, Intent, ListedName, NameRange, Operation, Question, Remove,
-    RemoveGroup, Request, ToReceiver,
+    AfterErrors, EmptySources, ExtraneousNames, Fault, Intent, ListedName, NameRange, Operation,
+    Question, RemovalOrder, Remove, RemoveGroup, Request, ToReceiver,
 };
 
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
@@ -71,12 +71,8 @@ pub(crate) struct Mirror {
 /// Which entries that are at the target alone may be removed.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
-    /// Whether entries are removed when a part of the source is not at the target.
-    pub after_errors: AfterErrors,
-    /// The most files and directories that are removed. Default: any number. The deepest go first, and the rest stays.
-    pub entries_max: Option<u64>,
-    /// What a source directory without entries does. Default: it is refused where the target has entries.
-    pub empty_sources: EmptySources,
+    /// What the user has ordered.
+    pub order: RemovalOrder,
     /// The guard that is asked before anything is removed. Default: none.
     pub guard: Option<Arc<dyn Guard>>,
     /// Directories that this program itself changes during the push, and that may lie in the sources: a change of
@@ -88,27 +84,6 @@ pub struct Removals {
 pub trait Guard: fmt::Debug + Send + Sync {
     /// The reason why nothing may be removed, if there is one.
     fn objection(&self) -> Option<String>;
-}
-
-/// Whether entries are removed when a part of the source could not be read, or not be stored at the target.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AfterErrors {
-    /// Nothing is removed.
-    #[default]
-    Keep,
-    /// Entries are removed, except where names could not be read.
-    Remove,
-}
-
-/// What a source directory without entries means for its mirror.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EmptySources {
-    /// Nothing is removed in the whole run where the directory at the target has entries: the file system of the source
-    /// may not be mounted.
-    #[default]
-    Refuse,
-    /// The mirror becomes empty.
-    Mirror,
 }
 
 /// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
@@ -186,7 +161,7 @@ fn run_rounds(session: &Session, answers: &Receiver<MirrorReply>, mirror: &Mirro
 fn stays(account: &Account, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
-    if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
+    if errors == 0 || mirror.removals.order.after_errors == AfterErrors::Remove {
         return false;
     }
     let why = if unread > 0 {
@@ -252,7 +227,7 @@ impl<'a> Round<'a> {
             extraneous: ExtraneousList::new(
                 mirror.selection.clone(),
                 // a preview counts what the receiver counts when it removes
-                mirror.removals.entries_max.is_some() || mirror.intent == Intent::Inspect,
+                mirror.removals.order.entries_max.is_some() || mirror.intent == Intent::Inspect,
             ),
             full: false,
             empty: HashMap::new(),
@@ -326,7 +301,7 @@ impl<'a> Round<'a> {
             empty_source,
         }: DirectoryNames,
     ) {
-        if self.mirror.removals.empty_sources == EmptySources::Refuse
+        if self.mirror.removals.order.empty_sources == EmptySources::Refuse
             && let Some(source) = empty_source
         {
             self.empty.insert(directory.clone(), source);
@@ -509,6 +484,7 @@ impl<'a> Round<'a> {
         let room = self
             .mirror
             .removals
+            .order
             .entries_max
             .map(|max| max.saturating_sub(before));
         let taken = self.extraneous.take(room.unwrap_or(u64::MAX));

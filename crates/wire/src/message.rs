@@ -42,8 +42,8 @@ use counted::Counted;
 pub use counters::CounterList;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
-    AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder,
-    RuleText, SourcePath, ToSource,
+    AfterErrors, EmptySources, Fetch, Fetching, LaneOrder, ListOrder, Mapped, Mapping, OwnerOrder,
+    RemovalOrder, RuleText, SourcePath, ToSource, Zeros,
 };
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};

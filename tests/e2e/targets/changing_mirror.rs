@@ -6,8 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use zmove_sender::{AfterErrors, Removals};
+use zmove_sender::Removals;
 use zmove_types::{Event, GROUP_BYTES};
+use zmove_wire::{AfterErrors, RemovalOrder};
 
 use crate::connections::reconnect::{HalfWay, half_way};
 use crate::support::command::{Outcome, finish};
@@ -32,7 +33,10 @@ fn push_changed(
         }
     };
     let mirror = Some(Removals {
-        after_errors,
+        order: RemovalOrder {
+            after_errors,
+            ..RemovalOrder::default()
+        },
         ..Removals::default()
     });
     InProcess {

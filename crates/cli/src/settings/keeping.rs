@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use zmove_sender::{Instead, Mapped, Mapping, Owners};
+use zmove_sender::{Instead, Owners};
 use zmove_types::{Account, Kinds, NoAccounts, Timestamp};
-use zmove_wire::Keeping;
+use zmove_wire::{Keeping, Mapped, Mapping};
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
 use crate::value::account::{AccountMap, SystemAccounts};

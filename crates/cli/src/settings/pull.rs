@@ -9,22 +9,20 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use zmove_engine::{Confirm, DialSettings, Location, Remote, RemoteSources, Start, Timeout};
 use zmove_scan::{FileSystems, Separator};
-use zmove_sender::{Mapped, Mapping};
 use zmove_types::Escaped;
 use zmove_wire::limits::{
     FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, SELECTION_RULE_BYTES_MAX,
     SELECTION_RULES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
-    OwnerOrder, RemovalOrder, SourcePath, Time,
+    Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, SourcePath, Time,
 };
 
 use super::giving_way::{are_within_limits, giving_way, rule_texts};
 use super::mistaken::refuse_user_without_colon;
-use super::push::{dial_settings, open_of, refuse_contradictions};
+use super::push::{dial_settings, open_of, refuse_contradictions, removal_order, zeros};
 use super::{dial, keeping};
-use crate::args::{PushArgs, SparseArg};
+use crate::args::PushArgs;
 use crate::display::trace;
 use crate::value::exit::usage_error;
 
@@ -192,14 +190,11 @@ pub(super) fn fetch(
     }
     let owners = keeping::owners(&args.keeping);
     let instead = keeping::instead(&args.keeping);
-    let mappings = |mappings: &[Mapping]| -> Result<Vec<AccountOrder>> {
-        if mappings.len() > FETCH_MAPPINGS_MAX {
-            return Err(usage_error(format!(
-                "a pull maps {FETCH_MAPPINGS_MAX} users or groups at most"
-            )));
-        }
-        Ok(mappings.iter().map(account_order).collect())
-    };
+    if owners.users.len().max(owners.groups.len()) > FETCH_MAPPINGS_MAX {
+        return Err(usage_error(format!(
+            "a pull maps {FETCH_MAPPINGS_MAX} users or groups at most"
+        )));
+    }
     let open = giving_way(args, rules.clone(), open);
     Ok(Fetch {
         sources: paths.iter().cloned().map(SourcePath).collect(),
@@ -212,17 +207,13 @@ pub(super) fn fetch(
             nul: args.selection.separator() == Separator::Nul,
             bytes: list.len() as u64,
         }),
-        removals: args.delete.then_some(RemovalOrder {
-            after_errors: args.ignore_errors,
-            entries_max: args.max_delete,
-            empty_sources: args.allow_empty,
-        }),
+        removals: args.delete.then(|| removal_order(args)),
         owners: OwnerOrder {
             numeric: args.keeping.numeric_ids,
-            users: mappings(&owners.users)?,
-            groups: mappings(&owners.groups)?,
+            users: owners.users,
+            groups: owners.groups,
         },
-        zeros_made_holes: args.keeping.sparse == SparseArg::Zeros,
+        zeros: zeros(args),
         umask: instead.umask,
         mtime: instead.mtime.map(Time),
         rate_max: args.limit().map(|limit| limit.bytes_per_second()),
@@ -235,20 +226,6 @@ pub(super) fn fetch(
         extensions: Extensions::NONE,
         open,
     })
-}
-
-fn account_order(Mapping { from, to }: &Mapping) -> AccountOrder {
-    let from = match from {
-        Mapped::All => AccountsFrom::All,
-        Mapped::Nameless => AccountsFrom::Nameless,
-        Mapped::Name(name) => AccountsFrom::Name(name.clone()),
-        Mapped::Ids(first, last) => AccountsFrom::Ids(*first, *last),
-    };
-    AccountOrder {
-        name: to.name.to_string(),
-        id: to.id,
-        from,
-    }
 }
 
 #[cfg(test)]

@@ -14,10 +14,13 @@ use zmove_engine::{
     Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{AfterErrors, EmptySources, Guard, Instead, Owners, Removals, Zeros};
+use zmove_sender::{Guard, Instead, Owners, Removals};
 use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
-use zmove_wire::{Cipher, Compare, Durability, Intent, Keeping, Open, Overwrite, Proof};
+use zmove_wire::{
+    AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Keeping, Open, Overwrite,
+    Proof, RemovalOrder, Zeros,
+};
 
 use super::cluster::Cluster;
 use super::giving_way::{giving_way, rule_texts};
@@ -171,10 +174,7 @@ impl PushSettings {
 
     /// What becomes of zeros that are allocated.
     pub(crate) fn zeros(&self) -> Zeros {
-        match self.args.keeping.sparse {
-            SparseArg::Zeros => Zeros::MadeHoles,
-            SparseArg::Auto | SparseArg::Never => Zeros::Sent,
-        }
+        zeros(&self.args)
     }
 
     /// The job of one session. A list of paths is opened anew.
@@ -445,24 +445,34 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
         Location::Remote(_) => None,
     };
     Removals {
+        order: removal_order(args),
+        guard,
+        own_directories: own_directories(location),
+    }
+}
+
+/// What becomes of zeros that are allocated.
+pub(super) fn zeros(args: &PushArgs) -> Zeros {
+    match args.keeping.sparse {
+        SparseArg::Zeros => Zeros::MadeHoles,
+        SparseArg::Auto | SparseArg::Never => Zeros::Sent,
+    }
+}
+
+/// What the options say of removals.
+pub(super) fn removal_order(args: &PushArgs) -> RemovalOrder {
+    RemovalOrder {
         after_errors: if args.ignore_errors {
             AfterErrors::Remove
         } else {
             AfterErrors::Keep
         },
         entries_max: args.max_delete,
-        empty_sources: empty_sources(args),
-        guard,
-        own_directories: own_directories(location),
-    }
-}
-
-/// What an empty source does to its mirror.
-fn empty_sources(args: &PushArgs) -> EmptySources {
-    if args.allow_empty {
-        EmptySources::Mirror
-    } else {
-        EmptySources::Refuse
+        empty_sources: if args.allow_empty {
+            EmptySources::Mirror
+        } else {
+            EmptySources::Refuse
+        },
     }
 }
 

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use nix::unistd::{Gid, Group, Uid, User};
-use zmove_sender::{Mapped, Mapping};
 use zmove_types::{Account, Accounts};
+use zmove_wire::{Mapped, Mapping};
 
 /// The accounts of this host.
 #[derive(Clone, Copy, Debug)]

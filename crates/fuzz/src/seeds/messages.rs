@@ -3,23 +3,23 @@
 use serde::Serialize;
 use std::sync::Arc;
 use zmove_types::{
-    Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample, SharedJobId,
-    Timestamp,
+    Account, Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample,
+    SharedJobId, Timestamp,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
-    Differences, Durability, EarlierSession, EndedCopy, EntryFault, EntryGroup, Extensions,
-    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone,
-    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
-    Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Leftover,
-    LeftoverFate, LeftoverKind, ListOrder, ListedName, Missed, Moment, NameRange, NodeName,
+    AfterErrors, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences, Durability,
+    EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extensions, Extraneous,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileGroups,
+    FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange, Held, InTheWay,
+    Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Leftover, LeftoverFate,
+    LeftoverKind, ListOrder, ListedName, Mapped, Mapping, Missed, Moment, NameRange, NodeName,
     NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
     PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
     Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
     SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
     SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName,
-    TransferAccount, TransferProgress, TransportChoice, Verdict, encode_message,
+    TransferAccount, TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -84,9 +84,11 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
 
 /// An order with something in each of its lists.
 fn fetch() -> Fetch {
-    let mapping = |from| AccountOrder {
-        name: "u".into(),
-        id: 5,
+    let mapping = |from| Mapping {
+        to: Account {
+            id: 5,
+            name: "u".into(),
+        },
         from,
     };
     Fetch {
@@ -103,19 +105,16 @@ fn fetch() -> Fetch {
             bytes: 300,
         }),
         removals: Some(RemovalOrder {
-            after_errors: true,
+            after_errors: AfterErrors::Remove,
             entries_max: Some(1),
-            empty_sources: false,
+            empty_sources: EmptySources::Refuse,
         }),
         owners: OwnerOrder {
             numeric: true,
-            users: vec![mapping(AccountsFrom::All), mapping(AccountsFrom::Ids(1, 2))],
-            groups: vec![
-                mapping(AccountsFrom::Nameless),
-                mapping(AccountsFrom::Name("g".into())),
-            ],
+            users: vec![mapping(Mapped::All), mapping(Mapped::Ids(1, 2))],
+            groups: vec![mapping(Mapped::Nameless), mapping(Mapped::Name("g".into()))],
         },
-        zeros_made_holes: true,
+        zeros: Zeros::MadeHoles,
         umask: Some(0o22),
         mtime: Some(Time(Timestamp {
             seconds: -1,

@@ -7,11 +7,10 @@ pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
-use zmove_types::{Account, Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
-use zmove_wire::Open;
+use zmove_types::{Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
+use zmove_wire::{Mapping, Open, Zeros};
 
 use crate::plan::pack::PackSizes;
-use crate::read::holes::Zeros;
 
 /// The settings of a sender.
 #[derive(Clone, Debug)]
@@ -95,28 +94,6 @@ pub struct Owners {
     pub users: Vec<Mapping>,
     /// What groups are at the target, the first that applies. Default: what they are here.
     pub groups: Vec<Mapping>,
-}
-
-/// What some users or groups of this host are at the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    /// Which ones.
-    pub from: Mapped,
-    /// What they are there.
-    pub to: Account,
-}
-
-/// Some users or groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mapped {
-    /// All of them.
-    All,
-    /// Users or groups that have no name here.
-    Nameless,
-    /// The one of this name.
-    Name(String),
-    /// Users or groups whose numbers lie between two, both included.
-    Ids(u32, u32),
 }
 
 impl Default for Owners {

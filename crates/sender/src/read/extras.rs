@@ -17,10 +17,10 @@ use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
     Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Timestamp, Xattr,
 };
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, Mapped, Mapping, Zeros};
 
-use crate::push::config::{Instead, Mapped, Mapping, Owners, SenderConfig};
-use crate::read::holes::{Holes, Zeros};
+use crate::push::config::{Instead, Owners, SenderConfig};
+use crate::read::holes::Holes;
 use crate::read::source::SourceDirectory;
 
 /// What an entry is, as far as its permission bits depend on it.

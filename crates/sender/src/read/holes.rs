@@ -17,16 +17,6 @@ pub(crate) enum Holes {
     Sent,
 }
 
-/// What becomes of zeros that are allocated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Zeros {
-    /// Zeros are data like any other.
-    #[default]
-    Sent,
-    /// Blocks of 4 KiB of zeros become holes, where holes are kept; each file is read once more for that.
-    MadeHoles,
-}
-
 /// The holes of a large file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundHoles {

@@ -5,7 +5,9 @@
 //! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before its bytes are awaited.
 
 use serde::{Deserialize, Serialize};
+use zmove_types::Account;
 
+use super::metadata::{deserialize_account, serialize_account};
 use super::{Begin, CopyOrder, GrantOrder, Open, Time, bytes, list};
 use crate::extensions::{Extensible, Extensions};
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SELECTION_RULES_MAX};
@@ -57,8 +59,8 @@ pub struct Fetch {
     pub removals: Option<RemovalOrder>,
     /// Whom entries are said to belong to.
     pub owners: OwnerOrder,
-    /// Whether blocks of zeros become holes.
-    pub zeros_made_holes: bool,
+    /// What becomes of blocks of zeros.
+    pub zeros: Zeros,
     /// The umask whose permission bits take the place of modes.
     pub umask: Option<u32>,
     /// The modification time of all entries, in the place of their own.
@@ -93,7 +95,7 @@ impl Fetch {
             list: None,
             removals: None,
             owners: OwnerOrder::default(),
-            zeros_made_holes: false,
+            zeros: Zeros::default(),
             umask: None,
             mtime: None,
             rate_max: None,
@@ -129,14 +131,35 @@ pub struct ListOrder {
 }
 
 /// The removals of a mirror.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovalOrder {
-    /// Whether entries are removed also when a part of the source could not be read or stored.
-    pub after_errors: bool,
-    /// The most entries that are removed.
+    /// Whether entries are removed when a part of the source is not at the target.
+    pub after_errors: AfterErrors,
+    /// The most files and directories that are removed. Default: any number. The deepest go first, and the rest stays.
     pub entries_max: Option<u64>,
-    /// Whether a source directory that is empty empties its mirror.
-    pub empty_sources: bool,
+    /// What a source directory without entries does. Default: it is refused where the target has entries.
+    pub empty_sources: EmptySources,
+}
+
+/// Whether entries are removed when a part of the source could not be read, or not be stored at the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AfterErrors {
+    /// Nothing is removed.
+    #[default]
+    Keep,
+    /// Entries are removed, except where names could not be read.
+    Remove,
+}
+
+/// What a source directory without entries means for its mirror.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EmptySources {
+    /// Nothing is removed in the whole run where the directory at the target has entries: the file system of the source
+    /// may not be mounted.
+    #[default]
+    Refuse,
+    /// The mirror becomes empty.
+    Mirror,
 }
 
 /// Whom entries are said to belong to.
@@ -144,35 +167,33 @@ pub struct RemovalOrder {
 pub struct OwnerOrder {
     /// Whether numbers count, and names are not told.
     pub numeric: bool,
-    /// What users become.
+    /// What users become, the first that applies.
     #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
-    pub users: Vec<AccountOrder>,
-    /// What groups become.
+    pub users: Vec<Mapping>,
+    /// What groups become, the first that applies.
     #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
-    pub groups: Vec<AccountOrder>,
+    pub groups: Vec<Mapping>,
 }
 
 /// What some users or groups of the source become at the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AccountOrder {
-    /// The name that they become; empty where only the number counts.
+pub struct Mapping {
+    /// The user or group that they become.
     #[serde(
-        serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
-        deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+        serialize_with = "serialize_account",
+        deserialize_with = "deserialize_account"
     )]
-    pub name: String,
-    /// The number that they become.
-    pub id: u32,
+    pub to: Account,
     /// Which ones.
-    pub from: AccountsFrom,
+    pub from: Mapped,
 }
 
 /// Some users or groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum AccountsFrom {
+pub enum Mapped {
     /// All of them.
     All,
-    /// All without a name.
+    /// Users or groups that have no name at the source.
     Nameless,
     /// The one of this name.
     Name(
@@ -182,8 +203,18 @@ pub enum AccountsFrom {
         )]
         String,
     ),
-    /// All whose numbers lie between two, both included.
+    /// Users or groups whose numbers lie between two, both included.
     Ids(u32, u32),
+}
+
+/// What becomes of zeros that are allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Zeros {
+    /// Zeros are data like any other.
+    #[default]
+    Sent,
+    /// Blocks of 4 KiB of zeros become holes, where holes are kept; each file is read once more for that.
+    MadeHoles,
 }
 
 /// The data connections of a receiver that has dialled.
@@ -227,24 +258,28 @@ pub(crate) mod tests {
                 bytes: 3,
             }),
             removals: Some(RemovalOrder {
-                after_errors: true,
+                after_errors: AfterErrors::Remove,
                 entries_max: Some(2),
-                empty_sources: true,
+                empty_sources: EmptySources::Mirror,
             }),
             owners: OwnerOrder {
                 numeric: true,
-                users: vec![AccountOrder {
-                    name: "u".into(),
-                    id: 5,
-                    from: AccountsFrom::Ids(1, 2),
+                users: vec![Mapping {
+                    to: Account {
+                        id: 5,
+                        name: "u".into(),
+                    },
+                    from: Mapped::Ids(1, 2),
                 }],
-                groups: vec![AccountOrder {
-                    name: String::new(),
-                    id: 6,
-                    from: AccountsFrom::Name("g".into()),
+                groups: vec![Mapping {
+                    to: Account {
+                        id: 6,
+                        name: "".into(),
+                    },
+                    from: Mapped::Name("g".into()),
                 }],
             },
-            zeros_made_holes: false,
+            zeros: Zeros::Sent,
             umask: Some(0o22),
             mtime: Some(Time(Timestamp {
                 seconds: -1,
@@ -272,7 +307,7 @@ pub(crate) mod tests {
                 1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2, 1,
             ][..],
             &[
-                1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,
+                1, 1, 5, 1, b'u', 3, 1, 2, 1, 6, 0, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,
                 64, 1, 1, 100, 0,
             ],
         ];

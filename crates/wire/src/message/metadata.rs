@@ -13,9 +13,9 @@ pub(super) fn serialize<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let Metadata { mode, mtime, extra } = metadata;
-    let owner = extra.as_ref().and_then(|extra| sent(&extra.owner));
-    let group = extra.as_ref().and_then(|extra| sent(&extra.group));
-    (mode, Time(*mtime), owner, group).serialize(serializer)
+    let owner = extra.as_ref().and_then(|extra| extra.owner.as_ref());
+    let group = extra.as_ref().and_then(|extra| extra.group.as_ref());
+    (mode, Time(*mtime), owner.map(sent), group.map(sent)).serialize(serializer)
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
@@ -41,9 +41,21 @@ struct SentAccount<'a> {
     name: &'a str,
 }
 
-fn sent(account: &Option<Account>) -> Option<SentAccount<'_>> {
-    let Account { id, name } = account.as_ref()?;
-    Some(SentAccount { id: *id, name })
+fn sent(Account { id, name }: &Account) -> SentAccount<'_> {
+    SentAccount { id: *id, name }
+}
+
+pub(super) fn serialize_account<S: Serializer>(
+    account: &Account,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    sent(account).serialize(serializer)
+}
+
+pub(super) fn deserialize_account<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Account, D::Error> {
+    received(SentAccount::deserialize(deserializer)?)
 }
 
 fn received<E: Error>(SentAccount { id, name }: SentAccount<'_>) -> Result<Account, E> {
