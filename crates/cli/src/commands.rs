@@ -26,6 +26,8 @@ pub(crate) mod shared_job;
 pub(crate) mod spread;
 pub(crate) mod submit;
 pub(crate) mod sweep;
+#[cfg(test)]
+mod tests;
 pub(crate) mod trace;
 pub(crate) mod transfer;
 pub(crate) mod trust;

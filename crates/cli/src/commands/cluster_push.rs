@@ -291,20 +291,9 @@ const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);
 #[cfg(test)]
 mod tests {
     use zmove_jobs::Nodes;
-    use zmove_types::Lock;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Warnings(Lock<Vec<String>>);
-
-    impl Observer for Warnings {
-        fn on(&self, event: &Event) {
-            if let Event::Warned { message } = event {
-                self.0.lock().push(message.clone());
-            }
-        }
-    }
+    use crate::commands::tests::Warnings;
 
     #[tokio::test]
     async fn a_broker_from_which_nothing_is_taken_is_reported_once_and_again_later() {

@@ -329,6 +329,7 @@ mod tests {
     use zmove_types::NoObserver;
 
     use super::*;
+    use crate::commands::tests::Warnings;
 
     fn stored(files: u64, bytes: u64) -> TransferProgress {
         TransferProgress {
@@ -382,17 +383,6 @@ mod tests {
     fn others(participants: &Participants) -> (usize, usize) {
         let others = participants.others.borrow();
         (others.at_work, others.unfinished)
-    }
-
-    #[derive(Default)]
-    struct Warnings(Lock<Vec<String>>);
-
-    impl Observer for Warnings {
-        fn on(&self, event: &Event) {
-            if let Event::Warned { message } = event {
-                self.0.lock().push(message.clone());
-            }
-        }
     }
 
     #[test]

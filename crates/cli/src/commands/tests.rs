@@ -1,0 +1,15 @@
+//! What tests of several commands use.
+
+use zmove_types::{Event, Lock, Observer};
+
+/// An observer that keeps warnings.
+#[derive(Default)]
+pub(super) struct Warnings(pub(super) Lock<Vec<String>>);
+
+impl Observer for Warnings {
+    fn on(&self, event: &Event) {
+        if let Event::Warned { message } = event {
+            self.0.lock().push(message.clone());
+        }
+    }
+}
