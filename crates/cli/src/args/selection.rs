@@ -23,7 +23,7 @@ use crate::value::exit::usage_error;
 pub(crate) mod fuzzing;
 
 /// The options that select files.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Selection")]
 pub(crate) struct SelectionArgs {
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub(crate) struct SelectionArgs {
 }
 
 /// The rules in the order in which they were typed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RuleArgs(Vec<RuleArg>);
 
 #[derive(Clone, Debug)]
@@ -87,12 +87,7 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 impl SelectionArgs {
     /// Whether anything of the selection stands in a file.
     pub(crate) fn reads_files(&self) -> bool {
-        self.files_from.is_some()
-            || self
-                .rules
-                .0
-                .iter()
-                .any(|rule| matches!(rule, RuleArg::File(_)))
+        self.files().next().is_some()
     }
 
     /// Whether files are selected by size.
@@ -102,16 +97,18 @@ impl SelectionArgs {
 
     /// The selection by rules and sizes; `None` where none were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
-        let (min, max) = (
-            self.min_size.map_or(0, |size| size.0),
-            self.max_size.map_or(u64::MAX, |size| size.0),
-        );
+        let min = self.min_size.map_or(0, |size| size.0);
+        let max = self.max_size.map_or(u64::MAX, |size| size.0);
         if min > max {
             return Err(usage_error(
                 "--min-size is above --max-size: no file can be both",
             ));
         }
-        self.refuse_stdin_twice()?;
+        if self.files().filter(|path| is_stdin(path)).count() > 1 {
+            return Err(usage_error(
+                "stdin ('-') can be only one of --filter-from and --files-from",
+            ));
+        }
         let mut rules = Vec::new();
         for arg in &self.rules.0 {
             match arg {
@@ -119,7 +116,7 @@ impl SelectionArgs {
                 RuleArg::File(path) => rules.extend(file_rules(path)?),
             }
         }
-        if rules.is_empty() && self.min_size.is_none() && self.max_size.is_none() {
+        if rules.is_empty() && !self.bounds_sizes() {
             return Ok(None);
         }
         let selection = Selection::new(&rules, min..=max);
@@ -171,32 +168,22 @@ impl SelectionArgs {
 
     /// Takes only the paths in this file, each with a NUL behind it.
     pub(crate) fn read_list(&mut self, file: impl Into<PathBuf>) {
-        (self.files_from, self.from0) = (Some(file.into()), true);
+        self.files_from = Some(file.into());
+        self.from0 = true;
     }
 
     /// Whether something is read from stdin.
     pub(crate) fn reads_stdin(&self) -> bool {
-        let filters = self
-            .rules
-            .0
-            .iter()
-            .any(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
-        filters || self.files_from.as_deref().is_some_and(is_stdin)
+        self.files().any(|path| is_stdin(path))
     }
 
-    fn refuse_stdin_twice(&self) -> Result<()> {
-        let filters = self
-            .rules
-            .0
-            .iter()
-            .filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
-        let list = self.files_from.iter().filter(|path| is_stdin(path));
-        if filters.count() + list.count() > 1 {
-            return Err(usage_error(
-                "stdin ('-') can be only one of --filter-from and --files-from",
-            ));
-        }
-        Ok(())
+    /// The files in which something of the selection stands.
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let filters = self.rules.0.iter().filter_map(|rule| match rule {
+            RuleArg::File(path) => Some(path),
+            RuleArg::Pattern(..) => None,
+        });
+        filters.chain(&self.files_from)
     }
 }
 
