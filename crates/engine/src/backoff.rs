@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use zmove_sender::SessionFate;
 
 /// The longest time that a push goes on without connections; zero: not at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeout(pub Duration);
 
 impl Timeout {

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use zmove_engine::PortRange;
 
 /// How another host is reached.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "The other host")]
 pub(crate) struct DialArgs {
     /// Pin the key of an unknown host without asking

@@ -16,7 +16,7 @@ use super::keeping::KeepingArgs;
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(override_usage = help::PUSH_USAGE, after_help = help::PUSH_SHORT, after_long_help = help::PUSH_LONG)]
 #[command(args_override_self = true, args(habits::without_meaning()), mut_args(|arg| arg.hide_short_help(true)))]
 #[expect(
@@ -36,7 +36,7 @@ pub(crate) struct PushArgs {
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
-    #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
+    #[arg(long, value_enum, default_value_t)]
     pub(crate) durability: DurabilityArg,
     /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
     /// storage gives back, flushed and past the page cache
@@ -162,11 +162,12 @@ impl PushArgs {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DurabilityArg {
     /// Nothing is flushed
     None,
     /// Everything is on stable storage at exit
+    #[default]
     End,
     /// Each file is on stable storage before it gets its name
     File,

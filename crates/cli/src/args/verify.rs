@@ -8,7 +8,7 @@ use zmove_engine::Timeout;
 use super::dial::DialArgs;
 use super::help;
 use super::keeping::KeepingArgs;
-use super::push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
+use super::push::{DeltaArg, DurabilityArg, PushArgs};
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
@@ -64,12 +64,16 @@ impl From<VerifyArgs> for PushArgs {
         // what is at the target alone, the list says itself
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {
-            cluster: None,
             verify: true,
             dry_run: true,
             checksum: true,
-            listed: None,
             delete,
+            // what could not be read is told, and so is what is at the target alone
+            ignore_errors: true,
+            // what would be removed is told in any case
+            allow_empty: true,
+            delta: DeltaArg::Never,
+            durability: DurabilityArg::None,
             paths,
             dial,
             timeout,
@@ -77,29 +81,8 @@ impl From<VerifyArgs> for PushArgs {
             storage,
             selection,
             json,
-            no_wait: false,
             quiet,
-            streams: None,
-            delta: DeltaArg::Never,
-            update: false,
-            ignore_existing: false,
-            inplace: false,
-            // what could not be read is told, and so is what is at the target alone
-            ignore_errors: true,
-            max_delete: None,
-            // what would be removed is told in any case
-            allow_empty: true,
-            require_mount: Vec::new(),
-            force: false,
-            durability: DurabilityArg::None,
-            proof: ProofArg::Wire,
-            manifest: None,
-            proofs: None,
-            limit: None,
-            bwlimit: None,
-            compress: false,
-            cipher: CipherArg::Tls,
-            trace: None,
+            ..Self::default()
         }
     }
 }
