@@ -137,20 +137,18 @@ fn host_of(location: &Location) -> String {
 
 fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) -> SenderConfig {
     let memory = storage_memory();
+    let config = settings.sender();
     SenderConfig {
         file_io: Arc::clone(&storage.file_io),
         direct: storage.direct,
-        scan: scan_config(settings.scan(), sources, &memory),
+        scan: scan_config(config.scan, sources, &memory),
         storage: memory,
-        owners: settings.owners(),
-        zeros: settings.zeros(),
-        instead: settings.instead(),
         rate_max: settings.args.limit(),
         pack_sizes: match &settings.location {
             Location::Local(_) => PackSizes::Within,
             Location::Remote(_) => PackSizes::ForLanes,
         },
-        ..SenderConfig::default()
+        ..config
     }
 }
 

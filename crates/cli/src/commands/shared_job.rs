@@ -217,14 +217,10 @@ pub(crate) fn job(
     let config = SenderConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        scan: settings.scan(),
-        owners: settings.owners(),
-        zeros: settings.zeros(),
-        instead: settings.instead(),
         // of all sessions of this process together, however many are at work
         rate_shared: settings.args.limit().map(SharedRate::new),
         silence_max: RECEIVER_SILENCE_MAX,
-        ..SenderConfig::default()
+        ..settings.sender()
     };
     Ok(SharedJob::new(id, own_node(), job.sources, open, config))
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, Remote, Start, fresh_transfer};
 use zmove_types::Escaped;
-use zmove_wire::{CopyOrder, Extraneous, Open, Place};
+use zmove_wire::{CopyOrder, Place};
 
 use super::dial;
 use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
-use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
+use super::push::{PushSettings, dial_settings, refuse_contradictions};
 use crate::args::{CipherArg, CopyArgs, PushArgs};
 use crate::value::exit::usage_error;
 
@@ -88,25 +88,21 @@ impl CopySettings {
             )));
         };
         let (source, paths) = one_host(sources, start(&sources[0], &args))?;
-        refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
+        let location = Location::Remote(target.clone());
+        refuse_contradictions(&args, &location, sources)?;
         refuse_meaningless(&args)?;
         let source_dial = dial_settings(&args, &source, Arc::clone(ask))?;
         let target_dial = dial_settings(&args, &target, Arc::clone(ask))?;
         let list = list(&args)?;
-        let open = Open::new(target.path.clone(), [0; 16]);
-        let open = open_of(&args, &Location::Remote(target.clone()), open);
-        let open = Open {
-            extraneous: if args.delete {
-                Extraneous::Goes
-            } else {
-                Extraneous::Stays
-            },
-            removals_max: args.max_delete,
-            ..open
-        };
         let order = CopyOrder {
             id: fresh_transfer()?.0,
-            fetch: fetch(&args, open, &paths, list.as_deref())?,
+            fetch: fetch(
+                &args,
+                &location,
+                target.path.clone(),
+                &paths,
+                list.as_deref(),
+            )?,
             to: Place {
                 host: target.host.clone(),
                 port: target.port,
@@ -116,17 +112,15 @@ impl CopySettings {
             clear: args.cipher == CipherArg::None,
             patience_secs: args.timeout.0.as_secs(),
         };
-        let (bytes_max, entries_max) = (max_bytes.map(|bytes| bytes.0), max_entries);
-        let list = list.map(Into::into);
         Ok(Self {
             source,
             source_dial,
             target,
             target_dial,
             order,
-            list,
-            bytes_max,
-            entries_max,
+            list: list.map(Into::into),
+            bytes_max: max_bytes.map(|bytes| bytes.0),
+            entries_max: max_entries,
             args,
         })
     }

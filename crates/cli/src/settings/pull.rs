@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -61,7 +61,8 @@ impl PullSettings {
             }
         };
         let (remote, paths) = one_host(sources, start)?;
-        refuse_contradictions(&args, &Location::Remote(remote.clone()), sources)?;
+        let host = Location::Remote(remote.clone());
+        refuse_contradictions(&args, &host, sources)?;
         let dial = dial_settings(&args, &remote, ask)?;
         let list = list(&args)?;
         let separator = match args.selection.separator() {
@@ -70,20 +71,7 @@ impl PullSettings {
         };
         let sources =
             RemoteSources::new(paths.clone(), list.as_deref().map(|list| (list, separator)));
-        let open = open_of(
-            &args,
-            &Location::Remote(remote.clone()),
-            Open::new(target.as_bytes().to_vec(), [0; 16]),
-        );
-        let open = Open {
-            extraneous: if args.delete {
-                Extraneous::Goes
-            } else {
-                Extraneous::Stays
-            },
-            ..open
-        };
-        let fetch = fetch(&args, open, &paths, list.as_deref())?;
+        let fetch = fetch(&args, &host, target.into_vec(), &paths, list.as_deref())?;
         Ok(Self {
             remote,
             dial,
@@ -174,9 +162,11 @@ pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(list))
 }
 
+/// What `location` is asked to send to the path `target`.
 pub(super) fn fetch(
     args: &PushArgs,
-    open: Open,
+    location: &Location,
+    target: Vec<u8>,
     paths: &[Vec<u8>],
     list: Option<&[u8]>,
 ) -> Result<Fetch> {
@@ -195,7 +185,15 @@ pub(super) fn fetch(
             "a pull maps {FETCH_MAPPINGS_MAX} users or groups at most"
         )));
     }
-    let open = giving_way(args, rules.clone(), open);
+    let open = Open {
+        extraneous: if args.delete {
+            Extraneous::Goes
+        } else {
+            Extraneous::Stays
+        },
+        ..Open::new(target, [0; 16])
+    };
+    let open = giving_way(args, rules.clone(), open_of(args, location, open));
     Ok(Fetch {
         sources: paths.iter().cloned().map(SourcePath).collect(),
         rules,

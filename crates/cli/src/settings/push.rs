@@ -14,7 +14,7 @@ use zmove_engine::{
     Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{Guard, Instead, Owners, Removals};
+use zmove_sender::{Guard, Removals, SenderConfig};
 use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{
@@ -152,29 +152,20 @@ impl PushSettings {
         Ok(sources)
     }
 
-    /// The settings of the walk of the sources.
-    pub(crate) fn scan(&self) -> ScanConfig {
-        let file_systems = self.args.selection.file_systems();
-        ScanConfig {
-            selection: self.selection.clone(),
-            file_systems,
-            ..ScanConfig::default()
+    /// The settings of the sender that follow from the options.
+    pub(crate) fn sender(&self) -> SenderConfig {
+        let Self { args, .. } = self;
+        SenderConfig {
+            scan: ScanConfig {
+                selection: self.selection.clone(),
+                file_systems: args.selection.file_systems(),
+                ..ScanConfig::default()
+            },
+            owners: keeping::owners(&args.keeping),
+            zeros: zeros(args),
+            instead: keeping::instead(&args.keeping),
+            ..SenderConfig::default()
         }
-    }
-
-    /// Whom entries are said to belong to.
-    pub(crate) fn owners(&self) -> Owners {
-        keeping::owners(&self.args.keeping)
-    }
-
-    /// What entries get where their own is not kept.
-    pub(crate) fn instead(&self) -> Instead {
-        keeping::instead(&self.args.keeping)
-    }
-
-    /// What becomes of zeros that are allocated.
-    pub(crate) fn zeros(&self) -> Zeros {
-        zeros(&self.args)
     }
 
     /// The job of one session. A list of paths is opened anew.
