@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_merged_step_by_step_is_that_of_the_tree() {
+    fn a_root_that_is_merged_step_by_step_is_the_same() {
         for groups in 2..70_u32 {
             let cvs: Vec<_> = (0..groups)
                 .map(|group| group_cv(group, &group.to_le_bytes()))
