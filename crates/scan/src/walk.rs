@@ -464,8 +464,8 @@ fn failed(operation: Operation) -> impl Fn(Errno) -> (Operation, Errno) {
     move |errno| (operation, errno)
 }
 
-/// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what it
-/// is.
+/// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what
+/// it is.
 fn may_be_directory(entry: &RawDirEntry<'_>) -> bool {
     matches!(entry.file_type(), FileType::Directory | FileType::Unknown)
 }
