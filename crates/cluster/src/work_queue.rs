@@ -81,7 +81,7 @@ pub struct Announced {
     /// How many will be done as items of their own because of this call. A queue that may count an item twice leaves
     /// out those that it had before; one that does not (see [`Done::Again`]) counts them.
     pub put: u64,
-    /// Those for which there was no room.
+    /// The items for which there was no room.
     pub refused: Vec<WorkItem>,
 }
 

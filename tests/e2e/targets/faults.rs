@@ -170,7 +170,7 @@ fn after_an_end_at_one_of_the_first_writes_the_same_push_completes() {
         paint_mixture(&site.source());
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "faults::ends_in_a_write", "--ignored"])
+            .args(["--exact", "targets::faults::ends_in_a_write", "--ignored"])
             .current_dir(site.path(""));
         let ended = Zmove(command_with(command, &number.to_string())).outcome();
         assert_eq!(ended.code, None, "aborted: {}", ended.stderr);

@@ -69,7 +69,7 @@ impl Losses {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
     Stored,
-    /// It had the item within the last two minutes.
+    /// The broker had the item within the last two minutes.
     Known,
     NoRoom,
 }
