@@ -6,6 +6,7 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 mod closing;
 mod inspection;
@@ -32,11 +33,44 @@ fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
+/// How many cases run at a time. A file whose contents are made when they are read has some seconds for them, which
+/// would pass while all cases start their programs at once.
+const CASES_MAX: usize = 8;
+
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+thread_local! {
+    /// Taken by a case before it starts a program, and given back at the end of its thread.
+    static TURN: Turn = Turn::wait();
+}
+
+struct Turn;
+
+impl Turn {
+    fn wait() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = ENDED
+            .wait_while(running, |running| *running == CASES_MAX)
+            .unwrap_or_else(PoisonError::into_inner);
+        *running += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+    }
+}
+
 /// The zmove that lies beside the lab's program.
 ///
 /// # Errors
 /// The reason why a case cannot run: it is missing.
 fn zmove() -> Result<PathBuf, String> {
+    TURN.with(|_turn| ());
     let zmove = Path::new(LAB).with_file_name("zmove");
     if zmove.is_file() {
         return Ok(zmove);
