@@ -58,6 +58,8 @@ pub struct JobEnd {
     pub tally: Tally,
     /// How often the sources have been walked: more than once where the queue has lost something.
     pub passes: u32,
+    /// Whether an item may count twice, or not at all.
+    pub is_inexact: bool,
 }
 
 /// Why a job has not come to its end.
@@ -277,11 +279,15 @@ impl<W: WorkQueue> Head<W> {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
         // All items but the first are announced by others. If more are done, some were done, and counted, twice.
-        tally.is_inexact |= course.passes > 1
+        let is_inexact = course.passes > 1
             || self.others.borrow().unfinished > 0
             || tally.items != 1 + tally.announced;
         let passes = course.passes;
-        JobEnd { tally, passes }
+        JobEnd {
+            tally,
+            passes,
+            is_inexact,
+        }
     }
 
     /// What all nodes have done.

@@ -10,8 +10,6 @@ use zmove_wire::{FileTotal, NotKept, WorkCounts};
 pub struct Tally {
     /// Items that are done, in all passes.
     pub items: u64,
-    /// Whether an item may count twice, or not at all. The head sets this at the end.
-    pub is_inexact: bool,
     /// How many items were announced by items that are done, and put into the queue. Each is to be done once.
     pub announced: u64,
     /// What entries did not get, in all passes, by kind and reason.
@@ -60,7 +58,6 @@ impl Tally {
         self.begin_pass(other.pass);
         other.begin_pass(self.pass);
         self.items += other.items;
-        self.is_inexact |= other.is_inexact;
         self.announced += other.announced;
         self.counts = self.counts.and(other.counts);
         self.moved_before.add(other.moved_before);

@@ -130,7 +130,7 @@ pub(crate) fn tell_end(
             exit,
             transfer: Some(led.id.to_string()),
             sessions: Sessions::Several,
-            is_inexact: ended.tally.is_inexact,
+            is_inexact: ended.is_inexact,
         };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     }
@@ -258,11 +258,7 @@ fn as_text(summary: &Summary, ended: &JobEnd, by: &str, took_part: Option<String
     let took_part = took_part.map(|took_part| took_part + "\n");
     format!(
         "{}{}, {} in {seconds:.2} s: {rate}, by {by}\n{}verified (wire), flushed\n",
-        if ended.tally.is_inexact {
-            "at least "
-        } else {
-            ""
-        },
+        if ended.is_inexact { "at least " } else { "" },
         counted(summary.counters.files, "file"),
         ByteCount(summary.counters.bytes),
         took_part.unwrap_or_default(),
