@@ -14,14 +14,13 @@ use zmove_cluster::jetstream::{
 };
 use zmove_cluster::{JobError, Phase, Receiver, SharedJob};
 use zmove_engine::Sources;
-use zmove_jobs::this_program;
+use zmove_jobs::{host_name, this_program};
 use zmove_transport::Identity;
 use zmove_types::{Event, Observer};
 
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{Leading, Led, as_failure, receiver};
-use crate::commands::transfer::own_name;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings};
 use crate::value::exit::{Exit, failure, usage_error};
@@ -54,7 +53,7 @@ impl<'a> ClusterPush<'a> {
             sources: node_sources::notices(&directory, sources),
             mounts: trees.mounts(),
             words: typed.map(OsStringExt::into_vec).collect(),
-            nodes: BTreeMap::from([(own_name(), 0)]),
+            nodes: BTreeMap::from([(host_name(), 0)]),
             reader: node_sources::reader(),
             instead: node_sources::instead_notice(job.config.instead),
             ..JobNotice::default()

@@ -7,13 +7,14 @@ use std::time::Instant;
 use anyhow::Result;
 use zmove_disk::StorageMemory;
 use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying, Transferred};
+use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
 use zmove_tools::sweep::Shares;
 
 use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::push::{add_missing, manifest};
-use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::commands::transfer::{exit_of, interrupted, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
@@ -36,7 +37,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let trace = args
         .trace
         .as_deref()
-        .map(|path| trace::create(path, from, &own_name()))
+        .map(|path| trace::create(path, from, &host_name()))
         .transpose()?;
     let display = Display::new(args, trace);
     // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
@@ -45,7 +46,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     } else {
         proofs(args)
     };
-    let mut run = PullRun::begin(manifest(args, (own_name(), received))?, started);
+    let mut run = PullRun::begin(manifest(args, (host_name(), received))?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {

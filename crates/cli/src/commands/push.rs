@@ -11,6 +11,7 @@ use zmove_engine::{
     Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Retrying, Run, SenderConfig,
     Sources, Summary, push_locally,
 };
+use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
 use zmove_sender::{Manifest, NoQuota, PackSizes, Prover};
@@ -21,7 +22,7 @@ use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
-use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::commands::transfer::{exit_of, interrupted, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
@@ -47,7 +48,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     let host = host_of(&settings.location);
     let trace = match &args.trace {
-        Some(path) => Some(trace::create(path, &own_name(), &host)?),
+        Some(path) => Some(trace::create(path, &host_name(), &host)?),
         None => None,
     };
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
@@ -130,7 +131,7 @@ fn tell_made(name: &Path) {
 
 fn host_of(location: &Location) -> String {
     match location {
-        Location::Local(_) => own_name(),
+        Location::Local(_) => host_name(),
         Location::Remote(remote) => remote.host.clone(),
     }
 }

@@ -13,7 +13,7 @@ use zmove_cluster::{
     Head, JobEnd, JobError, Node, Phase, Receiver, SessionEnd, SharedJob, WorkQueue,
 };
 use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_jobs::Party;
+use zmove_jobs::{Party, host_name};
 use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
@@ -21,7 +21,7 @@ use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
 
 use crate::commands::participants::Participants;
-use crate::commands::transfer::{exit_of, own_name};
+use crate::commands::transfer::exit_of;
 use crate::display::format::counted;
 use crate::display::summary::{self, Ending, Sessions};
 use crate::display::terminal;
@@ -226,7 +226,7 @@ pub(crate) fn job(
 }
 
 fn own_node() -> NodeName {
-    NodeName::new(&own_name())
+    NodeName::new(&host_name())
         .or_else(|| NodeName::new("sender"))
         .expect("this is a name")
 }

@@ -9,12 +9,13 @@ use anyhow::Result;
 use tokio::sync::watch;
 use zmove_cluster::{LocalQueue, Receiver, SharedJob};
 use zmove_engine::Remote;
+use zmove_jobs::host_name;
 use zmove_transport::{DialError, KnownHosts};
 
 use crate::commands::cluster_push::{self, ClusterPush};
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{Leading, fresh, job, lead_again, receiver, tell_end, threads};
-use crate::commands::transfer::{interrupted, own_name, resumable};
+use crate::commands::transfer::{interrupted, resumable};
 use crate::commands::trust::get_to_know;
 use crate::display::progress::Display;
 use crate::display::terminal;
@@ -37,7 +38,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let led = lead_again(receivers.len(), |begins_at| {
         let id = fresh()?;
         let names = receivers.iter().map(|receiver| receiver.remote.to_string());
-        let head = cluster.as_ref().map(|_| own_name());
+        let head = cluster.as_ref().map(|_| host_name());
         let participants = Participants::new(head, names, display.observer(), display.nodes());
         settings::block_on(threads(), async {
             let leading = Leading {

@@ -12,8 +12,6 @@ use crate::settings::{self, Role};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
-pub(crate) use zmove_jobs::host_name as own_name;
-
 /// The error of a transfer, which says of an interrupted one how it goes on.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {

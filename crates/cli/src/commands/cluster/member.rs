@@ -13,12 +13,13 @@ use zmove_cluster::jetstream::{
     TELL_EVERY,
 };
 use zmove_cluster::{HeadLease, HeldGrant, WorkError};
+use zmove_jobs::host_name;
 use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
 use super::part::{OpenQueue, Part};
-use crate::commands::transfer::{interrupted, own_name};
+use crate::commands::transfer::interrupted;
 use crate::display::terminal;
 use crate::settings::cluster::{Cluster, innermost};
 use crate::settings::{self, Role};
@@ -138,7 +139,7 @@ impl<'a> Member<'a> {
         Ok(Self {
             cluster,
             notices,
-            node: format!("{}-{}", own_name(), Hex(&unique)),
+            node: format!("{}-{}", host_name(), Hex(&unique)),
             key: identity.fingerprint().0,
             jobs: HashMap::new(),
             left: HashMap::new(),
