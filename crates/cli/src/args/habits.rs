@@ -392,22 +392,8 @@ const OPTIONS: &[(&[&str], &str)] = &[
 
 /// Whether a guess is near enough to be what was meant: one letter in three may differ.
 fn is_typo(typed: &str, guess: &str) -> bool {
-    let (typed, guess) = (typed.trim_start_matches('-'), guess.trim_start_matches('-'));
-    edits(typed.as_bytes(), guess.as_bytes()) <= typed.len().div_ceil(3)
-}
-
-/// The number of letters to be added, removed or changed.
-fn edits(from: &[u8], to: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (line, letter) in from.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (at, other) in to.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != other);
-            diagonal = row[at + 1];
-            row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
+    let typed = typed.trim_start_matches('-');
+    strsim::levenshtein(typed, guess.trim_start_matches('-')) <= typed.len().div_ceil(3)
 }
 
 #[cfg(test)]
