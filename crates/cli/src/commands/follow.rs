@@ -29,7 +29,7 @@ use crate::commands::transfer::{interrupted, names_other_host};
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, failure, usage_error};
+use crate::value::exit::{Exit, failure, first, usage_error};
 
 /// Refuses what makes no sense for files that come one by one, and a source that is not there.
 pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
@@ -58,7 +58,7 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
             "--every: it goes on until it is cancelled",
         ),
     ];
-    if let Some((_, why)) = refused.into_iter().find(|(is_typed, _)| *is_typed) {
+    if let Some(why) = first(&refused) {
         return Err(usage_error(format!("--watch cannot be used with {why}")));
     }
     let is_missing = !names_other_host(source) && Path::new(source).symlink_metadata().is_err();

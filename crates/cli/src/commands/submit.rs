@@ -26,7 +26,7 @@ use crate::display::progress::print_json;
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
 use crate::settings::{self, Copy};
-use crate::value::exit::{Exit, usage_error};
+use crate::value::exit::{Exit, refuse, usage_error};
 
 /// Runs `zmove submit`.
 pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
@@ -112,8 +112,7 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
 }
 
 fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
-    refuse_what_needs_a_user(&args.copy.push)?;
-    refuse_secrets(&args.copy.push)?;
+    refuse_for_jobs(&args.copy.push)?;
     if args.job.watch {
         follow::refuse_contradictions(&args)?;
     }
@@ -231,39 +230,29 @@ fn refuse_missing(args: &PushArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what has no meaning where nobody watches.
-fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
-    if args.dry_run {
-        return Err(usage_error(
+/// Refuses what has no meaning where nobody watches, and passwords: what was typed is kept with the job and shown, and
+/// the system shows it to all users of this host for as long as the job runs.
+fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
+    let mut paths = args.paths.iter().map(|path| path.to_string_lossy());
+    let ssh = args.dial.ssh_command.as_deref();
+    refuse(&[
+        (
+            args.dry_run,
             "--dry-run shows something to you: use 'zmove copy --dry-run'",
-        ));
-    }
-    if args.selection.reads_stdin() || !args.selection.can_be_read_again() {
-        return Err(usage_error(
+        ),
+        (
+            args.selection.reads_stdin() || !args.selection.can_be_read_again(),
             "a job reads --files-from and --filter-from when it begins, and perhaps again: name files",
-        ));
-    }
-    Ok(())
-}
-
-/// Refuses passwords: what was typed is kept with the job and shown, and the system shows it to all users of this host
-/// for as long as the job runs.
-fn refuse_secrets(args: &PushArgs) -> Result<()> {
-    if args
-        .paths
-        .iter()
-        .any(|path| has_password(&path.to_string_lossy()))
-    {
-        return Err(usage_error(
+        ),
+        (
+            paths.any(|path| has_password(&path)),
             "a password in an address would be shown with the job: use a key",
-        ));
-    }
-    if args.dial.ssh_command.as_deref().is_some_and(types_password) {
-        return Err(usage_error(
+        ),
+        (
+            ssh.is_some_and(types_password),
             "a password in --ssh-command would be kept with the job: use a key, or 'sshpass -f FILE'",
-        ));
-    }
-    Ok(())
+        ),
+    ])
 }
 
 /// Whether it is an address as `ssh://USER:PASSWORD@HOST/PATH`.

@@ -8,7 +8,7 @@ use zmove_engine::{Confirm, DialSettings, Location, PathCheck};
 use super::dial;
 use super::mistaken::{refuse_host_without_path, refuse_user_without_colon};
 use crate::args::CleanArgs;
-use crate::value::exit::usage_error;
+use crate::value::exit::refuse;
 
 /// The target of a cleaning, and how it is reached if it is on another host. `ask` confirms the key of an unknown host.
 ///
@@ -19,11 +19,10 @@ pub(crate) fn clean(
     ask: Arc<dyn Confirm>,
 ) -> Result<(Location, Option<DialSettings>)> {
     let (location, also) = Location::parse_several(&args.target, dial::start(&args.dial))?;
-    if !also.is_empty() {
-        return Err(usage_error(
-            "clean one receiver: the others that you name share its storage",
-        ));
-    }
+    refuse(&[(
+        !also.is_empty(),
+        "clean one receiver: the others that you name share its storage",
+    )])?;
     refuse_host_without_path(&args.target)?;
     refuse_user_without_colon(&args.target)?;
     let Location::Remote(remote) = &location else {

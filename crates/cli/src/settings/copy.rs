@@ -13,7 +13,7 @@ use super::dial;
 use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
 use super::push::{PushSettings, dial_settings, refuse_contradictions};
 use crate::args::{CipherArg, CopyArgs, PushArgs};
-use crate::value::exit::usage_error;
+use crate::value::exit::{refuse, usage_error};
 
 /// What a copy is, by where its two ends are.
 pub(crate) enum Copy {
@@ -53,11 +53,10 @@ impl Copy {
         if ends == (true, true) {
             return CopySettings::new(args, &ask).map(|settings| Self::Between(Box::new(settings)));
         }
-        if args.max_bytes.is_some() || args.max_entries.is_some() {
-            return Err(usage_error(
-                "--max-bytes and --max-entries are for copies between two other hosts",
-            ));
-        }
+        refuse(&[(
+            args.max_bytes.is_some() || args.max_entries.is_some(),
+            "--max-bytes and --max-entries are for copies between two other hosts",
+        )])?;
         match ends {
             (true, _) => {
                 PullSettings::new(args.push, ask).map(|settings| Self::Pull(Box::new(settings)))
@@ -128,7 +127,7 @@ impl CopySettings {
 
 /// Refuses what a copy between two other hosts cannot do.
 fn refuse_meaningless(args: &PushArgs) -> Result<()> {
-    let rules = [
+    refuse(&[
         (
             args.manifest.is_some(),
             "--manifest cannot be used between two other hosts: the copy goes on without this command",
@@ -141,11 +140,7 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
             args.dial.congestion.is_some(),
             "--congestion is a setting of this host, which sends nothing here",
         ),
-    ];
-    match rules.into_iter().find(|(broken, _)| *broken) {
-        Some((_, text)) => Err(usage_error(text)),
-        None => Ok(()),
-    }
+    ])
 }
 
 /// Whether a path, as it is typed, is on another host.

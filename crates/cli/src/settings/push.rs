@@ -30,7 +30,7 @@ use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
 };
 use crate::display::prompt::Prompt;
-use crate::value::exit::usage_error;
+use crate::value::exit::{first, refuse, usage_error};
 
 /// The settings of a push.
 #[derive(Debug)]
@@ -78,25 +78,20 @@ impl PushSettings {
         }
         refuse_schemes(sources)?;
         refuse_contradictions(&args, &location, sources)?;
-        if cluster.is_some() && args.selection.reads_files() {
-            return Err(usage_error(
-                "--cluster: the other nodes do not have the files of a selection",
-            ));
-        }
-        if cluster.is_some() && keeping::depends_on_accounts(&args.keeping) {
-            return Err(usage_error(
-                "--cluster: each node knows the names of owners by lists of its own: add --numeric-ids (or --chown)",
-            ));
+        if cluster.is_some() {
+            refuse(&[
+                (
+                    args.selection.reads_files(),
+                    "--cluster: the other nodes do not have the files of a selection",
+                ),
+                (
+                    keeping::depends_on_accounts(&args.keeping),
+                    "--cluster: each node knows the names of owners by lists of its own: add --numeric-ids (or --chown)",
+                ),
+            ])?;
         }
         if !also.is_empty() || cluster.is_some() {
-            refuse_for_several(
-                &args,
-                if cluster.is_some() {
-                    By::Cluster
-                } else {
-                    By::Hosts
-                },
-            )?;
+            refuse_for_several(&args, cluster.as_ref())?;
             refuse_twice(receivers_in(&location, &also))?;
         }
         let selection = args.selection.selection()?;
@@ -250,7 +245,7 @@ pub(super) fn refuse_contradictions(
     let has_list = args.selection.files_from.is_some();
     let wants_quic_in_clear =
         args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
-    let rules = [
+    refuse(&[
         (
             args.delete && has_list,
             "--delete cannot be used with --files-from: a list does not say what else may go",
@@ -275,11 +270,7 @@ pub(super) fn refuse_contradictions(
             wants_quic_in_clear && !is_local,
             "--cipher none needs TCP: QUIC is always encrypted",
         ),
-    ];
-    match rules.into_iter().find(|(broken, _)| *broken) {
-        Some((_, text)) => Err(usage_error(text)),
-        None => Ok(()),
-    }
+    ])
 }
 
 /// The receivers of a cluster, with this path.
@@ -342,25 +333,15 @@ pub(crate) fn refuse_same_key<'a>(
     Ok(())
 }
 
-/// What names several receivers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    Hosts,
-    Cluster,
-}
-
-/// Refuses what cannot be done by several receivers together.
-fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
-    let of_ssh = [
+/// Refuses what cannot be done by several receivers together, which the target names or this cluster.
+fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> {
+    // without a cluster a location that ssh is to reach has been refused as one
+    let of_ssh = first(&[
         (args.dial.ssh, "--ssh"),
         (args.dial.ssh_command.is_some(), "-e"),
         (args.dial.ssh_ports.is_some(), "--ssh-ports"),
-    ];
-    // without a cluster a location that ssh is to reach has been refused as one
-    let without_meaning = of_ssh
-        .into_iter()
-        .find(|(asked, _)| by == By::Cluster && *asked);
-    if let Some((_, what)) = without_meaning {
+    ]);
+    if let (Some(what), Some(_)) = (of_ssh, cluster) {
         return Err(usage_error(format!(
             "--cluster: each receiver is a daemon, so {what} has no meaning"
         )));
@@ -386,16 +367,14 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
         ),
         (args.delta == DeltaArg::Always, "--delta always"),
     ];
-    match refused.into_iter().find(|(asked, _)| *asked) {
-        Some((_, what)) => {
-            let how = match by {
-                By::Hosts => "with several receivers (HOST,HOST:PATH): name one of them",
-                By::Cluster => "with a cluster (--cluster, --nodes): push to one of its receivers",
-            };
-            Err(usage_error(format!("{what} is not possible {how}")))
-        }
-        None => Ok(()),
-    }
+    let Some(what) = first(&refused) else {
+        return Ok(());
+    };
+    let how = match cluster {
+        None => "with several receivers (HOST,HOST:PATH): name one of them",
+        Some(_) => "with a cluster (--cluster, --nodes): push to one of its receivers",
+    };
+    Err(usage_error(format!("{what} is not possible {how}")))
 }
 
 pub(super) fn dial_settings(

@@ -316,6 +316,17 @@ pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
     failure(Exit::Usage, text)
 }
 
+/// Refuses the first of these contradictions in the arguments that is there.
+pub(crate) fn refuse(contradictions: &[(bool, &str)]) -> anyhow::Result<()> {
+    first(contradictions).map_or(Ok(()), |text| Err(usage_error(text)))
+}
+
+/// The first of these texts that applies.
+pub(crate) fn first<'a>(texts: &[(bool, &'a str)]) -> Option<&'a str> {
+    let mut applying = texts.iter().filter(|(applies, _)| *applies);
+    applying.next().map(|(_, text)| *text)
+}
+
 /// The first line of clap's message, for programs.
 pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
     let text = error.to_string();
