@@ -45,10 +45,17 @@ pub(crate) enum Role {
     Daemon,
 }
 
+/// The path that a variable of the environment names.
+pub(crate) fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable)
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
+}
+
 /// The directory with `known_hosts`, `authorized_keys` and, but for a daemon whose [`state`] is elsewhere, `key.pem`.
 pub(crate) fn home(role: Role) -> Result<PathBuf> {
-    if let Some(home) = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty()) {
-        return Ok(home.into());
+    if let Some(home) = named("ZMOVE_HOME") {
+        return Ok(home);
     }
     if role == Role::Daemon && rustix::process::geteuid().is_root() {
         return Ok(SERVICE_HOME.into());
@@ -65,9 +72,8 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
 /// The directory of a daemon's state: its key, journals, copies and records. By default that is its home, but for the
 /// service, whose settings belong to root.
 pub(crate) fn state(home: &Path) -> PathBuf {
-    let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
-    match given {
-        Some(given) => given.into(),
+    match named("STATE_DIRECTORY") {
+        Some(given) => given,
         None if home == Path::new(SERVICE_HOME) => SERVICE_STATE.into(),
         None => home.to_owned(),
     }
@@ -76,10 +82,8 @@ pub(crate) fn state(home: &Path) -> PathBuf {
 /// The socket by which the operator of the host asks a daemon and gives it orders: in the service manager's directory
 /// for that, else in the daemon's [`state`].
 pub(crate) fn control_socket(home: &Path) -> PathBuf {
-    let given = std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty());
-    given
-        .map_or_else(|| state(home), PathBuf::from)
-        .join("control.sock")
+    let directory = named("RUNTIME_DIRECTORY").unwrap_or_else(|| state(home));
+    directory.join("control.sock")
 }
 
 /// The directory of a daemon's journals.
@@ -148,11 +152,6 @@ pub(crate) fn notify_config() -> Result<NotifyConfig> {
 /// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
 /// the user's directory for state.
 pub(crate) fn jobs() -> Result<PathBuf> {
-    let named = |name| {
-        std::env::var_os(name)
-            .filter(|path| !path.is_empty())
-            .map(PathBuf::from)
-    };
     if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
         // a runner begins in another directory
         return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));

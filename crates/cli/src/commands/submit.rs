@@ -316,8 +316,7 @@ fn environment(mounts: Vec<OsString>) -> Words {
 
 /// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
 fn absolute_home() -> Option<PathBuf> {
-    let named = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty())?;
-    std::path::absolute(named).ok()
+    std::path::absolute(settings::named(ZMOVE_HOME)?).ok()
 }
 
 /// The variable of zmove's own home, which may be relative.

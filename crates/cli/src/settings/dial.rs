@@ -78,20 +78,16 @@ fn reach(args: &DialArgs) -> Result<Reach> {
 /// The ssh that starts a receiver at `remote`; without a login there none will be started.
 fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let command = args.ssh_command.as_deref().unwrap_or("ssh");
-    let mut words = shlex::split(command).unwrap_or_default();
-    if words.is_empty() && remote.login.is_some() {
+    let mut words = shlex::split(command).unwrap_or_default().into_iter();
+    let program = words.next();
+    if program.is_none() && remote.login.is_some() {
         return Err(usage_error(format!(
             "--ssh-command: '{command}' is no command"
         )));
     }
-    let program = if words.is_empty() {
-        String::new()
-    } else {
-        words.remove(0)
-    };
     Ok(SshSettings {
-        program,
-        arguments: words,
+        program: program.unwrap_or_default(),
+        arguments: words.collect(),
         remote_zmove: args.remote_zmove.clone(),
         ports: args.ssh_ports,
     })
