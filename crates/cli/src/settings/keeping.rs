@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zmove_sender::{Instead, Owners};
-use zmove_types::{Account, Kinds, NoAccounts, Timestamp};
-use zmove_wire::{Keeping, Mapped, Mapping};
+use zmove_types::{Kinds, NoAccounts, Timestamp};
+use zmove_wire::Keeping;
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
 use crate::value::account::{AccountMap, SystemAccounts};
@@ -23,40 +23,20 @@ pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
 
 /// What is kept beside the usual, or was asked for by name.
 fn wanted(args: &KeepingArgs) -> Kinds {
-    let typed = args
-        .preserve
-        .iter()
-        .map(|kind| kinds(*kind))
-        .fold(Kinds::NONE, Kinds::and);
-    let maps_users = args.usermap.is_some()
-        || args
-            .chown
-            .as_ref()
-            .is_some_and(|chown| chown.user.is_some());
-    let maps_groups = args.groupmap.is_some()
-        || args
-            .chown
-            .as_ref()
-            .is_some_and(|chown| chown.group.is_some());
     let all = [
         (args.archive, KEPT),
         (args.acls, Kinds::ACLS),
         (args.xattrs, Kinds::XATTRS),
         (args.hard_links, Kinds::LINKS),
-        (args.owner || maps_users, Kinds::OWNER),
-        (args.group || maps_groups, Kinds::GROUP),
+        (args.owner || users(args).is_some(), Kinds::OWNER),
+        (args.group || groups(args).is_some(), Kinds::GROUP),
         (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
         (args.holes || args.sparse == SparseArg::Zeros, Kinds::HOLES),
     ];
-    of(&all).and(typed)
+    chosen(&args.preserve, &all)
 }
 
 fn unwanted(args: &KeepingArgs) -> Kinds {
-    let typed = args
-        .no_preserve
-        .iter()
-        .map(|kind| kinds(*kind))
-        .fold(Kinds::NONE, Kinds::and);
     let all = [
         (args.no_acls, Kinds::ACLS),
         (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
@@ -72,7 +52,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.no_times, Kinds::TIMES),
         (args.omit_dir_times, Kinds::DIRECTORY_TIMES),
     ];
-    let unwanted = of(&all).and(typed);
+    let unwanted = chosen(&args.no_preserve, &all);
     // a list shows in the mode, and says more of the same
     if unwanted.has_any(Kinds::MODE) {
         unwanted.and(Kinds::ACLS)
@@ -84,16 +64,10 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
 /// Whether it depends on the accounts of the host that sends whom entries belong to.
 pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     let kept = keeping(args).kinds;
-    let given = args.chown.as_ref();
-    let by_name = |kind, is_given: bool| kept.has_any(kind) && !is_given;
-    !args.numeric_ids
-        && (by_name(
-            Kinds::OWNER,
-            given.is_some_and(|given| given.user.is_some()),
-        ) || by_name(
-            Kinds::GROUP,
-            given.is_some_and(|given| given.group.is_some()),
-        ))
+    let by_name = |kind, map: Option<&AccountMap>| {
+        kept.has_any(kind) && (args.chown.is_none() || map.is_none())
+    };
+    !args.numeric_ids && (by_name(Kinds::OWNER, users(args)) || by_name(Kinds::GROUP, groups(args)))
 }
 
 /// What entries get where their own is not kept.
@@ -123,11 +97,12 @@ fn umask() -> u32 {
         .unwrap_or(0o022)
 }
 
-fn of(switches: &[(bool, Kinds)]) -> Kinds {
-    switches
-        .iter()
-        .filter(|(on, _)| *on)
-        .map(|(_, kinds)| *kinds)
+/// The kinds of a list and those of the switches that are on.
+fn chosen(list: &[KindArg], switches: &[(bool, Kinds)]) -> Kinds {
+    let switches = switches.iter().filter(|(is_on, _)| *is_on);
+    let listed = list.iter().map(|kind| kinds(*kind));
+    listed
+        .chain(switches.map(|(_, kinds)| *kinds))
         .fold(Kinds::NONE, Kinds::and)
 }
 
@@ -152,16 +127,7 @@ fn kinds(kind: KindArg) -> Kinds {
 
 /// Whom entries are said to belong to.
 pub(super) fn owners(args: &KeepingArgs) -> Owners {
-    let all = |account: &Account| Mapping {
-        from: Mapped::All,
-        to: account.clone(),
-    };
-    let new = |account: Option<&Account>| account.map(all).into_iter().collect();
-    let typed = |map: &Option<AccountMap>| map.as_ref().map_or_else(Vec::new, |map| map.0.clone());
-    let (users, groups) = match &args.chown {
-        Some(chown) => (new(chown.user.as_ref()), new(chown.group.as_ref())),
-        None => (typed(&args.usermap), typed(&args.groupmap)),
-    };
+    let mappings = |map: Option<&AccountMap>| map.map_or_else(Vec::new, |map| map.0.clone());
     let accounts: Arc<dyn zmove_types::Accounts> = if args.numeric_ids {
         Arc::new(NoAccounts)
     } else {
@@ -169,9 +135,19 @@ pub(super) fn owners(args: &KeepingArgs) -> Owners {
     };
     Owners {
         accounts,
-        users,
-        groups,
+        users: mappings(users(args)),
+        groups: mappings(groups(args)),
     }
+}
+
+fn users(args: &KeepingArgs) -> Option<&AccountMap> {
+    let owner = args.chown.as_ref();
+    owner.map_or(args.usermap.as_ref(), |owner| owner.users.as_ref())
+}
+
+fn groups(args: &KeepingArgs) -> Option<&AccountMap> {
+    let owner = args.chown.as_ref();
+    owner.map_or(args.groupmap.as_ref(), |owner| owner.groups.as_ref())
 }
 
 #[cfg(test)]

@@ -40,11 +40,11 @@ impl Accounts for SystemAccounts {
     }
 }
 
-/// Whom everything is to belong to.
+/// Whom everything is to belong to, as maps of all users and of all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewOwner {
-    pub(crate) user: Option<Account>,
-    pub(crate) group: Option<Account>,
+    pub(crate) users: Option<AccountMap>,
+    pub(crate) groups: Option<AccountMap>,
 }
 
 /// What users or groups are to become.
@@ -60,12 +60,13 @@ impl FromStr for NewOwner {
             if word.is_empty() {
                 Ok(None)
             } else {
-                account(word).map(Some)
+                let from = Mapped::All;
+                account(word).map(|to| Some(AccountMap(vec![Mapping { from, to }])))
             }
         };
         match (parse(user)?, parse(group)?) {
             (None, None) => Err("write USER, USER:GROUP or :GROUP".to_owned()),
-            (user, group) => Ok(Self { user, group }),
+            (users, groups) => Ok(Self { users, groups }),
         }
     }
 }
@@ -141,14 +142,15 @@ mod tests {
     fn owners_are_read_by_name_and_number() {
         let owner = |text: &str| {
             text.parse::<NewOwner>()
-                .map(|owner| (owner.user, owner.group))
+                .map(|owner| [owner.users, owner.groups])
         };
-        assert_eq!(owner("ann"), Ok((Some(named("ann")), None)));
-        assert_eq!(
-            owner("7:staff"),
-            Ok((Some(number(7)), Some(named("staff"))))
-        );
-        assert_eq!(owner(":8"), Ok((None, Some(number(8)))));
+        let all = |to| {
+            let from = Mapped::All;
+            Some(AccountMap(vec![Mapping { from, to }]))
+        };
+        assert_eq!(owner("ann"), Ok([all(named("ann")), None]));
+        assert_eq!(owner("7:staff"), Ok([all(number(7)), all(named("staff"))]));
+        assert_eq!(owner(":8"), Ok([None, all(number(8))]));
         assert!(
             ["", ":", "a:b:c", "a,b"]
                 .into_iter()
