@@ -13,6 +13,46 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// The columns of a text that is broken at spaces.
+#[derive(Clone, Copy, Debug)]
+pub struct Wrapping {
+    /// The column at which the first line begins.
+    pub first: usize,
+    /// The column at which the others begin.
+    pub indent: usize,
+    /// The columns of a whole line.
+    pub columns: usize,
+}
+
+impl Wrapping {
+    /// The text in lines; a word that is longer than a line stays whole.
+    #[must_use]
+    pub fn of(self, text: &str) -> String {
+        let Self {
+            first,
+            indent,
+            columns,
+        } = self;
+        let mut lines = String::new();
+        let mut column = first;
+        let mut is_begun = false;
+        for word in text.split(' ') {
+            let wide = word.chars().count();
+            if is_begun && column + 1 + wide > columns {
+                lines += &format!("\n{:indent$}", "");
+                column = indent;
+            } else if is_begun {
+                lines.push(' ');
+                column += 1;
+            }
+            lines += word;
+            column += wide;
+            is_begun = true;
+        }
+        lines
+    }
+}
+
 /// A number of things, in singular or plural.
 pub fn counted(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })

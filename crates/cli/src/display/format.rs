@@ -1,5 +1,7 @@
 //! Formats numbers as people read them.
 
+use zmove_tools::figures::Wrapping;
+
 pub(crate) use zmove_tools::figures::{counted, files_per_second, minute};
 
 /// The number of files that a comparison has found equal, as a sentence: "1 file is the same".
@@ -14,33 +16,22 @@ pub(crate) const COLUMNS: usize = 80;
 /// Text in lines of no more columns than a terminal has, broken at spaces; further lines begin `indent` columns further
 /// to the right, and the first stands there already. A word that is longer stays whole.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
-    broken(text, (indent, indent), COLUMNS)
+    Wrapping {
+        first: indent,
+        indent,
+        columns: COLUMNS,
+    }
+    .of(text)
 }
 
 /// A line in lines of no more than so many columns, of which further ones are indented.
 pub(crate) fn wrapped_within(line: &str, columns: usize) -> String {
-    broken(line, (0, 2), columns)
-}
-
-/// Text whose first line begins at the column `first`, and further ones at `indent`.
-fn broken(text: &str, (first, indent): (usize, usize), columns: usize) -> String {
-    let mut lines = String::new();
-    let mut column = first;
-    let mut is_begun = false;
-    for word in text.split(' ') {
-        let wide = word.chars().count();
-        if is_begun && column + 1 + wide > columns {
-            lines += &format!("\n{:indent$}", "");
-            column = indent;
-        } else if is_begun {
-            lines.push(' ');
-            column += 1;
-        }
-        lines += word;
-        column += wide;
-        is_begun = true;
+    Wrapping {
+        first: 0,
+        indent: 2,
+        columns,
     }
-    lines
+    .of(line)
 }
 
 /// Text that begins in this column, up to the end of a terminal's line.

@@ -8,7 +8,7 @@ use crate::drawing::{
     Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Paper, TITLE_LETTERS, TOP, WIDTH, bold, document,
     fitted, rounded, words,
 };
-use crate::figures::{counted, percent, share};
+use crate::figures::{Wrapping, counted, percent, share};
 
 /// The size classes as an SVG: two bars for each class, and below them the advice in words.
 #[must_use]
@@ -36,8 +36,8 @@ pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
             .add(bars(class, files, y + 8.0));
         y += CLASS;
     }
-    for line in wrapped(advice) {
-        body = body.add(words(&line, LEFT, y));
+    for line in wrapped(advice).lines() {
+        body = body.add(words(line, LEFT, y));
         y += LINE;
     }
     let paper = Paper {
@@ -76,24 +76,14 @@ fn bar(share: f64, colour: &str, label: &str, top: f64) -> Group {
         .add(words(label, LEFT + width + 6.0, top + ROW - 7.0))
 }
 
-/// The lines of a text, broken where the picture ends.
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        let mut broken = String::new();
-        for word in line.split(' ') {
-            if !broken.is_empty() && broken.chars().count() + 1 + word.chars().count() > LETTERS_MAX
-            {
-                lines.push(std::mem::take(&mut broken));
-            }
-            if !broken.is_empty() {
-                broken.push(' ');
-            }
-            broken.push_str(word);
-        }
-        lines.push(broken);
-    }
-    lines
+/// The text, broken where the picture ends.
+fn wrapped(text: &str) -> String {
+    let wrapping = Wrapping {
+        first: 0,
+        indent: 0,
+        columns: LETTERS_MAX,
+    };
+    text.lines().map(|line| wrapping.of(line) + "\n").collect()
 }
 
 /// The longest bar; the rest of the width is for the words beside it.
@@ -140,9 +130,10 @@ mod tests {
 
     #[test]
     fn no_word_lies_beyond_the_paper() {
-        let lines =
+        let text =
             wrapped("their number decides: files per second count, at both ends of a path\nand");
-        assert_eq!(lines.last().unwrap(), "and");
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.last(), Some(&"and"));
         assert!(
             lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= LETTERS_MAX),
             "{lines:?}"
