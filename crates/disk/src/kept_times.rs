@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use zmove_types::{Name, Timestamp};
+use zmove_types::{Lock, Name, Timestamp};
 
 use crate::by_name::{create_at, unlink_at};
 use crate::entry::{FileIdentity, set_file_mtime};
@@ -22,7 +22,7 @@ use crate::storable_times::{UNIT_SECONDS_MAX, may_be_kept};
 /// not there as it should be and may nevertheless be what the file system makes of it.
 #[derive(Debug, Default)]
 pub struct KeptTimes {
-    asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
+    asked: Lock<HashMap<u64, Arc<Lock<Option<Keeping>>>>>,
     /// What lets a trial give a file a hidden name, which changes the time of its directory. `None` for an inspection.
     lease: Option<Lease>,
 }
@@ -71,7 +71,7 @@ impl KeptTimes {
 
     fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
         let file_system = self.file_system(rustix::fs::fstat(directory)?.st_dev);
-        let mut known = file_system.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = file_system.lock();
         if let Some(keeping) = *known {
             return Ok(keeping);
         }
@@ -89,8 +89,8 @@ impl KeptTimes {
     }
 
     /// The result for one file system, behind a lock of its own: one that hangs while it is tried holds up no other.
-    fn file_system(&self, device: u64) -> Arc<Mutex<Option<Keeping>>> {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+    fn file_system(&self, device: u64) -> Arc<Lock<Option<Keeping>>> {
+        let mut asked = self.asked.lock();
         Arc::clone(asked.entry(device).or_default())
     }
 }
@@ -346,13 +346,13 @@ mod tests {
         let (told, answer) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let hanging = times.file_system(device);
-            let hangs = hanging.lock().unwrap();
+            let hangs = hanging.lock();
             scope.spawn(|| times.kept(&directory, at(7, 1)));
             // One reference is in the table, one here, one with the thread that is about to try the file system.
             while Arc::strong_count(&hanging) < 3 {
                 std::thread::yield_now();
             }
-            scope.spawn(|| told.send(times.file_system(device + 1).lock().unwrap().is_none()));
+            scope.spawn(|| told.send(times.file_system(device + 1).lock().is_none()));
             assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(true));
             drop(hangs);
         });

@@ -18,12 +18,12 @@ mod merging;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath};
+use zmove_types::{Lock, Name, RelPath};
 
 use crate::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
 use crate::entry::metadata::set_mode_if_allowed;
@@ -43,7 +43,7 @@ use merging::Merge;
 #[derive(Debug)]
 pub struct StagingDirectory {
     /// The directory in which the staging directory is now.
-    parent: Mutex<Arc<OwnedFd>>,
+    parent: Lock<Arc<OwnedFd>>,
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
@@ -77,7 +77,7 @@ impl StagingDirectory {
             let _best_effort = remove_directory_at(parent, &hidden);
         });
         Ok(Self {
-            parent: Mutex::new(Arc::clone(parent)),
+            parent: Lock::new(Arc::clone(parent)),
             name: name.unwrap_or(&hidden).clone(),
             hidden,
             directory: Arc::new(directory?),
@@ -95,7 +95,7 @@ impl StagingDirectory {
     /// Records that the staging directory is in `parent` from now on, for example after its parent was merged
     /// with another directory.
     pub fn move_to(&self, parent: Arc<OwnedFd>) {
-        *self.parent.lock().unwrap_or_else(PoisonError::into_inner) = parent;
+        *self.parent.lock() = parent;
     }
 
     /// Whether the staging directory is still under its name, neither moved nor removed.
@@ -112,7 +112,7 @@ impl StagingDirectory {
     }
 
     fn parent(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.parent.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.parent.lock())
     }
 
     /// Creates a file in the staging directory, with at most the permissions in `mode`.

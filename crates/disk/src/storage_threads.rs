@@ -19,10 +19,12 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope, Thread};
 use std::time::{Duration, Instant};
+
+use zmove_types::Lock;
 
 use self::width::{Sample, Width};
 use crate::lease::waited_for_permits;
@@ -39,7 +41,7 @@ pub struct StorageThreads {
     lease: Duration,
     /// For how long the calling thread has been awake; `None` where nobody knows.
     awake: fn() -> Option<Duration>,
-    state: Mutex<State>,
+    state: Lock<State>,
     /// For each task, whether fewer threads are at work than would be of use.
     is_spare: [AtomicBool; 2],
 }
@@ -89,7 +91,7 @@ pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
     stopping: &'a AtomicBool,
-    place: Mutex<Place>,
+    place: Lock<Place>,
     /// Starts another thread with the same work, where the work can be shared.
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
@@ -123,7 +125,7 @@ struct SideBySide<'a, Work, Admit, T> {
     name: &'a str,
     work: Work,
     admit: Admit,
-    done: Mutex<Vec<T>>,
+    done: Lock<Vec<T>>,
 }
 
 /// The longest time until the first thread that waits notices that its session has ended, or that another's lease has.
@@ -175,7 +177,7 @@ impl StorageThreads {
             places,
             lease,
             awake,
-            state: Mutex::new(state),
+            state: Lock::new(state),
             is_spare: Default::default(),
         }
     }
@@ -186,7 +188,7 @@ impl StorageThreads {
             threads: self,
             task,
             stopping,
-            place: Mutex::default(),
+            place: Lock::default(),
             start_another: None,
         }
     }
@@ -208,36 +210,33 @@ impl StorageThreads {
             name,
             work,
             admit,
-            done: Mutex::default(),
+            done: Lock::default(),
         };
         thread::scope(|scope| shared.run(scope));
-        shared
-            .done
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+        shared.done.into_inner()
     }
 
     /// Whether storage answers so late that more threads do a task than there are cores.
     #[must_use]
     pub fn is_late(&self, task: Task) -> bool {
-        self.lock().crowd(task).width.threads() > cores()
+        self.state.lock().crowd(task).width.threads() > cores()
     }
 
     /// Begins a task with so many threads, which were of use for it before, unless it has been begun.
     pub fn begin_with(&self, task: Task, threads: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.crowd(task).width.begin_with(threads);
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
     }
 
     /// The number of threads that was found to be of use for a task, if there was enough to do.
     pub(crate) fn found(&self, task: Task) -> Option<usize> {
-        self.lock().crowd(task).width.found()
+        self.state.lock().crowd(task).width.found()
     }
 
     /// Waits for a place behind all that wait; `None` when the session has ended.
     fn enter(&self, task: Task, stopping: &AtomicBool) -> Option<u64> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         state.waiting.push_back(Waiting {
@@ -261,12 +260,12 @@ impl StorageThreads {
             let looks_after = state.looks_after(number);
             drop(state);
             thread::park_timeout(looks_after);
-            state = self.lock();
+            state = self.state.lock();
         }
     }
 
     fn leave(&self, number: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some((task, _)) = state.at_work.remove(&number) {
             state.crowd(task).leave();
         }
@@ -275,7 +274,7 @@ impl StorageThreads {
 
     /// Books pieces of work; returns whether the place is to be given up.
     fn worked(&self, task: Task, number: u64, pieces: &Sample) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.crowd(task).measure(pieces);
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
         if let Some((_, asked)) = state.at_work.get_mut(&number) {
@@ -286,7 +285,7 @@ impl StorageThreads {
 
     /// Whether one more thread would be of use, which then counts as being started.
     fn begin_start(&self, task: Task) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_spare = state.is_spare(task);
         state.crowd(task).starting += usize::from(is_spare);
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
@@ -294,11 +293,7 @@ impl StorageThreads {
     }
 
     fn end_start(&self, task: Task) {
-        self.lock().crowd(task).starting -= 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().crowd(task).starting -= 1;
     }
 }
 
@@ -314,10 +309,7 @@ impl<
         let mut turn = self.threads.turn(self.task, self.stopping);
         turn.start_another = Some(&start_another);
         let done = (self.work)(&turn);
-        self.done
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(done);
+        self.done.lock().push(done);
     }
 
     fn start_another<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
@@ -458,7 +450,7 @@ impl Turn<'_> {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
         }
-        let mut place = self.lock();
+        let mut place = self.place.lock();
         if let Some((number, _)) = place.held {
             place.done += 1;
             let Some(pieces) = place.measured(self.threads.awake) else {
@@ -492,13 +484,13 @@ impl Turn<'_> {
     /// late for that.
     pub fn writes(&self, bytes: usize) {
         let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
-        self.lock().prompt += PROMPT_MAX + moving;
+        self.place.lock().prompt += PROMPT_MAX + moving;
     }
 
     /// Gives the place up until the next piece. To be called before the thread waits for another one of its key, or for
     /// the peer.
     pub fn pause(&self) {
-        let mut place = self.lock();
+        let mut place = self.place.lock();
         let Some((number, _)) = place.held else {
             return;
         };
@@ -510,10 +502,6 @@ impl Turn<'_> {
             place.elapsed += since.elapsed();
         }
         self.threads.leave(number);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -634,7 +622,7 @@ mod tests {
             }
         });
         assert_eq!(
-            (done.into_inner(), threads.lock().at_work.len()),
+            (done.into_inner(), threads.state.lock().at_work.len()),
             (4 * most, 0)
         );
     }
@@ -649,14 +637,14 @@ mod tests {
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
-            while threads.lock().waiting.is_empty() {
+            while threads.state.lock().waiting.is_empty() {
                 thread::yield_now();
             }
             ending.store(true, Ordering::Relaxed);
             assert!(waiting.join().unwrap());
         });
         drop(all);
-        assert!(threads.lock().waiting.is_empty());
+        assert!(threads.state.lock().waiting.is_empty());
     }
 
     #[test]
@@ -666,23 +654,23 @@ mod tests {
             .map(|_| threads.turn(Task::Look, &stopping))
             .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
-        let order = Mutex::new(Vec::new());
+        let order = Lock::new(Vec::new());
         thread::scope(|scope| {
             for number in 0..4 {
                 let (threads, stopping, order) = (&threads, &stopping, &order);
                 scope.spawn(move || {
                     let turn = threads.turn(Task::Look, stopping);
                     assert!(!turn.is_over());
-                    order.lock().unwrap().push(number);
+                    order.lock().push(number);
                 });
-                while threads.lock().waiting.len() <= number {
+                while threads.state.lock().waiting.len() <= number {
                     thread::yield_now();
                 }
             }
             // There is one place, which each gives to the next.
             all.pop();
         });
-        assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3]);
+        assert_eq!(order.into_inner(), [0, 1, 2, 3]);
     }
 
     #[test]
@@ -693,24 +681,26 @@ mod tests {
             task: Task::Look,
             thread: thread::current(),
         };
-        threads.lock().waiting.push_back(other);
+        threads.state.lock().waiting.push_back(other);
         thread::scope(|scope| {
             let (threads, stopping) = (&threads, &stopping);
             let last = scope.spawn(move || threads.turn(Task::Look, stopping).is_over());
             // it looks for room before anybody sees it wait
-            while threads.lock().next == 0 {
+            while threads.state.lock().next == 0 {
                 thread::yield_now();
             }
             let has_passed = threads
+                .state
                 .lock()
                 .waiting
                 .front()
                 .is_none_or(|first| first.number != u64::MAX);
             threads
+                .state
                 .lock()
                 .waiting
                 .retain(|waiting| waiting.number != u64::MAX);
-            threads.lock().wake_first();
+            threads.state.lock().wake_first();
             assert!(!last.join().unwrap() && !has_passed);
         });
     }
@@ -724,11 +714,11 @@ mod tests {
             .map(|_| threads.turn(Task::Look, &stopping))
             .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
-        assert!(!threads.lock().has_room(Task::Look, &threads));
-        if let Some((_, asked)) = threads.lock().at_work.values_mut().next() {
+        assert!(!threads.state.lock().has_room(Task::Look, &threads));
+        if let Some((_, asked)) = threads.state.lock().at_work.values_mut().next() {
             *asked -= lease;
         }
-        assert!(threads.lock().has_room(Task::Look, &threads));
+        assert!(threads.state.lock().has_room(Task::Look, &threads));
     }
 
     #[test]
@@ -744,12 +734,12 @@ mod tests {
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
-            while threads.lock().waiting.is_empty() {
+            while threads.state.lock().waiting.is_empty() {
                 thread::yield_now();
             }
             let writes = threads.turn(Task::Write, &stopping);
             assert!(!writes.is_over());
-            assert_eq!(threads.lock().waiting.len(), 1, "who looks waits on");
+            assert_eq!(threads.state.lock().waiting.len(), 1, "who looks waits on");
             ending.store(true, Ordering::Relaxed);
             assert!(waiting.join().unwrap());
         });
@@ -803,7 +793,7 @@ mod tests {
         });
         assert_eq!(done.iter().sum::<usize>(), 2_000);
         assert!((8..=21).contains(&done.len()), "{} threads", done.len());
-        let state = threads.lock();
+        let state = threads.state.lock();
         assert_eq!((state.crowds[1].starting, state.at_work.len()), (0, 0));
     }
 
@@ -912,7 +902,7 @@ mod tests {
             .map(|_| threads.turn(Task::Look, &stopping))
             .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
-        let state = threads.lock();
+        let state = threads.state.lock();
         assert!(!state.has_room(Task::Look, &threads) && state.has_room(Task::Write, &threads));
     }
 }

@@ -7,10 +7,10 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use rustix::io::Errno;
-use zmove_types::Timestamp;
+use zmove_types::{Lock, Timestamp};
 
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::file_io::data_file::is_remote;
@@ -22,7 +22,7 @@ pub(super) struct InPlace {
     /// The final length of the file, in bytes.
     bytes: u64,
     /// `None` where times are a server's, which may set them later.
-    state: Option<Mutex<State>>,
+    state: Option<Lock<State>>,
 }
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl InPlace {
         };
         Self {
             bytes,
-            state: (!is_remote(file)).then(|| Mutex::new(state)),
+            state: (!is_remote(file)).then(|| Lock::new(state)),
         }
     }
 
@@ -101,9 +101,7 @@ impl InPlace {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
-        self.state
-            .as_ref()
-            .map(|state| state.lock().unwrap_or_else(PoisonError::into_inner))
+        self.state.as_ref().map(Lock::lock)
     }
 }
 

@@ -186,13 +186,18 @@ mod tests {
             StorageThreads::default(),
             StorageThreads::default(),
         );
-        late.lock().crowds[Task::Look as usize].width.find(96);
+        late.state.lock().crowds[Task::Look as usize].width.find(96);
         memory.keep(StorageWork::Read, &late);
         memory.keep(StorageWork::Write, &late);
         memory.recall(StorageWork::Write, &next);
         assert!(!next.is_late(Task::Write), "nothing was found of it");
         memory.recall(StorageWork::Read, &next);
-        assert_eq!(next.lock().crowds[Task::Look as usize].width.threads(), 96);
+        assert_eq!(
+            next.state.lock().crowds[Task::Look as usize]
+                .width
+                .threads(),
+            96
+        );
         let at = |path: &str| {
             StorageMemory::in_home(home.path())
                 .at(Path::new(path))
@@ -204,7 +209,9 @@ mod tests {
             text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2,
             "{text}"
         );
-        prompt.lock().crowds[Task::Look as usize].width.find(1);
+        prompt.state.lock().crowds[Task::Look as usize]
+            .width
+            .find(1);
         memory.keep(StorageWork::Read, &prompt);
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
         assert_eq!(text, "# zmove storage 1\n", "it is not late any more");
