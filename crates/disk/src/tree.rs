@@ -213,7 +213,7 @@ impl Tree {
                 Ok(directory)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.make_missing(path, Makes::ForItsOwner)
+                self.make_missing(path, DirectoryModes::SetAtTheEnd)
             }
             Err(error) => Err(error),
         }
@@ -263,7 +263,7 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        self.make_missing(path, Makes::AsUsual)
+        self.make_missing(path, DirectoryModes::Kept)
     }
 
     /// Makes the directory at a path of the user's own, and what is missing above it, with the usual permissions. Links
@@ -312,18 +312,27 @@ impl Tree {
     }
 
     /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
-    /// A directory in which another is to be made is `prepared` for that, but not the root itself, which is
-    /// the user's.
-    fn make_missing(&self, path: &RelPath, makes: Makes) -> io::Result<Arc<OwnedFd>> {
+    /// Where modes are set at the end, the directories on the way are opened to their owner, but not the root itself,
+    /// which is the user's.
+    fn make_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
+        let opens_up = modes == DirectoryModes::SetAtTheEnd;
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
             let make = || {
-                if depth > 0 {
-                    makes.prepare(self, &directory)?;
+                if opens_up && depth > 0 {
+                    make_writable(&self.lease, directory.as_fd())?;
                 }
-                make_directory(self.lease.permit()?, place(&directory, name), makes.mode())
+                make_directory(
+                    self.lease.permit()?,
+                    place(&directory, name),
+                    modes.of_new(),
+                )
             };
-            let entered = enter_or_make(|| makes.enter(self, &directory, name), make)?;
+            let enter = || match opens_up {
+                true => self.enter_own(directory.as_fd(), name),
+                false => open_at(&directory, name, DIRECTORY),
+            };
+            let entered = enter_or_make(enter, make)?;
             directory = Arc::new(entered);
         }
         Ok(directory)
@@ -341,38 +350,6 @@ impl Tree {
                     .map_err(|_error| Errno::ACCESS)
             }
             opened => opened,
-        }
-    }
-}
-
-/// How missing directories are made.
-#[derive(Clone, Copy)]
-enum Makes {
-    /// Below the target, closed to all others until the end; those on the way are opened to their owner.
-    ForItsOwner,
-    /// Above the target: those on the way stay as they are.
-    AsUsual,
-}
-
-impl Makes {
-    fn mode(self) -> Mode {
-        match self {
-            Self::ForItsOwner => Mode::RWXU,
-            Self::AsUsual => USUAL_MODE,
-        }
-    }
-
-    fn prepare(self, tree: &Tree, parent: &OwnedFd) -> rustix::io::Result<()> {
-        match self {
-            Self::ForItsOwner => make_writable(&tree.lease, parent.as_fd()),
-            Self::AsUsual => Ok(()),
-        }
-    }
-
-    fn enter(self, tree: &Tree, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-        match self {
-            Self::ForItsOwner => tree.enter_own(parent.as_fd(), name),
-            Self::AsUsual => open_at(parent, name, DIRECTORY),
         }
     }
 }
