@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
@@ -115,6 +116,12 @@ pub(crate) fn remove_entries_of<'n>(
         budget: &RemovalBudget::new(u64::MAX),
     };
     remove_from(allowed, || false, directory, opened, names, failed)
+}
+
+/// Removes an entry of a directory of our own, with all that is in it, as far as that can be.
+pub(crate) fn remove_own(directory: &Arc<OwnedFd>, name: &Name) {
+    let (tree, names) = (Tree::at(Arc::clone(directory)), std::iter::once(name));
+    let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
 }
 
 /// Removes a directory that is open, with all that is in it. Its name in `parent` may lead elsewhere by now: only an

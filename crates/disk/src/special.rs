@@ -32,8 +32,7 @@ pub fn place_special(
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Vec<Miss>> {
-    let there = stat_at(directory, name);
-    match there {
+    match stat_at(directory, name) {
         Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
         Ok(stat) if is(&stat, special) => {
             // one with other names may be anybody's
@@ -45,22 +44,19 @@ pub fn place_special(
         Err(error) => return Err(error.into()),
     }
     let (form, device) = (form(special), device(special));
+    let missed = |error| {
+        let kind = special.kind();
+        Ok(vec![Miss { kind, error }])
+    };
     if device != 0 && is_without_devices(directory.as_fd()) {
-        return Ok(vec![Miss {
-            kind: special.kind(),
-            error: Errno::OPNOTSUPP,
-        }]);
+        return missed(Errno::OPNOTSUPP);
     }
     let make =
         |name: &Name| rustix::fs::mknodat(directory, name.as_os_str(), form, Mode::empty(), device);
     let hidden = match make_hidden(directory.as_fd(), make) {
         Ok((hidden, ())) => hidden,
-        Err(error) if is_refusal(error) => {
-            return Ok(vec![Miss {
-                kind: special.kind(),
-                error,
-            }]);
-        }
+        // the user may not make such an entry, or the file system has none
+        Err(error) if Miss::is_refusal(error) => return missed(error),
         Err(error) => return Err(error.into()),
     };
     let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
@@ -78,8 +74,7 @@ pub fn place_special(
 /// Whether an entry is such a one.
 #[must_use]
 pub fn is_special_at(directory: BorrowedFd<'_>, name: &Name, special: Special) -> bool {
-    let there = stat_at(directory, name);
-    there.is_ok_and(|stat| is(&stat, special))
+    stat_at(directory, name).is_ok_and(|stat| is(&stat, special))
 }
 
 fn is(stat: &Stat, special: Special) -> bool {
@@ -106,18 +101,6 @@ fn device(special: Special) -> u64 {
 /// Whether devices do nothing where they are (`nodev`).
 fn is_without_devices(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::NODEV))
-}
-
-/// Whether the user may not make such an entry, or the file system has none.
-fn is_refusal(error: Errno) -> bool {
-    [
-        Errno::PERM,
-        Errno::ACCESS,
-        Errno::OPNOTSUPP,
-        Errno::NOSYS,
-        Errno::INVAL,
-    ]
-    .contains(&error)
 }
 
 #[cfg(test)]

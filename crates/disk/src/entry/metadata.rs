@@ -80,7 +80,8 @@ impl Miss {
     }
 }
 
-const SET_IDS: u32 = 0o6000;
+/// The mode bits by which a program gets the rights of its file's owner and group.
+pub(crate) const SET_IDS: u32 = 0o6000;
 /// The bits of a mode that a file system which stores no modes never changes: vfat and the like store write permission
 /// alone.
 const READ_AND_EXECUTE: u32 = 0o555;
@@ -471,7 +472,7 @@ impl Setting<'_> {
     }
 }
 
-const OWNER_ALL: u32 = 0o700;
+pub(crate) const OWNER_ALL: u32 = 0o700;
 const OWNER_WRITES: u32 = 0o200;
 const NFS4_ACL: &[u8] = b"system.nfs4_acl";
 /// The bytes of a list with an owner, a group and all others, and nobody else.

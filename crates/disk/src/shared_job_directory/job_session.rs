@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dev, FileType, OFlags};
 use rustix::io::Errno;
-use zmove_types::{FileNumber, Name, RelPath, Timestamp};
+use zmove_types::{FileNumber, Name, Timestamp};
 
 use super::{SharedJobDirectory, make, open};
 use crate::by_name::{open_at, stat_at, unlink_at};
@@ -22,9 +22,8 @@ use crate::hidden::make_hidden;
 use crate::inheritance::Inheritance;
 use crate::lease::Lease;
 use crate::publish::{Replace, move_to};
-use crate::remove::remove_entries;
+use crate::remove::remove_own;
 use crate::staged::Staged;
-use crate::tree::Tree;
 
 /// The error of what cannot be done any more, since the job has ended. No file system says this.
 pub const JOB_ENDED: Errno = Errno::OWNERDEAD;
@@ -460,10 +459,8 @@ impl JobSession {
 
 impl Drop for JobSession {
     fn drop(&mut self) {
-        let tree = Tree::at(Arc::clone(&self.job));
         // The end of the job removes what stays.
-        let own = std::iter::once(&self.own_name);
-        let _counted = remove_entries(&tree, &RelPath::root(), own, |_path, _error| {});
+        remove_own(&self.job, &self.own_name);
     }
 }
 

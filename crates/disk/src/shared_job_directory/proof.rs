@@ -14,15 +14,15 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath, SharedJobId};
+use zmove_types::{Name, SharedJobId};
 
 use super::{SharedJobDirectory, SharedJobError, name_of};
 use crate::by_name::{open_at, remove_directory_at, stat_at};
 use crate::entry::number_of;
 use crate::hidden::make_hidden;
 use crate::inheritance::give_nothing;
-use crate::remove::remove_entries;
-use crate::tree::{DIRECTORY, Tree};
+use crate::remove::remove_own;
+use crate::tree::DIRECTORY;
 
 /// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
 /// opens it.
@@ -92,9 +92,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
             renamed => Ok(renamed?),
         }
     });
-    let tree = Tree::at(Arc::clone(closed));
-    let left = std::iter::once(&name);
-    let _counted = remove_entries(&tree, &RelPath::root(), left, |_path, _error| {});
+    remove_own(closed, &name);
     made
 }
 

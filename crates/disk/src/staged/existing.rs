@@ -20,12 +20,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::by_name::{open_at, stat_at};
-use crate::entry::metadata::Miss;
+use crate::by_name::open_at;
+use crate::entry::metadata::{Miss, OWNER_ALL, SET_IDS};
 use crate::entry::xattrs::Descriptor;
 use crate::entry::{FileIdentity, is_of_another_user};
 use crate::file_io::data_file::{DataFile, Direct};
@@ -83,16 +83,13 @@ impl Existing {
     /// # Errors
     /// The system's error.
     pub fn has_other_names(&self) -> io::Result<bool> {
-        Ok(rustix::fs::fstat(&self.file)?.st_nlink > 1)
+        Ok(FileIdentity::of(&self.file)?.names > 1)
     }
 
     /// Whether there is a regular file with that name and no other.
     #[must_use]
     pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
-        let there = stat_at(directory, name);
-        there.is_ok_and(|there| {
-            FileType::from_raw_mode(there.st_mode) == FileType::RegularFile && there.st_nlink == 1
-        })
+        FileIdentity::at(directory, name).is_ok_and(|there| there.regular && there.names == 1)
     }
 
     /// Locks the file against others that would change it in its place, and gives it another length than its final one.
@@ -102,6 +99,7 @@ impl Existing {
     pub fn begin(self, lease: &Lease, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
+        // The owner may have to finish the file.
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
@@ -142,12 +140,6 @@ fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> i
     }
 }
 
-/// The mode bits by which a program gets the rights of its file's owner and group.
-const SET_IDS: u32 = 0o6000;
-
-/// The bits of the owner, which stay, since the owner may have to finish the file.
-const OWNER_ALL: u32 = 0o700;
-
 /// The length of a file of which the change is not finished.
 fn unfinished(bytes: u64) -> u64 {
     bytes.saturating_add(1)
@@ -163,6 +155,8 @@ fn lock(file: &File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::FileType;
+
     use super::*;
     use crate::Replace;
     use crate::entry::set_file_mtime;

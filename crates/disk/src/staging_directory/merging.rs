@@ -19,8 +19,8 @@ use crate::by_name::{open_at, remove_directory_at};
 use crate::entry::{number_at, number_of};
 use crate::final_names::{place, rename};
 use crate::lease::Lease;
-use crate::remove::remove_entries;
-use crate::tree::{DIRECTORY, Tree, open_above};
+use crate::remove::remove_own;
+use crate::tree::{DIRECTORY, open_above};
 
 /// What a merge asks and reports: see [`move_into`](super::StagingDirectory::move_into).
 #[expect(missing_debug_implementations, reason = "it holds closures")]
@@ -249,14 +249,8 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn discard(&mut self, name: Name) {
-        let tree = Tree::at(Arc::clone(&self.here.from));
         // An entry that cannot be removed is removed later, with this directory as a whole.
-        let _counted = remove_entries(
-            &tree,
-            &RelPath::root(),
-            std::iter::once(&name),
-            |_path, _error| {},
-        );
+        remove_own(&self.here.from, &name);
         self.levels
             .last_mut()
             .map(|level| level.given_up.insert(name));
