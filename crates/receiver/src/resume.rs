@@ -3,3 +3,20 @@
 
 pub mod journal;
 pub(crate) mod parts;
+
+/// Runs of consecutive groups, each with its first number, in pieces no longer than this.
+pub(crate) fn runs_of<T>(
+    groups: impl Iterator<Item = (u32, T)>,
+    longest: usize,
+) -> Vec<(u32, Vec<T>)> {
+    let mut runs: Vec<(u32, Vec<T>)> = Vec::new();
+    let mut next = None;
+    for (index, value) in groups {
+        match runs.last_mut() {
+            Some((_, run)) if next == Some(index) && run.len() < longest => run.push(value),
+            _ => runs.push((index, vec![value])),
+        }
+        next = index.checked_add(1);
+    }
+    runs
+}

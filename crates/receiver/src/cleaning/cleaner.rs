@@ -28,7 +28,7 @@ use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operati
 use crate::config::ReceiverConfig;
 use crate::other_jobs::{LOOK_EVERY, PATIENCE};
 use crate::quota::{Booking, Quota};
-use crate::resume::journal::{CleanMode, parts_in_use};
+use crate::resume::journal::{CleanMode, birth, parts_in_use};
 
 /// The cleaning of one tree.
 #[derive(Debug)]
@@ -168,13 +168,9 @@ impl Cleaner {
         let in_use = anew
             .as_ref()
             .unwrap_or_else(|| self.in_use.get_or_init(|| self.find_parts_in_use()));
-        let born = Timestamp {
-            seconds: stat.stx_btime.tv_sec,
-            nanos: stat.stx_btime.tv_nsec,
-        };
         let bytes = stat.stx_blocks * BLOCK_BYTES;
         match in_use {
-            Some(in_use) if in_use.contains(&(stat.stx_ino, born)) => {}
+            Some(in_use) if in_use.contains(&(stat.stx_ino, birth(&stat))) => {}
             Some(_) if !is_kept => self.remove(directory, name, LeftoverKind::Part, bytes),
             _ => self.tell(ToSender::Leftover(Leftover {
                 path,

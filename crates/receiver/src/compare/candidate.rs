@@ -11,6 +11,7 @@ use zmove_wire::Held;
 use zmove_wire::limits::HELD_GROUPS_MAX;
 
 use crate::quota::Booking;
+use crate::resume::runs_of;
 use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::large_files::delta::groups_with_data;
 use crate::store::reports::Outcome;
@@ -103,11 +104,6 @@ impl Candidate<'_> {
 pub(crate) fn runs(
     groups: &BTreeMap<u32, Cv>,
 ) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
-    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
-    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
-    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
-    let pieces: Vec<_> = pieces
-        .map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect()))
-        .collect();
-    pieces.into_iter()
+    let groups = groups.iter().map(|(index, cv)| (*index, cv.0));
+    runs_of(groups, HELD_GROUPS_MAX).into_iter()
 }

@@ -60,8 +60,8 @@ use std::collections::BTreeMap;
 
 use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
-pub(crate) use clean::parts_in_use;
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
+pub(crate) use clean::{birth, parts_in_use};
 pub use error::JournalError;
 pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};

@@ -137,7 +137,12 @@ impl GroupsByPart {
                 };
                 files.insert(file, written);
             }
-            Record::Groups { file, first, cvs } => {
+            Record::Groups {
+                file,
+                first,
+                cvs,
+                flushed: false,
+            } => {
                 let Some(written) = files.get_mut(&file) else {
                     return Ok(());
                 };
@@ -152,7 +157,12 @@ impl GroupsByPart {
                     .for_each(|group| self.uncount_if_changed(&written.part, group));
                 written.unflushed.extend(groups);
             }
-            Record::Kept { file, first, cvs } => {
+            Record::Groups {
+                file,
+                first,
+                cvs,
+                flushed: true,
+            } => {
                 if let Some(written) = files.get(&file) {
                     let came = self
                         .of
@@ -263,6 +273,7 @@ mod tests {
                 file: 1,
                 first,
                 cvs: cvs.iter().map(|byte| Cv([*byte; 32])).collect(),
+                flushed: false,
             })
         }
 

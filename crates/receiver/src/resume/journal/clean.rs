@@ -249,7 +249,7 @@ pub fn birth_of(file: impl AsFd) -> Timestamp {
         .map_or(Timestamp::default(), |stat| birth(&stat))
 }
 
-fn birth(stat: &Statx) -> Timestamp {
+pub(crate) const fn birth(stat: &Statx) -> Timestamp {
     Timestamp {
         seconds: stat.stx_btime.tv_sec,
         nanos: stat.stx_btime.tv_nsec,

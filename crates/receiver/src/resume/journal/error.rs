@@ -68,11 +68,14 @@ pub enum JournalError {
 
 impl JournalError {
     /// Adds the operation and the path to an error of the system.
-    pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn io<E: Into<io::Error>>(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> Self {
         move |source| Self::Io {
             operation,
             path: path.to_owned(),
-            source,
+            source: source.into(),
         }
     }
 

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use zmove_disk::{FileIdentity, create_at, open_at};
 
 use super::JournalError;
 
@@ -32,13 +33,8 @@ impl LockedFile {
             if let Some(left_behind) = Self::take(path)? {
                 left_behind.remove()?;
             }
-            let flags =
-                OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mode = Mode::RUSR | Mode::WUSR;
-            let file = match rustix::fs::open(path, flags, mode) {
-                Ok(file) => File::from(file),
-                Err(error) => return Err(JournalError::io("create", path)(error.into())),
-            };
+            let file = create_at(CWD, path, Mode::RUSR | Mode::WUSR)
+                .map_err(JournalError::io("create", path))?;
             // Until it is locked, the new file looks like one that was left behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self {
@@ -47,7 +43,7 @@ impl LockedFile {
                 });
             }
         }
-        Err(JournalError::io("create", path)(Errno::EXIST.into()))
+        Err(JournalError::io("create", path)(Errno::EXIST))
     }
 
     /// Takes a file that nobody holds; `None` when somebody does, or it has gone.
@@ -82,18 +78,14 @@ pub(super) fn unlock(file: &File) {
 
 /// Opens a file that is there; `None` when it is not, or is no regular file of this user with one name.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => file,
+    let file = match open_at(CWD, path, OFlags::RDWR | OFlags::NONBLOCK) {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
-        Err(error) => return Err(JournalError::io("open", path)(error.into())),
+        opened => opened.map_err(JournalError::io("open", path))?,
     };
-    let stat = rustix::fs::fstat(&file)
-        .map_err(|error| JournalError::io("look at", path)(error.into()))?;
-    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let there = FileIdentity::of(&file).map_err(JournalError::io("look at", path))?;
     // A file with a second name may be anybody's, linked here by another user who can write to the directory.
-    let is_own = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink <= 1;
-    Ok((is_regular && is_own).then(|| File::from(file)))
+    let is_own = there.ids.user == rustix::process::geteuid().as_raw() && there.names <= 1;
+    Ok((there.regular && is_own).then(|| File::from(file)))
 }
 
 /// Whether somebody holds a file to write or to take it over.

@@ -89,7 +89,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
 
 /// All journals in `directory`, in the order of their paths, with those that are being created or rewritten.
 pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
-    let cannot = |error| JournalError::io("read directory", directory)(error);
+    let cannot = |error: io::Error| JournalError::io("read directory", directory)(error);
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

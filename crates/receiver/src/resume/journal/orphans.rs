@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{Named, Tags, entries, journals};
-use super::reader::{self, replay};
+use super::reader::{self, Replay, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
 
@@ -54,7 +54,7 @@ impl Orphan {
         let Some(held) = LockedFile::take(path)? else {
             return Ok(None);
         };
-        let replay = replay(&held.file).map_err(JournalError::io("read", path))??;
+        let replay = read(&held.file, path)?;
         Ok(Some(Self {
             modified: modified(&held.file, path)?,
             held,
@@ -169,10 +169,7 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
     for Named { path, .. } in journals(directory)? {
-        if let Some(metadata) = metadata(&path)? {
-            let modified = metadata
-                .modified()
-                .map_err(JournalError::io("look at", &path))?;
+        if let Some((_bytes, modified)) = length_and_age(&path)? {
             aged.push((path, modified));
         }
     }
@@ -200,16 +197,14 @@ fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
 }
 
 fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
-    let Some(metadata) = metadata(&path)? else {
+    let Some((bytes, modified)) = length_and_age(&path)? else {
         return Ok(None);
     };
-    let modified = metadata
-        .modified()
-        .map_err(JournalError::io("look at", &path))?;
     let opened = locked_file::open(&path).and_then(|file| {
         let Some(file) = file else { return Ok(None) };
         let in_use = locked_file::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
-        Ok(Some((in_use, read(&file, &path))))
+        let contents = read(&file, &path).map(|replay| replay.unfinished(BootId::current()));
+        Ok(Some((in_use, contents)))
     });
     let (in_use, contents) = match opened {
         Ok(Some(found)) => found,
@@ -219,18 +214,21 @@ fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
     Ok(Some(FoundJournal {
         path,
         in_use,
-        bytes: metadata.len(),
+        bytes,
         modified,
         contents,
     }))
 }
 
-/// A regular file's metadata; `None` where there is none.
-fn metadata(path: &Path) -> Result<Option<fs::Metadata>, JournalError> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) => Ok(metadata.is_file().then_some(metadata)),
+/// The length of a regular file, and when it was last written; `None` where there is none.
+fn length_and_age(path: &Path) -> Result<Option<(u64, SystemTime)>, JournalError> {
+    let looked_at = fs::symlink_metadata(path).and_then(|found| {
+        let modified = found.modified()?;
+        Ok(found.is_file().then_some((found.len(), modified)))
+    });
+    match looked_at {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(JournalError::io("look at", path)(error)),
+        found => found.map_err(JournalError::io("look at", path)),
     }
 }
 
@@ -240,7 +238,6 @@ fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
         .map_err(JournalError::io("look at", path))
 }
 
-fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {
-    let replay = replay(file).map_err(JournalError::io("read", path))??;
-    Ok(replay.unfinished(BootId::current()))
+fn read(file: &File, path: &Path) -> Result<Replay, JournalError> {
+    replay(file).map_err(JournalError::io("read", path))?
 }

@@ -101,7 +101,7 @@ pub(crate) fn read_on(
     }
     while let Some(record) = records.next()? {
         let is_expected = match &record {
-            Record::Part(..) | Record::Groups { .. } | Record::Kept { .. } => true,
+            Record::Part(..) | Record::Groups { .. } => true,
             Record::Flushed { upto } => upto <= position,
             Record::Begin(..) | Record::Ended { .. } | Record::Left { .. } => false,
         };
@@ -164,8 +164,12 @@ impl Replay {
                     },
                 );
             }
-            Record::Groups { file, first, cvs } => self.add_groups(file, first, &cvs, end),
-            Record::Kept { file, first, cvs } => self.add_groups(file, first, &cvs, 0),
+            Record::Groups {
+                file,
+                first,
+                cvs,
+                flushed,
+            } => self.add_groups(file, first, &cvs, if flushed { 0 } else { end }),
             Record::Flushed { upto } if upto > start => return false,
             Record::Flushed { upto } => self.flushed = self.flushed.max(upto),
             Record::Ended { file } => {

@@ -48,14 +48,17 @@ pub(crate) enum Record {
     Begin(Begin, BootId),
     /// A large file begins.
     Part(u64, Part),
-    /// Groups from `first` on that have been written.
-    Groups { file: u64, first: u32, cvs: Vec<Cv> },
+    /// Groups from `first` on that have been written, or had been `flushed` before they came into this journal.
+    Groups {
+        file: u64,
+        first: u32,
+        cvs: Vec<Cv>,
+        flushed: bool,
+    },
     /// All groups in records that end at or before this offset have been flushed.
     Flushed { upto: u64 },
     /// A file has its name or is given up.
     Ended { file: u64 },
-    /// Groups that had been flushed before they came into this journal.
-    Kept { file: u64, first: u32, cvs: Vec<Cv> },
     /// The transfer writes no more to the part of a file, which it has left with this change time.
     Left { file: u64, ctime: Timestamp },
 }
@@ -85,13 +88,14 @@ impl Record {
                 put_part(&mut body, part)?;
                 PART
             }
-            Self::Groups { file, first, cvs } => {
+            Self::Groups {
+                file,
+                first,
+                cvs,
+                flushed,
+            } => {
                 put_groups(&mut body, *file, *first, cvs);
-                GROUPS
-            }
-            Self::Kept { file, first, cvs } => {
-                put_groups(&mut body, *file, *first, cvs);
-                KEPT
+                if *flushed { KEPT } else { GROUPS }
             }
             Self::Flushed { upto } => {
                 body.extend(upto.to_le_bytes());
@@ -116,15 +120,11 @@ impl Record {
         let record = match kind {
             BEGIN => fields.begin()?,
             PART => Self::Part(fields.u64()?, fields.part()?),
-            GROUPS => Self::Groups {
+            GROUPS | KEPT => Self::Groups {
                 file: fields.u64()?,
                 first: fields.u32()?,
                 cvs: fields.cvs()?,
-            },
-            KEPT => Self::Kept {
-                file: fields.u64()?,
-                first: fields.u32()?,
-                cvs: fields.cvs()?,
+                flushed: kind == KEPT,
             },
             FLUSHED => Self::Flushed {
                 upto: fields.u64()?,

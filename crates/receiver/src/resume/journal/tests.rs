@@ -95,23 +95,27 @@ fn sample() -> (Vec<u8>, Vec<usize>) {
             file: 1,
             first: 0,
             cvs: cvs(1, 2),
+            flushed: false,
         },
-        Record::Kept {
+        Record::Groups {
             file: 1,
             first: 7,
             cvs: cvs(8, 1),
+            flushed: true,
         },
         Record::Part(2, part("two", 4)),
         Record::Groups {
             file: 2,
             first: 3,
             cvs: cvs(20, 1),
+            flushed: false,
         },
         Record::Flushed { upto: 0 },
         Record::Groups {
             file: 1,
             first: 3,
             cvs: cvs(4, 3),
+            flushed: false,
         },
         Record::Ended { file: 2 },
         Record::Flushed { upto: 0 },
@@ -240,16 +244,19 @@ fn groups_that_a_file_cannot_have_are_left_out() {
             file: 1,
             first: 2,
             cvs: cvs(1, 2),
+            flushed: false,
         },
         Record::Groups {
             file: 1,
             first: u32::MAX,
             cvs: cvs(1, 2),
+            flushed: false,
         },
         Record::Groups {
             file: 9,
             first: 0,
             cvs: cvs(1, 2),
+            flushed: false,
         },
         Record::Ended { file: 9 },
     ]

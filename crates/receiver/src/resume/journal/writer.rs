@@ -12,6 +12,8 @@ use rustix::fs::{FallocateFlags, Mode};
 use zmove_disk::{create_at, unlink_at};
 use zmove_types::{Cv, Name, Timestamp};
 
+use crate::resume::runs_of;
+
 use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
@@ -151,7 +153,7 @@ impl Journal {
     ) -> Result<Self, JournalError> {
         let path = PathBuf::from(name.as_os_str());
         let made = create_at(directory, name, Mode::RUSR | Mode::WUSR);
-        let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
+        let file = made.map_err(JournalError::io("create", &path))?;
         let mut state = State {
             compact_at: u64::MAX,
             room_until: 0,
@@ -228,6 +230,7 @@ impl Journal {
                 file,
                 first,
                 cvs: cvs.to_vec(),
+                flushed: false,
             };
             state.tell(file, &groups, &self.path)?;
         }
@@ -333,9 +336,7 @@ impl Journal {
                 Place::Own(directory) => locked_file::sync_directory(directory)?,
                 Place::Job(directory) => {
                     let synced = rustix::fs::fsync(directory);
-                    synced.map_err(|error| {
-                        JournalError::io("flush directory of", &self.path)(error.into())
-                    })?;
+                    synced.map_err(JournalError::io("flush directory of", &self.path))?;
                 }
             }
             let mut state = self.state.lock();
@@ -510,34 +511,19 @@ fn write_anew(
 
 /// The groups of a file as records of groups that follow each other: first those that were flushed, then the others.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
-    let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept {
-        file,
-        first,
-        cvs,
+    let records = [true, false].into_iter().flat_map(|flushed| {
+        let groups = unfinished.groups.iter();
+        let groups = groups.filter(|(_, group)| group.1 == flushed);
+        let groups = groups.map(|(index, (cv, _))| (*index, *cv));
+        let runs = runs_of(groups, GROUPS_MAX).into_iter();
+        runs.map(move |(first, cvs)| Record::Groups {
+            file,
+            first,
+            cvs,
+            flushed,
+        })
     });
-    runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups {
-        file,
-        first,
-        cvs,
-    }));
-    runs
-}
-
-fn run_of(
-    unfinished: &UnfinishedFile,
-    flushed: bool,
-    record: impl Fn(u32, Vec<Cv>) -> Record,
-) -> Vec<Record> {
-    let groups: Vec<_> = unfinished
-        .groups
-        .iter()
-        .filter(|(_, group)| group.1 == flushed)
-        .collect();
-    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(**next));
-    let records = runs.flat_map(|run| run.chunks(GROUPS_MAX));
-    records
-        .map(|run| record(*run[0].0, run.iter().map(|(_, (cv, _))| *cv).collect()))
-        .collect()
+    records.collect()
 }
 
 #[cfg(test)]

@@ -99,15 +99,17 @@ fn the_bytes_of_groups_are_pinned() {
         file: 5,
         first: 6,
         cvs: cvs.clone(),
+        flushed: false,
     };
     assert_bytes(
         &groups,
         &[&["4c000000", "03"], &fields[..], &["88c1095a"]].concat(),
     );
-    let kept = Record::Kept {
+    let kept = Record::Groups {
         file: 5,
         first: 6,
         cvs,
+        flushed: true,
     };
     assert_bytes(
         &kept,
