@@ -67,7 +67,9 @@ impl FileIdentity {
         Metadata::new(self.mode, self.mtime)
     }
 
-    pub(crate) fn from_stat(stat: &Stat) -> Self {
+    /// What a look at an entry says.
+    #[must_use]
+    pub fn from_stat(stat: &Stat) -> Self {
         Self {
             bytes: u64::try_from(stat.st_size).unwrap_or(0),
             mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),

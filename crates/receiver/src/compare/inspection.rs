@@ -287,10 +287,7 @@ impl Inspection {
             Err(Errno::NOENT) => return self.on_new(&entry.kind),
             Err(errno) => return unreadable(&errno.into()),
         };
-        let there = match FileIdentity::at(directory, name) {
-            Ok(there) => there,
-            Err(error) => return unreadable(&error),
-        };
+        let there = FileIdentity::from_stat(&stat);
         let place = NameAt::new(directory, name);
         let keeps_all = self.view.rules.overwrite == Overwrite::Nothing;
         let in_the_way = |operation| self.over_directory(operation, path, name);
