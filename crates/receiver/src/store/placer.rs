@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory,
-    Task, Tree, Turn, close, write_data,
+    ContentsWriter, FileIdentity, Linked, NameAt, NewFiles, NonRegular, Permit, Staged,
+    StagingDirectory, Task, Tree, Turn, close, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -190,18 +190,28 @@ impl<'a> Placer<'a> {
                 // What is left in a side directory goes with it.
                 Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
             };
-            if let Err((operation, error)) = placed {
-                let fault = failure(operation, &error);
-                let entry_path = || {
+            if let Err(why) = placed {
+                self.fail(batch, entry.number, &why, || {
                     entry
                         .entry
                         .name()
                         .map_or(Some((*path).clone()), |name| path.join(name).ok())
-                };
-                self.transfer.meter.failed_at(fault, entry_path);
-                batch.fault(entry.number, fault);
+                });
             }
         }
+    }
+
+    /// Reports an entry that could not be placed.
+    fn fail(
+        &self,
+        batch: &PendingBatch,
+        number: u32,
+        (operation, error): &Failure,
+        path: impl FnOnce() -> Option<RelPath>,
+    ) {
+        let fault = failure(*operation, error);
+        self.transfer.meter.failed_at(fault, path);
+        batch.fault(number, fault);
     }
 
     /// Opens a directory of the target, made if need be.
@@ -372,19 +382,11 @@ impl<'a> Placer<'a> {
                     bytes,
                     entry: BatchEntry::File(file),
                 }),
-                Err(Unmade::Failed((operation, error))) => {
-                    let fault = failure(operation, &error);
-                    self.transfer
-                        .meter
-                        .failed_at(fault, || path.join(&file.name).ok());
-                    batch.fault(number, fault);
+                Err(Unmade::Failed(why)) => {
+                    self.fail(batch, number, &why, || path.join(&file.name).ok());
                 }
-                Err(Unmade::Left((operation, error))) => {
-                    let fault = failure(operation, &error);
-                    self.transfer
-                        .meter
-                        .failed_at(fault, || path.join(&file.name).ok());
-                    batch.fault(number, fault);
+                Err(Unmade::Left(why)) => {
+                    self.fail(batch, number, &why, || path.join(&file.name).ok());
                     spoiled.push(file.name);
                 }
             }
@@ -670,9 +672,9 @@ impl<'a> Placer<'a> {
         let created = staging
             .create(&file.name, mode)
             .map_err(|_error| Unmade::NotTaken)?;
+        let made = (&created, staging.new_files(), &**staging.directory());
         let at = At(path, Some(&file.name));
-        let written = self.write_whole(staging, metadata, at, &created, file, bytes);
-        let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
+        let written = self.fill_new(made, flush, (file, metadata), bytes, at);
         // The error of the close counts only where nothing else has failed.
         let written = written.and(close(created).map_err(failed_to(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
@@ -687,28 +689,26 @@ impl<'a> Placer<'a> {
         })
     }
 
-    fn write_whole(
+    /// Writes a file that has just been made under a hidden name, sets its metadata, and flushes it where each is
+    /// flushed.
+    fn fill_new(
         &self,
-        staging: &StagingDirectory,
-        metadata: &Metadata,
-        at: At<'_>,
-        file: &File,
-        entry: &FileEntry,
+        made @ (file, ..): (&File, &NewFiles, &OwnedFd),
+        flush: Flush,
+        (entry, metadata): (&FileEntry, &Metadata),
         bytes: &[u8],
+        at: At<'_>,
     ) -> Result<(), Failure> {
-        self.write_new(file, entry, bytes)
+        let sized = match &entry.data {
+            Some(_) => file.set_len(u64::from(entry.bytes)),
+            None => Ok(()),
+        };
+        sized
+            .and_then(|()| self.write_contents(file, entry, bytes))
             .map_err(failed_to(Operation::Write))?;
-        let made = (file, staging.new_files(), &**staging.directory());
         let target = &self.transfer.target;
-        target.set_new_metadata(Permit::for_hidden(), made, metadata, at)
-    }
-
-    /// Writes the contents of a file that has none yet.
-    fn write_new(&self, file: &File, entry: &FileEntry, bytes: &[u8]) -> io::Result<()> {
-        if entry.data.is_some() {
-            file.set_len(u64::from(entry.bytes))?;
-        }
-        self.write_contents(file, entry, bytes)
+        target.set_new_metadata(Permit::for_hidden(), made, metadata, at)?;
+        flush_now(file, self.flushes_each(flush))
     }
 
     fn write_contents(&self, file: &File, entry: &FileEntry, bytes: &[u8]) -> io::Result<()> {
@@ -752,12 +752,9 @@ impl<'a> Placer<'a> {
             .staging_place
             .create(directory, &opened.new_files, mode);
         let staged = staged.map_err(failed_to(Operation::Create))?;
-        self.write_new(staged.file(), file, bytes)
-            .map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);
         let at = At(path, Some(name));
-        target.set_new_metadata(Permit::for_hidden(), made, &metadata, at)?;
-        flush_now(staged.file(), self.flushes_each(opened.flush))?;
+        self.fill_new(made, opened.flush, (file, &metadata), bytes, at)?;
         check_close(&staged)?;
         Ok(staged.into_hidden_name())
     }
