@@ -282,7 +282,6 @@ mod tests {
         EndedCopy {
             to,
             ended: Ok(TransferAccount::default()),
-            receipt: None,
             strict: false,
         }
     }

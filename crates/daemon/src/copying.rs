@@ -194,24 +194,17 @@ async fn tell_ended(
     ended: EndedCopy,
 ) -> Result<Sent, SendingError> {
     let mut said = encode_message(&ToSender::Copy(CopyState::Follows { id }));
-    for relay in last_words(ended) {
-        said.extend(encode_message(&ToReceiver::Relay(relay)));
-    }
+    said.extend(encode_message(&ToReceiver::Relay(last_word(ended))));
     say_last(control, &said, LISTEN_TIMEOUT).await?;
     Ok(Sent::Told)
 }
 
 /// What is told at the end of a copy.
-fn last_words(EndedCopy { ended, receipt, .. }: EndedCopy) -> Vec<Relay> {
-    let last = match ended {
+fn last_word(copy: EndedCopy) -> Relay {
+    match copy.ended {
         Ok(account) => Relay::Account(Box::new(account)),
         Err(refusal) => Relay::Broken(refusal),
-    };
-    receipt
-        .map(Relay::Receipt)
-        .into_iter()
-        .chain([last])
-        .collect()
+    }
 }
 
 /// Tells a client the words of a copy, until either comes to its end.
@@ -410,17 +403,12 @@ async fn finish(
     relaying: &Relaying,
 ) -> Result<Summary, SendingError> {
     let told = match &ended {
-        Ok(summary) => Ok(TransferAccount::from(summary)),
+        Ok(summary) => Ok(TransferAccount::from(summary.clone())),
         Err(error) => Err(cut_off.map_or_else(|| refusal_of(error), Cut::refusal)),
     };
-    let receipt = ended
-        .as_ref()
-        .ok()
-        .and_then(|summary| summary.receipt.as_deref().cloned());
     let result = EndedCopy {
         to: order.to.clone(),
         ended: told,
-        receipt,
         strict: order.fetch.open.keeping.strict,
     };
     // A daemon that is stopped has not ended the copy: the same order goes on with it.
@@ -431,7 +419,7 @@ async fn finish(
             relaying.warn(format!("sender: keep the result: {error}"));
         }
     }
-    relaying.end_with(last_words(result));
+    relaying.end_with(last_word(result));
     ended.map_err(SendingError::Copy)
 }
 

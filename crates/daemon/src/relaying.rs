@@ -19,8 +19,8 @@ use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Event, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    FileHash, Refusal, RefusalCode, Relay, ToReceiver, Told, TransferAccount, TransferProgress,
-    WireError, encode_message,
+    FileHash, Refusal, RefusalCode, Relay, ToReceiver, Told, TransferProgress, WireError,
+    encode_message,
 };
 
 use crate::refusals::denied;
@@ -177,10 +177,10 @@ impl Relaying {
         self.say_to(words.as_ref(), Relay::Told(vec![Told::SessionBegins]));
     }
 
-    /// Tells the last words, after which nothing more is told.
-    pub(crate) fn end_with(&self, last: Vec<Relay>) {
+    /// Tells the last word, after which nothing more is told.
+    pub(crate) fn end_with(&self, last: Relay) {
         self.flush();
-        last.into_iter().for_each(|relay| self.say(relay));
+        self.say(last);
         self.words.lock().take();
         self.waiting.less.notify_all();
     }
@@ -204,13 +204,9 @@ impl Relaying {
     pub(crate) fn end(&self, ended: Result<&Summary, &SessionError>, missing: u64) {
         let last = match ended {
             Ok(summary) => {
-                let mut counters = summary.counters;
-                counters.failed += missing;
-                let account = TransferAccount {
-                    counters: counters.into(),
-                    ..TransferAccount::from(summary)
-                };
-                Relay::Account(Box::new(account))
+                let mut summary = summary.clone();
+                summary.counters.failed += missing;
+                Relay::Account(Box::new(summary.into()))
             }
             Err(error) => Relay::Broken(
                 self.cut_off
@@ -219,7 +215,7 @@ impl Relaying {
                     .unwrap_or_else(|| refusal_of(error)),
             ),
         };
-        self.end_with(vec![last]);
+        self.end_with(last);
     }
 
     fn tell(&self, told: Told) {
@@ -460,7 +456,7 @@ mod tests {
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         let mut words = relaying.attach();
-        relaying.end_with(Vec::new());
+        relaying.end_with(Relay::Lanes(0));
         let Beside { bytes, .. } = words.recv().await.unwrap();
         let progress = TransferProgress {
             found: FileTotal { files: 2, bytes: 4 },
@@ -468,7 +464,7 @@ mod tests {
         };
         let told = ToReceiver::Relay(Relay::Told(vec![Told::Progress(progress)]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));
-        assert!(words.recv().await.is_none());
+        assert!(words.recv().await.is_some() && words.recv().await.is_none());
     }
 
     #[tokio::test]

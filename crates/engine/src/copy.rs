@@ -347,7 +347,6 @@ impl RemoteCopy<'_> {
         let Heard {
             account,
             broken,
-            receipt,
             restarts,
             first_byte,
             ..
@@ -363,16 +362,16 @@ impl RemoteCopy<'_> {
             });
         };
         let moves = self.order.fetch.open.intent == Intent::Write;
-        let receipt = match receipt {
+        let told = Summary::from(account);
+        let receipt = match &told.receipt {
             Some(signed) => {
                 let target = self.order.fetch.open.target.as_slice();
-                Some(checked(&signed, (id, target), run.key).ok_or(PullError::Receipt)?)
+                Some(checked(signed, (id, target), run.key).ok_or(PullError::Receipt)?)
             }
             None if moves => return Err(PullError::Receipt),
             None => None,
         };
         let elapsed = run.started.elapsed();
-        let told = Summary::from(account);
         let summary = Summary {
             counters: Counters {
                 reconnects: restarts,

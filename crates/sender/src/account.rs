@@ -3,11 +3,9 @@
 pub(crate) mod bottleneck;
 pub(crate) mod failure;
 pub(crate) mod file_ledger;
-pub(crate) mod limit;
 pub(crate) mod manifest;
 pub(crate) mod receipts;
 pub(crate) mod report_limits;
-pub(crate) mod summary;
 pub(crate) mod timeline;
 pub(crate) mod totals;
 

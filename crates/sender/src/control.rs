@@ -14,10 +14,9 @@ use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Opened, Refusal, RefusalCode, ToReceiver, ToSender, Waiting, WireError, encode_message,
+    Opened, Refusal, RefusalCode, Summary, ToReceiver, ToSender, Waiting, WireError, encode_message,
 };
 
-use crate::account::summary::Summary;
 use crate::control::relay::{Beside, Heard, Last, PeerQuota, Relay, inbox};
 use crate::error::SessionError;
 

@@ -18,10 +18,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_transport::blocking;
 use zmove_types::{Counters, Observer};
-use zmove_wire::Open;
+use zmove_wire::{Open, Summary};
 
 use crate::account::receipts::Receipts;
-use crate::account::summary::Summary;
 use crate::control::link::Link;
 use crate::control::replies::Replies;
 use crate::control::{self, Speaker};

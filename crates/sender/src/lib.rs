@@ -21,11 +21,8 @@ mod read;
 mod send;
 mod tune;
 
-pub use account::bottleneck::Bottleneck;
 pub use account::failure::file_changed;
-pub use account::limit::Limit;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
-pub use account::summary::{AtBest, Learnt, Summary};
 pub use cleaning::{CleanEvent, clean};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
@@ -43,4 +40,4 @@ pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
 pub use push::run::{Run, SessionFate, Standing};
 
 pub use tune::congestion_controls::LOSS_TOLERANT;
-pub use tune::path::{Finding, PathReport};
+pub use zmove_wire::{AtBest, Bottleneck, Finding, Learnt, Limit, PathReport, Summary};

@@ -28,7 +28,7 @@ use crate::control::relay::{Heard, NoQuota, inbox};
 use crate::control::{GOODBYE_TIMEOUT, permission, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
-use crate::tune::path::PathReport;
+use crate::tune::path;
 
 mod fillers;
 mod report;
@@ -225,7 +225,7 @@ impl Probing {
         fillers.end();
         self.lanes_ended += u32::from(round.lanes);
         self.sample(Moment::Ended(self.lanes_ended)).await?;
-        round.path = PathReport::gather(fillers.probes.iter());
+        round.path = path::gather(fillers.probes.iter());
         // All that was sent has arrived: the threads have nothing left to wait for.
         drop(fillers);
         Ok(round)

@@ -24,9 +24,9 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Counters, Event, Observer, Sample, Side};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, FoundSoFar, Intent, Open, Opened, Refusal, RefusalCode,
-    SharedJobOrder, SharedJobResult, TargetShape, TargetState, ToReceiver, ToSender, Waiting,
-    WireError,
+    Cipher, Extraneous, Finished, FoundSoFar, Intent, Limit, Open, Opened, Refusal, RefusalCode,
+    SharedJobOrder, SharedJobResult, Summary, TargetShape, TargetState, ToReceiver, ToSender,
+    Waiting, WireError,
 };
 
 use self::echoes::Echoes;
@@ -37,10 +37,8 @@ use self::reading::{LIMIT_INTERVAL, Reading};
 use self::run::{Phase, Run};
 use self::session::Session;
 use self::threads::Broken;
-use crate::account::limit::Limit;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
-use crate::account::summary::Summary;
 use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{Heard, PeerQuota};
 use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
@@ -49,7 +47,7 @@ use crate::inspect;
 use crate::plan::planner::Task;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
-use crate::tune::path::PathReport;
+use crate::tune::path;
 use crate::tune::steering::Steering;
 
 impl Push {
@@ -382,7 +380,7 @@ impl Running<'_> {
             queue,
             ..
         } = &**session;
-        let path = PathReport::gather(lane_set.probes());
+        let path = path::gather(lane_set.probes());
         self.run.earlier.with(Sample {
             elapsed: self.run.started.elapsed(),
             bytes_read: account.totals.bytes_read.get(),

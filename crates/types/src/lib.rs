@@ -50,5 +50,5 @@ pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};
 pub use units::{
-    ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size,
+    ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, percent,
 };

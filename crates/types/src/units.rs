@@ -101,6 +101,17 @@ impl ByteCount {
     }
 }
 
+/// A share between 0 and 1 in percent.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between 0 and 100"
+)]
+#[must_use]
+pub fn percent(share: f64) -> u8 {
+    (share * 100.0).round().clamp(0.0, 100.0) as u8
+}
+
 impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {

@@ -32,6 +32,7 @@ mod probe;
 mod relay;
 mod request;
 mod shared_job;
+mod summary;
 mod verdict;
 
 pub use copy::{
@@ -55,7 +56,7 @@ pub use open::{
     Proof, TargetShape, TargetState, TopName,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
-pub use relay::{FileHash, FileTotal, PathAccount, Relay, Told, TransferAccount, TransferProgress};
+pub use relay::{FileHash, FileTotal, Relay, Told, TransferProgress};
 pub use request::{
     Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
     Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata,
@@ -63,6 +64,9 @@ pub use request::{
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
     SharedJobResult, WorkCounts,
+};
+pub use summary::{
+    AtBest, Bottleneck, Finding, Learnt, Limit, PathReport, Summary, TransferAccount,
 };
 pub use verdict::{Differences, Verdict};
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    After, Connector, PullError, PushError, RemoteCopy, Retrying, copy_result, end_copy,
+    After, Connector, PullError, PushError, RemoteCopy, Retrying, Summary, copy_result, end_copy,
     read_receipt,
 };
 use zmove_tools::sweep::Shares;
@@ -226,15 +226,10 @@ fn exit_of_receipt(receipt: &Receipt) -> Exit {
 fn of_sender(
     args: &ResultArgs,
     known: &KnownHosts,
-    EndedCopy {
-        to,
-        ended,
-        receipt,
-        strict,
-    }: EndedCopy,
+    EndedCopy { to, ended, strict }: EndedCopy,
 ) -> Result<(Exit, String, Value)> {
-    let account = match ended {
-        Ok(account) => account,
+    let summary = match ended {
+        Ok(account) => Summary::from(account),
         Err(refusal) => {
             let text = printable(&refusal.text);
             let said = json!({ "state": "failed", "message": text });
@@ -242,27 +237,27 @@ fn of_sender(
         }
     };
     let pinned = known.lookup(&to.host, to.port);
-    let receipt = match &receipt {
+    let receipt = match &summary.receipt {
         Some(signed) => {
             let receipt = checked(signed, |signer| pinned == Some(signer))?;
             (receipt.id == args.id).then_some(receipt)
         }
         None => None,
     };
-    let is_preview = account.is_preview;
-    let counters = Counters::from(account.counters);
+    let is_preview = summary.is_preview;
+    let counters = &summary.counters;
     let host = Escaped(to.host.as_bytes());
-    let mut text = sent(&counters, is_preview, format_args!("{host}:{}", to.port));
+    let mut text = sent(counters, is_preview, format_args!("{host}:{}", to.port));
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
         None if is_preview => {}
         None => text += "; without a receipt of that host",
     }
-    if !account.not_kept.is_empty() {
-        text = text + "\n" + not_kept(&account.not_kept).trim_end();
+    if !summary.not_kept.is_empty() {
+        text = text + "\n" + not_kept(&summary.not_kept).trim_end();
     }
-    let told = match Exit::of_counters(&counters, is_preview) {
-        _ if strict && !account.not_kept.is_empty() => Exit::Partial,
+    let told = match Exit::of_counters(counters, is_preview) {
+        _ if strict && !summary.not_kept.is_empty() => Exit::Partial,
         Exit::Partial => Exit::Partial,
         // Files for which nobody has signed may not have arrived.
         _ if receipt.is_none() && !is_preview => Exit::Broken,
@@ -278,7 +273,7 @@ fn of_sender(
         "failed": counters.failed,
         "added": is_preview.then_some(counters.added),
         "changed": is_preview.then_some(counters.changed),
-        "not_kept": not_kept_as_json(&account.not_kept),
+        "not_kept": not_kept_as_json(&summary.not_kept),
         "receipt": receipt.as_ref().map(as_json),
     });
     Ok((exit, text, said))

@@ -12,9 +12,7 @@ use zmove_receiver::NamedFiles;
 use zmove_sender::{Known, Manifest};
 use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{
-    FileHash, Refusal, Relay, SignedReceipt, Told, TransferAccount, TransferProgress,
-};
+use zmove_wire::{FileHash, Refusal, Relay, Told, TransferAccount, TransferProgress};
 
 /// See the module.
 pub(crate) struct Relayed {
@@ -48,8 +46,6 @@ pub(crate) struct Heard {
     pub(crate) answered: Option<Instant>,
     /// The files that were here and whose hashes the host has told.
     pub(crate) looked: u64,
-    /// What the receiver of a copy has signed.
-    pub(crate) receipt: Option<SignedReceipt>,
     /// How often the sender has begun another session with it.
     pub(crate) restarts: u64,
 }
@@ -88,7 +84,6 @@ impl Relayed {
             }
             // The dialler has gone only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
-            Relay::Receipt(receipt) => self.heard.lock().receipt = Some(receipt),
             Relay::Account(account) => self.heard.lock().account = Some(*account),
             Relay::Broken(refusal) => {
                 let refusal = Refusal {

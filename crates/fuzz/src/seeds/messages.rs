@@ -2,24 +2,25 @@
 
 use serde::Serialize;
 use std::sync::Arc;
+use std::time::Duration;
 use zmove_types::{
     Account, Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample,
     SharedJobId, Timestamp,
 };
 use zmove_wire::{
-    AfterErrors, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences, Durability,
-    EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extensions, Extraneous,
-    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileGroups,
-    FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange, Held, InTheWay,
-    Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Leftover, LeftoverFate,
-    LeftoverKind, ListOrder, ListedName, Mapped, Mapping, Missed, Moment, NameRange, NodeName,
-    NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Proof,
+    AfterErrors, Answer, AtBest, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
+    Durability, EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extensions,
+    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone,
+    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
+    Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Learnt, Leftover,
+    LeftoverFate, LeftoverKind, ListOrder, ListedName, Mapped, Mapping, Missed, Moment, NameRange,
+    NodeName, NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof,
     PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
     Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
-    SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
-    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName,
-    TransferAccount, TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
+    SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, Summary, SweepOrder,
+    Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
+    TopName, TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -209,23 +210,28 @@ fn relays() -> Vec<ToReceiver> {
         Told::Answered,
         Told::SessionBegins,
     ];
-    let account = TransferAccount {
+    let summary = Summary {
         counters: Counters {
             added: 1,
             changed: 300,
             ..Counters::default()
-        }
-        .into(),
+        },
         not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
-        shares: vec![100],
-        path: Some(PathAccount {
+        path: Some(PathReport {
             bytes_acked: vec![1],
-            ..PathAccount::default()
+            ..PathReport::default()
         }),
         is_preview: true,
-        learnt: Some((3, true)),
-        at_best: Some((4, 5)),
-        ..TransferAccount::default()
+        learnt: Some(Learnt {
+            lanes: 3,
+            loss_tolerant: true,
+        }),
+        at_best: Some(AtBest {
+            bytes_per_second: 4,
+            round_trip: Duration::from_micros(5),
+        }),
+        receipt: Some(Box::new(receipt())),
+        ..Summary::default()
     };
     let refusal = Refusal {
         code: RefusalCode::Failed,
@@ -242,9 +248,8 @@ fn relays() -> Vec<ToReceiver> {
             root: Root([8; 32]),
         }]),
         Relay::Lanes(2),
-        Relay::Account(Box::new(account)),
+        Relay::Account(Box::new(summary.into())),
         Relay::Broken(refusal),
-        Relay::Receipt(receipt()),
     ];
     relays.map(ToReceiver::Relay).into()
 }
@@ -559,7 +564,6 @@ fn replies_to_orders() -> Vec<ToSender> {
                 code: RefusalCode::Broken,
                 text: "t".into(),
             }),
-            receipt: Some(receipt()),
             strict: true,
         }))),
     ]

@@ -31,22 +31,8 @@
 
 use std::time::Duration;
 
-use zmove_types::StageTimes;
-use zmove_wire::{Finished, StageReport};
-
-use crate::account::limit::{Limit, percent};
-use crate::tune::path::PathReport;
-
-/// The limit of a push, and its share of the time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bottleneck {
-    /// The limit that applied for the longest time.
-    pub limit: Limit,
-    /// The share of that limit in the time, in percent.
-    pub percent: u8,
-    /// The share of each limit, in percent, in the order of [`Limit::ALL`].
-    pub shares: [u8; Limit::ALL.len()],
-}
+use zmove_types::{StageTimes, percent};
+use zmove_wire::{Bottleneck, Finished, Limit, PathReport, StageReport};
 
 /// The times of all stages of one push, summed over their threads.
 #[derive(Clone, Copy, Debug, Default)]

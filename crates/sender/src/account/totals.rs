@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
 use zmove_wire::limits::MISSED_MAX;
-use zmove_wire::{Lack, NotKept};
-
-use crate::account::summary::Summary;
+use zmove_wire::{Lack, NotKept, Summary};
 
 /// The totals of one push, from which its summary is made.
 #[derive(Debug, Default)]

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, Inbox};
-use zmove_wire::{ToSender, WireError, decode_message_within};
+use zmove_wire::{Summary, ToSender, WireError, decode_message_within};
 
-use crate::account::summary::Summary;
 use crate::control::INBOX_MESSAGES_MAX;
 use crate::error::SessionError;
 

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use zmove_wire::{Sampled, Swept};
-
-use crate::tune::path::PathReport;
+use zmove_wire::{PathReport, Sampled, Swept};
 
 /// The results of a probe.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,8 +7,8 @@ use zmove_disk::StorageThreads;
 use zmove_scan::Scan;
 use zmove_transport::LaneSink;
 use zmove_types::BufferPool;
+use zmove_wire::Limit;
 
-use crate::account::limit::Limit;
 use crate::account::receipts::Receipts;
 use crate::control::replies::Replies;
 use crate::error::SessionError;

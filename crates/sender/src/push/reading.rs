@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use zmove_wire::Finished;
+use zmove_wire::{Finished, Limit, PathReport};
 
 use crate::account::bottleneck::{Stages, Times};
-use crate::account::limit::Limit;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
-use crate::tune::path::PathReport;
+use crate::tune::path;
 
 /// What this side knows at one moment about where the time went.
 #[derive(Default)]
@@ -33,7 +32,7 @@ impl Reading {
                 scan: pipeline.scan.times(),
                 ..timeline.spent()
             },
-            path: PathReport::gather(lane_set.probes()),
+            path: path::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),
             rate_limit: rate.limit(),
@@ -65,10 +64,12 @@ impl Reading {
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let stages = self.stages.since(&before.stages);
         let first_byte = self.first_byte.map(|_| Duration::ZERO);
-        let path = self
-            .path
-            .as_ref()
-            .map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
+        let path = self.path.as_ref().map(|path| {
+            before
+                .path
+                .as_ref()
+                .map_or(path.clone(), |b| path::since(path, b))
+        });
         let rate_limit = self.rate_limit;
         let times = Times {
             wall: LIMIT_INTERVAL,

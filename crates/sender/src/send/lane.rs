@@ -161,8 +161,8 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
     use zmove_transport::{Frame, LaneBreaker};
     use zmove_types::{NoObserver, RateLimit, StageClock};
+    use zmove_wire::Limit;
 
-    use crate::account::limit::Limit;
     use crate::send::in_flight::tests::vanished;
 
     /// A sink that records whether it has ended in order; nothing is to be sent.

@@ -2,8 +2,7 @@
 
 use zmove_transport::SharedRate;
 use zmove_types::{Lock, RateLimit};
-
-use crate::account::limit::Limit;
+use zmove_wire::Limit;
 
 /// The lowest rate that somebody has set; at first none.
 #[derive(Debug, Default)]

@@ -6,8 +6,7 @@
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-use crate::account::summary::AtBest;
+use zmove_wire::AtBest;
 
 /// Counts of the last round trip, and the best so far.
 #[derive(Debug, Default)]

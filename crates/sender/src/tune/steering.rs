@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
+use zmove_wire::{AtBest, Learnt, PathReport};
 
-use crate::account::summary::{AtBest, Learnt};
 use crate::control::link::{LaneNumber, LaneSupply};
 use crate::error::SessionError;
 use crate::plan::resend;
@@ -22,7 +22,7 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::attempt::Rest;
 use crate::tune::congestion_controls::LOSS_TOLERANT;
-use crate::tune::path::{PathReport, unacked};
+use crate::tune::path::{self, unacked};
 use crate::tune::round::BestRound;
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
@@ -179,7 +179,7 @@ impl Steering {
 
     /// Looks at what has been acknowledged.
     pub(crate) fn count_acked(&mut self, pipeline: &Pipeline) {
-        if let Some(report) = PathReport::gather(pipeline.lane_set.probes()) {
+        if let Some(report) = path::gather(pipeline.lane_set.probes()) {
             let acked = report.bytes_acked.iter().sum();
             self.best.note(Instant::now(), acked, report.round_trip_min);
         }
@@ -303,7 +303,7 @@ impl Steering {
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();
-        let path = PathReport::sum(&infos);
+        let path = path::sum(&infos);
         // The kernel forgets a shortest round trip of long ago.
         let shortest = path
             .round_trip_min
@@ -339,7 +339,7 @@ impl Steering {
             ending: lane_set.frames_waiting() == 0 && in_flight.is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
             path: (!infos.is_empty())
-                .then(|| path_tick(&now.path.since(&before.path), lane_set.probes_up())),
+                .then(|| path_tick(&path::since(&now.path, &before.path), lane_set.probes_up())),
         };
         (now, tick)
     }

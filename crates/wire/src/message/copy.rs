@@ -172,8 +172,6 @@ pub struct EndedCopy {
     pub to: Place,
     /// The sender's account, or why the copy came to no good end.
     pub ended: Result<TransferAccount, Refusal>,
-    /// What the other host has signed.
-    pub receipt: Option<SignedReceipt>,
     /// Whether the copy is partial if entries lack something that was to be kept.
     pub strict: bool,
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath, Root, Sample};
 
-use super::{CounterList, NotKept, Refusal, SignedReceipt, bytes, list};
-use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
+use super::{Refusal, TransferAccount, bytes, list};
+use crate::limits::{HASHED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,8 +24,6 @@ pub enum Relay {
     Account(Box<TransferAccount>),
     /// Why the sender cannot go on.
     Broken(Refusal),
-    /// What the receiver of a copy has signed at the good end, before the account.
-    Receipt(SignedReceipt),
     /// The hashes, made at the sender, of files that were at the target with the same size and time.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
 }
@@ -271,70 +269,6 @@ enum SentEntryForm {
     Link(#[serde(with = "bytes")] RelPath),
 }
 
-/// The sender's account of a transfer that came to its end; times are in microseconds.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransferAccount {
-    /// The report counters.
-    pub counters: CounterList,
-    /// What was not kept.
-    #[serde(deserialize_with = "list::at_most::<MISSED_MAX, _, _>")]
-    pub not_kept: Vec<NotKept>,
-    /// From the beginning to the last message.
-    pub elapsed_us: u64,
-    /// From the beginning to the first data.
-    pub first_byte_us: Option<u64>,
-    /// The last flush.
-    pub flush_us: u64,
-    /// The sender's CPU time.
-    pub sender_cpu_us: u64,
-    /// The receiver's CPU time.
-    pub receiver_cpu_us: u64,
-    /// Shares of the limits in percent, in their order.
-    #[serde(deserialize_with = "list::at_most::<16, _, _>")]
-    pub shares: Vec<u8>,
-    /// The number of the largest limit, in the same order.
-    pub limit: u8,
-    /// The kernel's report on the path.
-    pub path: Option<PathAccount>,
-    /// Whether the transfer was a preview.
-    pub is_preview: bool,
-    /// The number of lanes that suited the path, and whether its congestion control ignores loss.
-    pub learnt: Option<(u16, bool)>,
-    /// What the path carried at its best, in bytes per second, and the round trip.
-    pub at_best: Option<(u64, u64)>,
-}
-
-/// The kernel's report on the connections of all lanes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathAccount {
-    /// Bytes on the wire.
-    pub bytes_sent: u64,
-    /// Bytes sent again.
-    pub bytes_retransmitted: u64,
-    /// Segments sent again.
-    pub segments_retransmitted: u64,
-    /// Time with data on the wire, over all lanes.
-    pub busy_us: u64,
-    /// The part of it with a full window at the receiver.
-    pub receive_window_us: u64,
-    /// The part of it with a full buffer at the sender.
-    pub send_buffer_us: u64,
-    /// The busy time of the busiest lane.
-    pub busy_longest_us: u64,
-    /// The shortest round trip.
-    pub round_trip_us: Option<u64>,
-    /// The time since data was last put on the wire.
-    pub since_data_us: Option<u64>,
-    /// Bytes acknowledged on each lane, ascending.
-    #[serde(deserialize_with = "list::at_most::<{ ACKED_MAX }, _, _>")]
-    pub bytes_acked: Vec<u64>,
-    /// Whether QUIC carried the lanes.
-    pub by_quic: bool,
-}
-
-/// Lanes come and go, and each counts.
-const ACKED_MAX: usize = 16 * LANES_MAX as usize;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,6 +277,7 @@ mod tests {
     const RELAY_TAG: u8 = 8;
 
     use crate::error::WireError;
+    use crate::message::Summary;
     use crate::message::{ToReceiver, decode_message, encode_message};
     use zmove_types::Counters;
 
@@ -397,7 +332,7 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Looked(vec![looked])),
-            [&[RELAY_TAG, 6, 1, 1, b'p'][..], &[9; 32]].concat()
+            [&[RELAY_TAG, 5, 1, 1, b'p'][..], &[9; 32]].concat()
         );
         assert_eq!(bytes(Relay::Lanes(4)), [RELAY_TAG, 2, 4]);
         let change = Change {
@@ -413,13 +348,13 @@ mod tests {
             failed: 300,
             ..Counters::default()
         };
-        let account = TransferAccount {
-            counters: failed.into(),
-            ..TransferAccount::default()
+        let summary = Summary {
+            counters: failed,
+            ..Summary::default()
         };
         assert_eq!(
-            bytes(Relay::Account(Box::new(account))),
-            [&[RELAY_TAG, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
+            bytes(Relay::Account(Box::new(summary.into()))),
+            [&[RELAY_TAG, 3, 1, 16, 0xAC, 2][..], &[0; 28]].concat()
         );
     }
 

@@ -8,7 +8,7 @@ use zmove_transport::{Channel, Fingerprint, Identity, Signed, control_pair};
 use zmove_types::{Counters, Hex};
 use zmove_wire::{
     CopyResult, CopyState, EndedCopy, Greeting, Place, Receipt, Relay, Role, SignedReceipt,
-    ToReceiver, ToSender, ToSource, TransferAccount, decode_message, encode_message,
+    Summary, ToReceiver, ToSender, ToSource, decode_message, encode_message,
 };
 
 use super::World;
@@ -38,20 +38,20 @@ async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
     let read: Receipt = decode_message(&receipt.receipt).unwrap();
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
-    let account = Relay::Account(Box::new(TransferAccount {
-        counters: one_file().into(),
-        ..TransferAccount::default()
-    }));
-    for relay in [Relay::Receipt(receipt), account] {
-        // a client that does not believe it is no longer there
-        drop(
-            writer
-                .send(&encode_message(&ToReceiver::Relay(relay)))
-                .await,
-        );
-    }
+    // a client that does not believe it is no longer there
+    drop(writer.send(&all_done(Some(receipt))).await);
     drop(writer.finish().await);
     drop(reader.receive().await);
+}
+
+/// The account of a copy of one file, with this receipt.
+fn all_done(receipt: Option<SignedReceipt>) -> Vec<u8> {
+    let summary = Summary {
+        counters: one_file(),
+        receipt: receipt.map(Box::new),
+        ..Summary::default()
+    };
+    encode_message(&ToReceiver::Relay(Relay::Account(Box::new(summary.into()))))
 }
 
 /// A host that takes an order, sends nothing, and says that all is done, with this receipt of the target's host.
@@ -75,21 +75,7 @@ async fn take_and_lie(
         .unwrap();
     // the grant
     reader.receive().await.unwrap().unwrap();
-    let account = TransferAccount {
-        counters: one_file().into(),
-        ..TransferAccount::default()
-    };
-    let said = receipt(order.id)
-        .map(Relay::Receipt)
-        .into_iter()
-        .chain([Relay::Account(Box::new(account))]);
-    for relay in said {
-        drop(
-            writer
-                .send(&encode_message(&ToReceiver::Relay(relay)))
-                .await,
-        );
-    }
+    drop(writer.send(&all_done(receipt(order.id))).await);
     drop(writer.finish().await);
     drop(reader.receive().await);
 }
@@ -191,10 +177,10 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
     let account = |is_preview, change: fn(&mut Counters)| {
         let mut counters = one_file();
         change(&mut counters);
-        TransferAccount {
-            counters: counters.into(),
+        Summary {
+            counters,
             is_preview,
-            ..TransferAccount::default()
+            ..Summary::default()
         }
     };
     let well = || account(false, |_| ());
@@ -218,12 +204,12 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
         (account(true, |counters| counters.changed = 1), None, 6),
         (account(true, |counters| counters.removed = 1), None, 6),
     ];
-    for (number, (account, faults, exit)) in cases.into_iter().enumerate() {
-        let receipt = faults.map(|faults| signed(&identity, ID, faults));
+    for (number, (summary, faults, exit)) in cases.into_iter().enumerate() {
+        let receipt = faults.map(|faults| Box::new(signed(&identity, ID, faults)));
+        let summary = Summary { receipt, ..summary };
         let ended = EndedCopy {
             to: to.clone(),
-            ended: Ok(account),
-            receipt,
+            ended: Ok(summary.into()),
             strict: false,
         };
         let (address, key) = host_with_a_result(&site.path(&format!("host{number}")), ended);

@@ -799,7 +799,7 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
     let directory = world.site.path("sender/copies/results");
     let path = directory.join(&names(&directory)[0]);
     let mut result: KeptResult = kept(&path);
-    let receipt = result.result.receipt.as_mut().unwrap();
+    let receipt = receipt_of(&mut result.result);
     *receipt.signature.last_mut().unwrap() ^= 1;
     keep(&path, &result);
     world.sender = again("sender", &world, &world.sender);
@@ -811,7 +811,7 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
         .lines(1);
     // signed well, by another key
     world.sender.kill();
-    let receipt = result.result.receipt.as_mut().unwrap();
+    let receipt = receipt_of(&mut result.result);
     let signed = Identity::load_or_create(&world.site.path("thief"))
         .unwrap()
         .sign(&receipt.receipt)
@@ -824,6 +824,12 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
         .expect(5)
         .says(&said)
         .lines(1);
+}
+
+/// The receipt of a copy that came to a good end.
+fn receipt_of(copy: &mut zmove_wire::EndedCopy) -> &mut SignedReceipt {
+    let account = copy.ended.as_mut().unwrap();
+    account.rest.receipt.as_mut().unwrap()
 }
 
 /// What a result is on disk.
