@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    After, Connector, PullError, PushError, RemoteCopy, Retrying, Summary, copy_result, end_copy,
-    read_receipt,
+    After, Connector, Copied, PullError, PushError, RemoteCopy, Retrying, Summary, copy_result,
+    end_copy, read_receipt,
 };
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, KnownHosts};
@@ -17,17 +17,17 @@ use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, print
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
-use crate::commands::transfer::{exit_of, interrupted};
+use crate::commands::transfer::{TransferEnd, exit_of, interrupted};
 use crate::commands::{mount, pull, push};
 use crate::display::format::{counted, same_files};
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
 use crate::display::summary::json::not_kept_as_json;
-use crate::display::summary::{Ending, Sessions, not_kept};
+use crate::display::summary::not_kept;
+use crate::display::terminal;
 use crate::display::trace;
-use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
-use crate::value::exit::{Exit, failure, in_transfer};
+use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove copy`. A copy between two other hosts does as `after` says once the user, or the runner of a job, has
 /// this process end.
@@ -73,35 +73,25 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
         };
         Ok(copying.copy(started, interrupted()).await?)
     });
-    let moved = display.moved();
-    let transfer = display.transfer();
-    copied
-        .iter()
-        .for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
-    display.end();
-    if after == After::Stops && copied.as_ref().err().is_some_and(was_interrupted) {
+    let was_stopped = after == After::Stops && copied.as_ref().err().is_some_and(was_interrupted);
+    let mut receipt = None;
+    let copied = copied.map(|copied: Copied| {
+        receipt = copied.receipt;
+        (copied.summary, None)
+    });
+    let ended = TransferEnd::of(display, args, copied);
+    if was_stopped {
         // So that nobody else sees to it.
         print_json(&json!({ "event": "copy_ended" }));
     }
-    let copied = copied.map_err(|error| in_transfer(error, transfer.clone()))?;
-    let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
-    let told = exit_of(&copied.summary, args);
-    let exit = copied.receipt.as_ref().map_or(told, |receipt| {
-        exit_with(told, receipt, copied.summary.counters.failed)
+    let ended = ended?;
+    let shares = Shares::of(&ended.moved, ended.summary.elapsed, None, None);
+    let told = exit_of(&ended.summary, args);
+    let exit = receipt.as_ref().map_or(told, |receipt| {
+        exit_with(told, receipt, ended.summary.counters.failed)
     });
-    summary::print(
-        &copied.summary,
-        args,
-        None,
-        &shares,
-        &Ending {
-            exit,
-            transfer,
-            sessions: Sessions::One,
-            is_inexact: false,
-        },
-    );
-    if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
+    ended.print(args, &shares, exit);
+    if let Some(receipt) = receipt.filter(|_| !args.quiet && !args.json) {
         terminal::say(format_args!(
             "signed by {}: {}",
             settings.target,

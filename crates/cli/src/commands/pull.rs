@@ -6,23 +6,23 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying, Transferred};
+use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying};
 use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
 use zmove_tools::sweep::Shares;
 
 use crate::args::PushArgs;
 use crate::commands::mount;
-use crate::commands::push::{add_missing, manifest};
-use crate::commands::transfer::{exit_of, interrupted, resumable};
+use crate::commands::push::manifest;
+use crate::commands::transfer::{TransferEnd, exit_of, interrupted, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
+use crate::display::summary::{Carriage, proofs};
 use crate::display::terminal;
 use crate::display::trace;
 use crate::settings::{self, PullSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
-use crate::value::exit::{Exit, in_transfer};
+use crate::value::exit::Exit;
 
 /// Runs `zmove pull`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -67,38 +67,18 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             receiver: receiver(storage, &home, args.listed.clone()),
             observer: display.observer(),
         };
-        Ok(pulling.pull(&mut run, interrupted()).await?)
+        let pulled = pulling.pull(&mut run, interrupted()).await?;
+        let carriage = Carriage {
+            transport: pulled.transport,
+            resumption: pulled.resumption,
+        };
+        Ok((pulled.summary, Some(carriage)))
     });
-    let moved = display.moved();
-    let pulled = pulled.and_then(|mut pulled: Transferred| {
-        add_missing(&mut pulled.summary, args, &display)?;
-        Ok(pulled)
-    });
-    let transfer = display.transfer();
-    pulled
-        .iter()
-        .for_each(|pulled| display.close_trace(&summary::bottleneck(&pulled.summary)));
-    display.end();
-    let pulled = pulled.map_err(|error| in_transfer(resumable(error, args), transfer.clone()))?;
-    let carriage = Carriage {
-        transport: pulled.transport,
-        resumption: pulled.resumption,
-    };
-    let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
-    let exit = exit_of(&pulled.summary, args);
-    summary::print(
-        &pulled.summary,
-        args,
-        Some(carriage),
-        &shares,
-        &Ending {
-            exit,
-            transfer,
-            sessions: Sessions::One,
-            is_inexact: false,
-        },
-    );
-    Ok(exit)
+    let pulled = pulled.map_err(|error| resumable(error, args));
+    let ended = TransferEnd::of(display, args, pulled)?;
+    let shares = Shares::of(&ended.moved, ended.summary.elapsed, None, None);
+    let exit = exit_of(&ended.summary, args);
+    Ok(ended.print(args, &shares, exit))
 }
 
 /// The receiving role of this user.

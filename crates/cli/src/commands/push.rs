@@ -13,25 +13,25 @@ use zmove_engine::{
 };
 use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
-use zmove_scan::{PathKind, ScanConfig};
+use zmove_scan::ScanConfig;
 use zmove_sender::{Manifest, NoQuota, PackSizes, Prover};
 use zmove_tools::sweep::{MovedSizes, Shares};
-use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
+use zmove_types::Escaped;
 
 use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
-use crate::commands::transfer::{exit_of, interrupted, resumable};
+use crate::commands::transfer::{TransferEnd, exit_of, interrupted, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
+use crate::display::summary::{Carriage, proofs};
 use crate::display::terminal;
 use crate::display::trace;
 use crate::saved_sweeps;
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
-use crate::value::exit::{Exit, in_transfer};
+use crate::value::exit::Exit;
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -77,31 +77,15 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
             }
         }
     });
-    let moved = display.moved();
-    let pushed = pushed.and_then(|(mut summary, carriage)| {
-        add_missing(&mut summary, args, &display)?;
-        Ok((summary, carriage))
-    });
-    let transfer = display.transfer();
-    if let Ok((summary, _)) = &pushed {
-        display.close_trace(&summary::bottleneck(summary));
-    }
-    display.end();
-    let ended_early = |error| in_transfer(resumable(error, args), transfer.clone());
-    let (mut summary, carriage) = pushed.map_err(ended_early)?;
+    let pushed = pushed.map_err(|error| resumable(error, args));
+    let mut ended = TransferEnd::of(display, args, pushed)?;
     if !args.verify && (args.dry_run || args.keeping.verbose) {
         tell_unmatched(settings.selection.as_deref());
     }
-    summary.counters.failed += sources.missing;
-    let shares = shares(&moved, &summary, &sources, &settings.location);
-    let exit = exit_of(&summary, args);
-    let ending = Ending {
-        exit,
-        transfer,
-        sessions: Sessions::One,
-        is_inexact: false,
-    };
-    summary::print(&summary, args, carriage, &shares, &ending);
+    ended.summary.counters.failed += sources.missing;
+    let shares = shares(&ended.moved, &ended.summary, &sources, &settings.location);
+    let exit = exit_of(&ended.summary, args);
+    let exit = ended.print(args, &shares, exit);
     bare_name.into_iter().for_each(tell_made);
     Ok(exit)
 }
@@ -151,32 +135,6 @@ fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) 
         },
         ..config
     }
-}
-
-/// Adds to the end of a verification against a manifest what that lists and was not found.
-pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
-    let Some(listed) = &args.listed else {
-        return Ok(());
-    };
-    let selection = args.selection.selection()?;
-    let is_selected = |path: &RelPath| {
-        selection
-            .as_ref()
-            .is_none_or(|selection| selection.admits(path, PathKind::Other))
-    };
-    let missing = listed.missing(is_selected);
-    let counters = &mut summary.counters;
-    counters.removed += missing.len() as u64;
-    counters.skipped = counters.skipped.saturating_sub(listed.passed_over());
-    let change = |path| Change {
-        kind: ChangeKind::Removed,
-        path,
-        form: EntryForm::File,
-    };
-    display.observer().on(&Event::Listed {
-        changes: missing.into_iter().map(change).collect(),
-    });
-    Ok(())
 }
 
 /// Runs the sending role, and reconnects when connections are lost.

@@ -1,16 +1,22 @@
 //! What pushes, pulls and other commands that reach a host have in common around their run.
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use zmove_engine::{Connector, DialSettings, Reached, Remote, Summary};
+use zmove_scan::PathKind;
 use zmove_sender::SessionError;
+use zmove_tools::sweep::{MovedSizes, Shares};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
 
 use crate::args::PushArgs;
+use crate::display::progress::Display;
+use crate::display::summary::{self, Carriage, Ending, Sessions};
 use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, in_transfer};
 
 /// The error of a transfer, which says of an interrupted one how it goes on.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
@@ -21,6 +27,82 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
         );
     }
     error
+}
+
+/// The end of a transfer, whose display is over.
+pub(crate) struct TransferEnd {
+    pub(crate) summary: Summary,
+    pub(crate) moved: Arc<MovedSizes>,
+    carriage: Option<Carriage>,
+    transfer: Option<String>,
+}
+
+impl TransferEnd {
+    /// Ends the display of a transfer.
+    ///
+    /// # Errors
+    /// The transfer has come to no good end.
+    pub(crate) fn of(
+        display: Display,
+        args: &PushArgs,
+        ended: Result<(Summary, Option<Carriage>)>,
+    ) -> Result<Self> {
+        let moved = display.moved();
+        let ended = ended.and_then(|(mut summary, carriage)| {
+            add_missing(&mut summary, args, &display)?;
+            Ok((summary, carriage))
+        });
+        let transfer = display.transfer();
+        if let Ok((summary, _)) = &ended {
+            display.close_trace(&summary::bottleneck(summary));
+        }
+        display.end();
+        let (summary, carriage) = ended.map_err(|error| in_transfer(error, transfer.clone()))?;
+        Ok(Self {
+            summary,
+            moved,
+            carriage,
+            transfer,
+        })
+    }
+
+    /// Prints the summary; returns the exit code.
+    pub(crate) fn print(self, args: &PushArgs, shares: &Shares, exit: Exit) -> Exit {
+        let ending = Ending {
+            exit,
+            transfer: self.transfer,
+            sessions: Sessions::One,
+            is_inexact: false,
+        };
+        summary::print(&self.summary, args, self.carriage, shares, &ending);
+        exit
+    }
+}
+
+/// Adds to the end of a verification against a manifest what that lists and was not found.
+fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
+    let Some(listed) = &args.listed else {
+        return Ok(());
+    };
+    let selection = args.selection.selection()?;
+    let is_selected = |path: &RelPath| {
+        selection
+            .as_ref()
+            .is_none_or(|selection| selection.admits(path, PathKind::Other))
+    };
+    let missing = listed.missing(is_selected);
+    let counters = &mut summary.counters;
+    counters.removed += missing.len() as u64;
+    counters.skipped = counters.skipped.saturating_sub(listed.passed_over());
+    let change = |path| Change {
+        kind: ChangeKind::Removed,
+        path,
+        form: EntryForm::File,
+    };
+    display.observer().on(&Event::Listed {
+        changes: missing.into_iter().map(change).collect(),
+    });
+    Ok(())
 }
 
 /// The exit code for a transfer that came to its end.
