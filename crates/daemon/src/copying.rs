@@ -413,8 +413,10 @@ async fn finish(
     };
     // A daemon that is stopped has not ended the copy: the same order goes on with it.
     if cut_off != Some(Cut::Stopping) {
-        let (copies, id, result) = (Arc::clone(copies), order.id, result.clone());
-        let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, result)).await;
+        let copies = Arc::clone(copies);
+        let id = order.id;
+        let kept = result.clone();
+        let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, kept)).await;
         if let Ok(Err(error)) = kept {
             relaying.warn(format!("sender: keep the result: {error}"));
         }
@@ -467,7 +469,8 @@ pub(crate) async fn grant(
     let Some(copies) = copies else {
         return Err(refuse(control, no_copies()).await);
     };
-    let (source, target) = (Fingerprint(order.source), order.open.target.clone());
+    let source = Fingerprint(order.source);
+    let target = order.open.target.clone();
     let giving =
         tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
     let given = giving.await.unwrap_or_else(|_panic| {

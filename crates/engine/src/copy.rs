@@ -131,11 +131,10 @@ impl RemoteCopy<'_> {
     /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
     async fn leave(&self, id: [u8; 16]) -> PullError {
         if self.after == After::GoesOn {
-            let (id, remote) = (
-                Hex(&id).to_string(),
-                self.source.connector.remote.to_string(),
-            );
-            return PullError::Left { id, remote };
+            return PullError::Left {
+                id: Hex(&id).to_string(),
+                remote: self.source.connector.remote.to_string(),
+            };
         }
         match end_copy(&self.source.connector, id).await {
             Ok(()) => PullError::Interrupted,

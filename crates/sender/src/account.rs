@@ -210,7 +210,8 @@ impl Account {
         if needed <= room || !self.files().report_once(LITTLE_ROOM) {
             return;
         }
-        let (free, needed) = (ByteCount(room), ByteCount(needed));
+        let free = ByteCount(room);
+        let needed = ByteCount(needed);
         self.warn(format!(
             "the target has {free} free, {LITTLE_ROOM}: {needed} have been found so far"
         ));

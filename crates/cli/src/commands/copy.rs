@@ -42,7 +42,8 @@ pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit
 fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
-    let (from, to) = (&settings.source.host, &settings.target.host);
+    let from = &settings.source.host;
+    let to = &settings.target.host;
     let trace = args
         .trace
         .as_deref()
@@ -117,11 +118,10 @@ pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     };
     let home = settings::home(Role::Client)?;
     settings::block_on(2, async {
-        let (remote, settings) = (&copy.source, &copy.source_dial);
         let source = Connector {
             home: &home,
-            remote,
-            settings,
+            remote: &copy.source,
+            settings: &copy.source_dial,
             listener: &terminal::Notices,
         };
         Ok(end_copy(&source, id).await?)
@@ -151,7 +151,8 @@ fn received(
     }: &Receipt,
 ) -> String {
     let target = Escaped(target);
-    let (files, faults) = (counted(*files, "file"), counted(*faults, "fault"));
+    let files = counted(*files, "file");
+    let faults = counted(*faults, "fault");
     format!(
         "{files}, {} received into '{target}', {faults}",
         ByteCount(*bytes)

@@ -191,11 +191,9 @@ impl Times {
             return seconds.add(Limit::TargetWrites, downstream);
         }
         let each = |time| self.per_lane(time).as_secs_f64();
-        let (busy, blocked, paced) = (
-            each(receive.busy),
-            each(receive.blocked),
-            each(receive.paced),
-        );
+        let busy = each(receive.busy);
+        let blocked = each(receive.blocked);
+        let paced = each(receive.paced);
         let starved = (each(receive.starved) - no_fault).max(0.0);
         let whole = busy + blocked + paced + starved;
         if whole <= 0.0 {

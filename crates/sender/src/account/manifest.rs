@@ -463,7 +463,9 @@ fn write_proof(
         Known::Looked => LOOKED,
     };
     let proven: Vec<_> = proven.iter().map(|proof| format!("\"{proof}\"")).collect();
-    let (name, host, proven) = (json_text(name), json_text(host), proven.join(","));
+    let name = json_text(name);
+    let host = json_text(host);
+    let proven = proven.join(",");
     writeln!(
         out,
         "{{\"path\":\"{name}{PATH_END}{root}\",\"proven\":[{proven}],\"by\":\"receiver\",\"host\":\"{host}\",\"at\":{at}}}"
