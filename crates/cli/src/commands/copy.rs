@@ -17,15 +17,14 @@ use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, print
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
-use crate::commands::transfer::{TransferEnd, exit_of, interrupted};
+use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted};
 use crate::commands::{mount, pull, push};
 use crate::display::format::{counted, same_files};
-use crate::display::progress::{Display, print_json};
+use crate::display::progress::print_json;
 use crate::display::prompt::Prompt;
 use crate::display::summary::json::not_kept_as_json;
 use crate::display::summary::not_kept;
 use crate::display::terminal;
-use crate::display::trace;
 use crate::settings::{self, Copy, CopySettings, Role};
 use crate::value::exit::{Exit, failure};
 
@@ -42,14 +41,7 @@ pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit
 fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
-    let from = &settings.source.host;
-    let to = &settings.target.host;
-    let trace = args
-        .trace
-        .as_deref()
-        .map(|path| trace::create(path, from, to))
-        .transpose()?;
-    let display = Display::new(args, trace);
+    let display = display(args, &settings.source.host, &settings.target.host)?;
     let home = settings::home(Role::Client)?;
     let copied = settings::block_on(2, async {
         let connector = |remote, settings| Connector {

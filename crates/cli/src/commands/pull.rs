@@ -1,27 +1,21 @@
 //! `zmove pull`: from the arguments to a summary.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying};
+use zmove_engine::{Connector, PullRun, RemotePull, Retrying};
 use zmove_jobs::host_name;
-use zmove_receiver::ListedFiles;
 use zmove_tools::sweep::Shares;
 
 use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::push::manifest;
-use crate::commands::transfer::{TransferEnd, exit_of, interrupted, resumable};
-use crate::display::progress::Display;
+use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
 use crate::display::prompt::Prompt;
 use crate::display::summary::{Carriage, proofs};
 use crate::display::terminal;
-use crate::display::trace;
-use crate::settings::{self, PullSettings, Role, Storage};
-use crate::value::account::SystemAccounts;
+use crate::settings::{self, PullSettings, Role};
 use crate::value::exit::Exit;
 
 /// Runs `zmove pull`.
@@ -33,13 +27,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
-    let from = &settings.remote.host;
-    let trace = args
-        .trace
-        .as_deref()
-        .map(|path| trace::create(path, from, &host_name()))
-        .transpose()?;
-    let display = Display::new(args, trace);
+    let display = display(args, &settings.remote.host, &host_name())?;
     // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
     let received = if args.checksum {
         &["compared"]
@@ -64,7 +52,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             fetch: settings.fetch.clone(),
             list: settings.list.clone(),
             sources: settings.sources.clone(),
-            receiver: receiver(storage, &home, args.listed.clone()),
+            receiver: receiver(storage, Some(&home), args.listed.clone()),
             observer: display.observer(),
         };
         let pulled = pulling.pull(&mut run, interrupted()).await?;
@@ -79,17 +67,4 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let shares = Shares::of(&ended.moved, ended.summary.elapsed, None, None);
     let exit = exit_of(&ended.summary, args);
     Ok(ended.print(args, &shares, exit))
-}
-
-/// The receiving role of this user.
-fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> ReceiverConfig {
-    ReceiverConfig {
-        file_io: storage.file_io,
-        direct: storage.direct,
-        storage: StorageMemory::in_home(home),
-        journals: Some(settings::journals(home)),
-        accounts: Arc::new(SystemAccounts),
-        listed,
-        ..ReceiverConfig::default()
-    }
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
-    Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Retrying, Run, SenderConfig,
-    Sources, Summary, push_locally,
+    Connector, Location, Push, Remote, RemotePush, Retrying, Run, SenderConfig, Sources, Summary,
+    push_locally,
 };
 use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
@@ -22,7 +22,7 @@ use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
-use crate::commands::transfer::{TransferEnd, exit_of, interrupted, resumable};
+use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{Carriage, proofs};
@@ -30,7 +30,6 @@ use crate::display::terminal;
 use crate::display::trace;
 use crate::saved_sweeps;
 use crate::settings::{self, PushSettings, Role, Storage};
-use crate::value::account::SystemAccounts;
 use crate::value::exit::Exit;
 
 /// Runs `zmove push`.
@@ -47,18 +46,13 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         return spread::push(settings, started);
     }
     let host = host_of(&settings.location);
-    let trace = match &args.trace {
-        Some(path) => Some(trace::create(path, &host_name(), &host)?),
-        None => None,
-    };
-    let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
-    let display = Display::new(args, trace);
+    let display = display(args, &host_name(), &host)?;
     let sources = settings.look_at_sources(&display)?;
     let manifest = manifest(args, (host, proofs(args)))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
-        sample_interval,
+        sample_interval: args.trace.as_ref().map(|_| trace::INTERVAL),
         ..sender_config(settings, &sources, &storage)
     };
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
@@ -185,23 +179,8 @@ async fn push_here(
     listed: Option<Arc<ListedFiles>>,
 ) -> Result<Summary> {
     display.start();
-    let journals = settings::home(Role::Client)
-        .ok()
-        .map(|home| settings::journals(&home));
-    let accounts = Arc::new(SystemAccounts);
-    let Storage {
-        file_io, direct, ..
-    } = storage;
-    let storage = storage_memory();
-    let receiver = ReceiverConfig {
-        file_io,
-        direct,
-        storage,
-        journals,
-        accounts,
-        listed,
-        ..ReceiverConfig::default()
-    };
+    let home = settings::home(Role::Client).ok();
+    let receiver = receiver(storage, home.as_deref(), listed);
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 

@@ -1,10 +1,13 @@
 //! What pushes, pulls and other commands that reach a host have in common around their run.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use zmove_engine::{Connector, DialSettings, Reached, Remote, Summary};
+use zmove_disk::StorageMemory;
+use zmove_engine::{Connector, DialSettings, Reached, ReceiverConfig, Remote, Summary};
+use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
 use zmove_sender::SessionError;
 use zmove_tools::sweep::{MovedSizes, Shares};
@@ -14,8 +17,10 @@ use crate::args::PushArgs;
 use crate::display::progress::Display;
 use crate::display::summary::{self, Carriage, Ending, Sessions};
 use crate::display::terminal;
-use crate::settings::{self, Role};
+use crate::display::trace;
+use crate::settings::{self, Role, Storage};
 use crate::signals::EndSignals;
+use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, failure, in_transfer};
 
 /// The error of a transfer, which says of an interrupted one how it goes on.
@@ -76,6 +81,30 @@ impl TransferEnd {
         };
         summary::print(&self.summary, args, self.carriage, shares, &ending);
         exit
+    }
+}
+
+/// The display of a transfer between these two hosts, with the trace that was asked for.
+pub(crate) fn display(args: &PushArgs, from: &str, to: &str) -> Result<Display> {
+    let trace = args.trace.as_deref();
+    let trace = trace.map(|path| trace::create(path, from, to));
+    Ok(Display::new(args, trace.transpose()?))
+}
+
+/// The receiving role of this user.
+pub(crate) fn receiver(
+    storage: Storage,
+    home: Option<&Path>,
+    listed: Option<Arc<ListedFiles>>,
+) -> ReceiverConfig {
+    ReceiverConfig {
+        file_io: storage.file_io,
+        direct: storage.direct,
+        storage: home.map(StorageMemory::in_home).unwrap_or_default(),
+        journals: home.map(settings::journals),
+        accounts: Arc::new(SystemAccounts),
+        listed,
+        ..ReceiverConfig::default()
     }
 }
 
