@@ -312,7 +312,7 @@ fn a_login_that_is_refused() {
         .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
 }
 
-/// The limit is one second here, with and without a connection that several ssh share.
+/// The limit is five seconds here, with and without a connection that several ssh share.
 #[test]
 fn a_login_whose_shell_hangs_ends_in_time() {
     let site = Site::local();
@@ -324,7 +324,7 @@ fn a_login_whose_shell_hangs_ends_in_time() {
     // ends when ssh ends
     let hangs = format!("command=\"exec cat > /dev/null\" {key}");
     std::fs::write(sshd.home.join("authorized_keys"), hangs).unwrap();
-    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let ssh = format!("{} -o ConnectTimeout=5", sshd.command());
     let socket = sshd.home.join("shared");
     let shared = format!("{ssh} -o ControlPath='{}'", socket.display());
     let mut master = Command::new("sh")
@@ -344,13 +344,13 @@ fn a_login_whose_shell_hangs_ends_in_time() {
     for outcome in outcomes {
         outcome.expect(10).says(&[
             "zmove: ssh has logged in at ",
-            "receive' has not answered within 1 s",
+            "receive' has not answered within 5 s",
             "a startup file of the login shell",
         ]);
     }
 }
 
-/// The answer comes after three times the limit.
+/// The answer comes later than the limit, which leaves the receiver enough time on a busy machine.
 #[test]
 fn a_question_of_ssh_has_no_limit() {
     let site = Site::local();
@@ -362,8 +362,8 @@ fn a_question_of_ssh_has_no_limit() {
     keygen.args(["-q", "-p", "-P", "", "-N", "secret", "-f"]);
     keygen.arg(sshd.home.join("user_key"));
     assert!(keygen.status().unwrap().success());
-    let answer = script(&site, "answer", "sleep 3; echo secret");
-    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let answer = script(&site, "answer", "sleep 17; echo secret");
+    let ssh = format!("{} -o ConnectTimeout=15", sshd.command());
     let mut push = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site));
     push.0.env("SSH_ASKPASS", answer);
     push.0.env("SSH_ASKPASS_REQUIRE", "force");
