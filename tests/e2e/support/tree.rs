@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, FileTimes};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
@@ -77,30 +78,89 @@ pub(crate) struct Node {
 /// What an entry holds.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Content {
-    File(Vec<u8>),
+    File(Contents),
     Directory,
     Symlink(Vec<u8>),
     Special,
 }
 
+/// What tells the contents of a file from any other.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Contents {
+    bytes: u64,
+    hash: blake3::Hash,
+    /// The first byte that is not the painted one, if any.
+    unpainted_from: Option<u64>,
+}
+
+impl Contents {
+    pub(crate) fn read(mut file: impl Read) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        let mut unpainted_from = None;
+        let mut buffer = vec![0; STEP];
+        loop {
+            let bytes = file.read(&mut buffer).unwrap();
+            let read = &buffer[..bytes];
+            if read.is_empty() {
+                break;
+            }
+            let offset = hasher.count();
+            let expected = painted_step(offset, bytes);
+            if unpainted_from.is_none() && read != expected {
+                let place = read.iter().zip(expected).position(|(a, b)| a != b);
+                unpainted_from = place.map(|place| offset + place as u64);
+            }
+            hasher.update(read);
+        }
+        Self {
+            bytes: hasher.count(),
+            hash: hasher.finalize(),
+            unpainted_from,
+        }
+    }
+}
+
+/// Painted data for a step of reading or writing. It stays in the processor's cache, so a step costs less than one from
+/// new memory.
+static LAPS: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let lap: Vec<u8> = (0..LAP).collect();
+    lap.repeat(STEP / lap.len() + 2)
+});
+
+/// After how many bytes painted data begins anew.
+const LAP: u8 = 251;
+
+/// The most bytes that [`painted_step`] gives.
+const STEP: usize = 256 << 10;
+
+/// Painted data from this offset on.
+fn painted_step(offset: u64, bytes: usize) -> &'static [u8] {
+    let start = usize::try_from(offset % u64::from(LAP)).unwrap();
+    &LAPS[start..start + bytes]
+}
+
+/// Painted data from `start` to `end` in steps.
+fn painted_steps(start: u64, end: u64) -> impl Iterator<Item = &'static [u8]> {
+    (start..end).step_by(STEP).map(move |offset| {
+        let left = usize::try_from(end - offset).unwrap();
+        painted_step(offset, left.min(STEP))
+    })
+}
+
 /// Data in which every byte tells its place, `shift` bytes on.
-///
-/// The tests are not optimized, so the bytes are copied instead of computed one by one.
 pub(crate) fn painted(bytes: u64, shift: u64) -> Vec<u8> {
-    let lap: Vec<u8> = (0..251).collect();
-    let bytes = usize::try_from(bytes).unwrap();
-    let start = usize::try_from(shift).unwrap() % lap.len();
-    let mut data = lap.repeat((start + bytes).div_ceil(lap.len()));
-    data.truncate(start + bytes);
-    data.drain(..start);
-    data
+    let steps: Vec<_> = painted_steps(shift, shift + bytes).collect();
+    steps.concat()
 }
 
 /// Writes a painted file.
 pub(crate) fn paint(path: impl AsRef<Path>, bytes: u64) {
     let path = path.as_ref();
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, painted(bytes, 0)).unwrap();
+    let mut file = File::create(path).unwrap();
+    for step in painted_steps(0, bytes) {
+        file.write_all(step).unwrap();
+    }
 }
 
 /// Writes a painted file for each of the [`INTERESTING_SIZES`].
@@ -199,11 +259,8 @@ fn add_entry(picture: &mut Picture, parent: &OwnedFd, name: &[u8], path: Vec<u8>
             return add_directory(picture, open(OFlags::RDONLY | OFlags::DIRECTORY), path);
         }
         FileType::RegularFile => {
-            let mut bytes = Vec::new();
-            File::from(open(OFlags::RDONLY))
-                .read_to_end(&mut bytes)
-                .unwrap();
-            Content::File(bytes)
+            let file = File::from(open(OFlags::RDONLY));
+            Content::File(Contents::read(file))
         }
         FileType::Symlink => Content::Symlink(
             rustix::fs::readlinkat(parent, os_name, Vec::new())
@@ -297,15 +354,11 @@ impl fmt::Debug for Node {
 impl fmt::Debug for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(bytes) => {
-                let wrong = (0..)
-                    .zip(bytes)
-                    .find(|(i, byte)| u64::from(**byte) != i % 251_u64);
+            Self::File(contents) => {
                 write!(
                     f,
                     "file of {} bytes, not painted at {:?}",
-                    bytes.len(),
-                    wrong.map(|(i, _)| i)
+                    contents.bytes, contents.unpainted_from
                 )
             }
             Self::Directory => f.write_str("directory"),
