@@ -36,7 +36,7 @@ soak seed="1":
     just wake 2000 {{seed}}
     just powercut 200 {{seed}}
     just fuzz 3600
-    cargo test --workspace --locked --test e2e -- --ignored --exact links::full_size::all_of_it_goes_on
+    cargo test --workspace --locked --test e2e -- --ignored --exact sources::links::full_size::all_of_it_goes_on
 
 # libFuzzer on every decoder, or on those that are named
 fuzz seconds="60" *targets:

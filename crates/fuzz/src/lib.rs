@@ -9,5 +9,5 @@ mod seeds;
 mod target;
 mod wire;
 
-pub use target::{TARGETS, Target};
+pub use target::{TARGETS, Target, list_targets};
 pub use wire::decodes;

@@ -1,10 +1,10 @@
 //! Lists targets, writes their seeds, and runs one on given files, without libFuzzer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-use zmove_fuzz::{TARGETS, Target, decodes};
+use zmove_fuzz::{Target, decodes, list_targets};
 
 const USAGE: &str = "zmove-fuzz list | zmove-fuzz seeds TARGET DIR | zmove-fuzz run TARGET FILE... | zmove-fuzz decoding TARGET FILE...";
 
@@ -13,13 +13,11 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         ["list"] => {
-            TARGETS
-                .iter()
-                .for_each(|target| println!("{} {}", target.name, target.input_bytes_max));
+            list_targets();
             Ok(())
         }
         ["seeds", name, directory] => {
-            named(name).and_then(|target| write_seeds(target, Path::new(directory)))
+            named(name).and_then(|target| target.write_seeds(Path::new(directory)))
         }
         ["run", name, ref files @ ..] => named(name).and_then(|target| run(target, files)),
         ["decoding", name, ref files @ ..] => list_decoding(name, files),
@@ -36,16 +34,6 @@ fn main() -> ExitCode {
 
 fn named(name: &str) -> io::Result<Target> {
     Target::named(name).ok_or_else(|| io::Error::other(format!("there is no target '{name}'")))
-}
-
-fn write_seeds(target: Target, directory: &Path) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    (0..)
-        .zip(target.seeds())
-        .try_for_each(|(number, seed): (u32, _)| {
-            let path: PathBuf = directory.join(format!("seed-{number}"));
-            fs::write(path, seed)
-        })
 }
 
 /// Lists the files that decode.

@@ -3,6 +3,9 @@
 //! A new decoder gets a row here, a function beside it that decodes, encodes and decodes again, and seeds in
 //! `seeds.rs`.
 
+use std::path::Path;
+use std::{fs, io};
+
 use crate::{memory, seeds, wire};
 
 /// One decoder, or some that belong together.
@@ -237,5 +240,25 @@ impl Target {
     #[must_use]
     pub fn seeds(self) -> Vec<Vec<u8>> {
         (self.seeds)()
+    }
+
+    /// Writes the seeds to files in a directory, which it makes if it is missing.
+    ///
+    /// # Errors
+    /// The directory or a file cannot be written.
+    pub fn write_seeds(self, directory: &Path) -> io::Result<()> {
+        fs::create_dir_all(directory)?;
+        (0..)
+            .zip(self.seeds())
+            .try_for_each(|(number, seed): (u32, _)| {
+                fs::write(directory.join(format!("seed-{number}")), seed)
+            })
+    }
+}
+
+/// Prints the names of all targets, each with its longest input in bytes.
+pub fn list_targets() {
+    for target in TARGETS {
+        println!("{} {}", target.name, target.input_bytes_max);
     }
 }
