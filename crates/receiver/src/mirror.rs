@@ -10,123 +10,34 @@ mod work_budget;
 use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 use zmove_disk::{Task, Tree, is_hidden, remove_entries_within, stat_at};
 use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
-use zmove_wire::limits::{
-    EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
-};
+use zmove_wire::limits::{EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX};
 use zmove_wire::{
-    Answer, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, ListedName, NameRange,
-    Operation, Remove, Reply,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, ListedName, NameRange, Operation, Remove,
 };
 
-use crate::error::SessionError;
 pub(crate) use crate::mirror::spared::Spared;
 pub(crate) use crate::mirror::work_budget::WorkBudget;
-use crate::quota::{Booking, Quota};
-use crate::session::threads::Workers;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
-/// The lists and removals of one transfer that are under way.
-#[derive(Debug)]
-pub(crate) struct Mirror {
-    removes: usize,
-    workers: Workers,
-    spared: Arc<Spared>,
-}
-
-impl Mirror {
-    pub(crate) fn new(quota: &Quota) -> Self {
-        Self {
-            removes: 0,
-            workers: Workers::new(quota),
-            spared: Arc::new(Spared::new(quota)),
-        }
-    }
-
-    /// Starts to look for names that the source does not have; the reply comes as an outcome.
-    pub(crate) fn list(
-        &mut self,
-        transfer: &Arc<Transfer>,
-        number: u64,
-        ranges: Vec<NameRange>,
-        question: Booking,
-    ) -> Result<(), SessionError> {
-        let spared = Arc::clone(&self.spared);
-        self.workers.start_for(transfer, move |transfer| {
-            let mut held = transfer.quota.book_nothing();
-            let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
-            let tree = Some(&transfer.target.tree);
-            let names = extraneous(tree, &ranges, &spared, &mut budget);
-            // Give up the core first: reporting may have to wait.
-            drop(budget);
-            let reply = Reply {
-                number,
-                answer: Answer::Extraneous(names),
-            };
-            let outcome = Outcome::Reply(Vec::new(), reply, true);
-            transfer.reports.tell_booked(outcome, held);
-            drop(question);
-        })
-    }
-
-    /// Starts to remove the listed names; the answer comes as an outcome.
-    pub(crate) fn remove(
-        &mut self,
-        transfer: &Arc<Transfer>,
-        remove: Remove,
-        held: Booking,
-    ) -> Result<(), SessionError> {
-        remove.check()?;
-        self.removes += 1;
-        if transfer.target.view.rules.extraneous == Extraneous::Stays
-            || self.removes > REMOVES_OUTSTANDING_MAX
-        {
-            return Err(SessionError::out_of_order("a list of names that go"));
-        }
-        let spared = Arc::clone(&self.spared);
-        self.workers.start_for(transfer, move |transfer| {
-            let _until_it_is_answered = held;
-            // Publish first: an entry to be removed may be all that is left of one that is about to be published
-            // elsewhere.
-            publish_all(transfer);
-            let entries = remove_all(transfer, &remove, &spared);
-            transfer.reports.tell(Outcome::Removed {
-                remove: remove.remove,
-                entries,
-            });
-        })
-    }
-
-    /// Counts a removal as answered.
-    pub(crate) fn has_removed(&mut self) {
-        self.removes -= 1;
-    }
-
-    /// Waits until all work has ended: what a session removes is gone before the next session begins.
-    pub(crate) async fn end(self) {
-        self.workers.end().await;
-    }
-
-    /// Whether nothing is being removed.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.removes == 0
-    }
-}
-
-fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
+/// Removes the listed names; returns how many entries that were.
+pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
+    // Publish first: an entry to be removed may be all that is left of one that is about to be published elsewhere.
+    publish_all(transfer);
     let mut removed = 0;
     let budget = &*transfer.removals;
     let turn = transfer.turn(Task::Write);
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
-        let stays = spared.among(&transfer.target.tree, &group.directory, has_ended);
+        let stays = transfer
+            .spared
+            .among(&transfer.target.tree, &group.directory, has_ended);
         let names = group
             .names
             .iter()
@@ -362,6 +273,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::quota::{Booking, Quota};
     use zmove_disk::{StorageThreads, number_at};
     use zmove_types::{FileNumber, RelPath};
 

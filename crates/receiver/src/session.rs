@@ -11,7 +11,7 @@ pub(crate) mod keeping;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
 pub(crate) mod opening;
-mod requests;
+pub(crate) mod requests;
 pub(crate) mod run_leases;
 mod running;
 pub(crate) mod target_sessions;

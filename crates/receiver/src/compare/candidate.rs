@@ -7,14 +7,14 @@ use std::os::fd::OwnedFd;
 
 use zmove_disk::{DataFile, FileIdentity, Task};
 use zmove_types::{Cv, GROUP_BYTES, Name, RelPath};
-use zmove_wire::Held;
 use zmove_wire::limits::HELD_GROUPS_MAX;
+use zmove_wire::{Held, ToSender};
 
 use crate::quota::Booking;
 use crate::resume::runs_of;
+use crate::session::requests::Unanswered;
 use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::large_files::delta::groups_with_data;
-use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
 /// A large file at the target that has changed at the source. Its path is put together when its turn comes: thousands
@@ -40,7 +40,7 @@ impl Candidate<'_> {
 
     /// Hashes the old version and sends the values, piece by piece; the last piece ends the request if this is the last
     /// of its files.
-    pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
+    pub(crate) fn tell(self, transfer: &Transfer, mut answers: Option<Unanswered>) {
         // Without memory for the values none are found, and the file is sent whole.
         let path = self
             .directory
@@ -60,16 +60,15 @@ impl Candidate<'_> {
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
             let end = pieces.peek().is_none();
-            transfer.reports.tell(Outcome::Held(
-                Held {
-                    request,
-                    file,
-                    first,
-                    cvs,
-                    end,
-                },
-                last && end,
-            ));
+            let held = Held {
+                request,
+                file,
+                first,
+                cvs,
+                end,
+            };
+            let answers = answers.take_if(|_| end);
+            transfer.reports.send(ToSender::Held(held), answers);
             if end {
                 return;
             }

@@ -27,7 +27,7 @@ use crate::mirror::{Spared, WorkBudget, extraneous};
 use crate::quota::{Booking, Quota};
 use crate::session::threads::Reporter;
 use crate::store::failure::failure;
-use crate::store::reports::{Outcome, Reports};
+use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
 use crate::store::target::giving_way::{GivingWay, removals_of};
@@ -92,21 +92,6 @@ impl Inspection {
             quota: config.quota.clone(),
             reports,
             stopping: AtomicBool::new(false),
-        }
-    }
-
-    /// A booking for an answer, to be grown.
-    pub(crate) fn book_nothing(&self) -> Booking {
-        self.quota.book_nothing()
-    }
-
-    /// Reports an outcome with what has been booked for it, and books the rest.
-    pub(crate) fn tell(&self, outcome: Outcome, mut held: Booking) {
-        match held.grow(outcome.bytes()) {
-            Ok(()) => self.reports.tell_booked(outcome, held),
-            Err(error) => self
-                .reports
-                .tell_booked(Outcome::OverLimit(error), self.book_nothing()),
         }
     }
 

@@ -7,16 +7,40 @@ use std::sync::Arc;
 use zmove_disk::{FileIdentity, NameAt, Task, Turn};
 use zmove_types::{Lock, Name, RelPath};
 use zmove_wire::{
-    Compare, Differences, EntryGroup, Held, SourceEntry, SourceKind, SourceMark, SourceMetadata,
-    Verdict,
+    Answer, Compare, Differences, EntryGroup, Held, Reply, SourceEntry, SourceKind, SourceMark,
+    SourceMetadata, ToSender, Verdict,
 };
 
 use super::candidate::{Candidate, runs};
 use super::{SourceFile, Xattrs};
 use crate::resume::journal::SourceVersion;
+use crate::session::requests::Unanswered;
 use crate::store::target::keeper::At;
 use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
+
+/// Answers which of these files are to be sent. The values of old versions follow the verdicts.
+pub(crate) fn answer(transfer: &Transfer, number: u64, groups: &[EntryGroup], open: Unanswered) {
+    let Comparison {
+        verdicts,
+        held,
+        changed,
+    } = compare_all(transfer, number, groups);
+    for held in held {
+        transfer.reports.send(ToSender::Held(held), None);
+    }
+    let mut open = Some(open);
+    let reply = Reply {
+        number,
+        answer: Answer::Verdicts(verdicts),
+    };
+    let answers = open.take_if(|_| changed.is_empty());
+    transfer.reports.send(ToSender::Reply(reply), answers);
+    let mut changed = changed.into_iter().peekable();
+    while let Some(candidate) = changed.next() {
+        candidate.tell(transfer, open.take_if(|_| changed.peek().is_none()));
+    }
+}
 
 /// The answer to one request.
 #[derive(Debug, Default)]

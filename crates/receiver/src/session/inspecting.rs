@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use zmove_transport::ControlError;
 use zmove_wire::{
-    Answer, Extraneous, Finished, Open, Opened, Question, Reply, Request, TargetState, ToReceiver,
+    Answer, Extraneous, Finished, Open, Opened, Question, Request, TargetState, ToReceiver,
     ToSender, TopName,
 };
 
@@ -24,8 +24,8 @@ use crate::session::connections::{
 };
 use crate::session::opening::free_bytes;
 use crate::session::requests::OpenRequests;
-use crate::session::threads::Workers;
-use crate::store::reports::{Outcome, Reports, Told};
+use crate::session::threads::{Reporter, Workers};
+use crate::store::reports::{Outcome, Report, Reports};
 use crate::store::target::Seen;
 use crate::top_names::TopNames;
 
@@ -38,7 +38,7 @@ struct Inspecting {
     requests: OpenRequests,
     /// The threads that look at the target.
     workers: Workers,
-    outcomes: mpsc::Receiver<Told>,
+    outcomes: mpsc::Receiver<Report>,
 }
 
 /// The most outcomes that wait to be sent.
@@ -100,7 +100,8 @@ async fn look_at(
     let seen = if is_listed {
         Seen::default()
     } else {
-        let (open, access) = (open.clone(), config.rights.access.clone());
+        let open = open.clone();
+        let access = config.rights.access.clone();
         look(move || Seen::look(&open, &access))
             .await
             .map_err(SessionError::Refused)?
@@ -134,7 +135,7 @@ impl Inspecting {
                         _ => return Err(SessionError::out_of_order("a message of an inspection")),
                     }
                 }
-                Some(told) = self.outcomes.recv() => self.reply(told).await?,
+                Some(report) = self.outcomes.recv() => self.reply(report).await?,
                 Some(lane) = self.connections.lanes.recv() => drop(lane),
             }
         }
@@ -154,7 +155,7 @@ impl Inspecting {
         Request { number, question }: Request,
         question_held: Booking,
     ) -> Result<(), SessionError> {
-        self.requests.begin(&question)?;
+        let open = self.requests.ask(&question)?;
         let is_allowed = match &question {
             Question::Send(_) => false,
             Question::Report(_) => true,
@@ -167,7 +168,7 @@ impl Inspecting {
             ));
         }
         self.workers.start_for(&self.inspection, move |inspection| {
-            let mut held = inspection.book_nothing();
+            let mut held = inspection.reports().quota.book_nothing();
             let answer = match &question {
                 Question::Send(groups) | Question::Report(groups) => {
                     Answer::Verdicts(inspection.verdicts(groups))
@@ -178,19 +179,15 @@ impl Inspecting {
                 }
             };
             drop((question, question_held));
-            let outcome = Outcome::Reply(Vec::new(), Reply { number, answer }, true);
-            inspection.tell(outcome, held);
+            let reply = Outcome::reply(number, answer);
+            inspection.reports().answer(reply, held, Some(open));
         })
     }
 
-    async fn reply(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
-        let _until_it_is_sent = held;
-        match outcome {
-            Outcome::Reply(_, reply, _) => {
-                self.requests.end(&reply.answer);
-                self.connections.send(&ToSender::Reply(reply)).await?;
-                Ok(())
-            }
+    async fn reply(&mut self, report: Report) -> Result<(), SessionError> {
+        let _until_it_is_sent = report.held;
+        match report.outcome {
+            Outcome::Message(reply) => Ok(self.connections.send(&reply).await?),
             Outcome::OverLimit(error) => Err(error.into()),
             _ => Err(SessionError::Panicked),
         }

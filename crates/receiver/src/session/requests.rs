@@ -1,65 +1,76 @@
-//! The requests of a peer that have not been answered, by what they ask. Each kind has a limit of its own: names of
-//! directories take much more memory than verdicts.
+//! The questions and orders of a peer that have not been answered, by what they ask. Each kind has a limit of its own:
+//! names of directories take much more memory than verdicts.
 
+use std::sync::Arc;
+
+use zmove_wire::Question;
 use zmove_wire::limits::{
-    HASHES_OUTSTANDING_MAX, LISTINGS_OUTSTANDING_MAX, REQUESTS_OUTSTANDING_MAX,
+    HASHES_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LISTINGS_OUTSTANDING_MAX,
+    REMOVES_OUTSTANDING_MAX, REQUESTS_OUTSTANDING_MAX,
 };
-use zmove_wire::{Answer, Question};
 
 use crate::error::SessionError;
 
-/// The number of open requests of each kind.
+/// A request of the peer, which counts as open until this is dropped.
+pub(crate) type Unanswered = Arc<()>;
+
+/// The open requests of each kind, by the holders of each value beside this one.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
-    entries: usize,
-    hashes: usize,
-    listings: usize,
+    entries: Unanswered,
+    hashes: Unanswered,
+    listings: Unanswered,
+    removals: Unanswered,
+    orders: Unanswered,
 }
 
 impl OpenRequests {
     /// Checks a question against its limits, and counts it.
-    ///
-    /// # Errors
-    /// [`SessionError`] when there is too much in it, or too many are open.
-    pub(super) fn begin(&mut self, question: &Question) -> Result<(), SessionError> {
+    pub(super) fn ask(&self, question: &Question) -> Result<Unanswered, SessionError> {
         question.check()?;
         let (open, most) = match question {
-            Question::Send(_) | Question::Report(_) => {
-                (&mut self.entries, REQUESTS_OUTSTANDING_MAX)
-            }
-            Question::Hash(_) => (&mut self.hashes, HASHES_OUTSTANDING_MAX),
-            Question::Extraneous(_) => (&mut self.listings, LISTINGS_OUTSTANDING_MAX),
+            Question::Send(_) | Question::Report(_) => (&self.entries, REQUESTS_OUTSTANDING_MAX),
+            Question::Hash(_) => (&self.hashes, HASHES_OUTSTANDING_MAX),
+            Question::Extraneous(_) => (&self.listings, LISTINGS_OUTSTANDING_MAX),
         };
-        *open += 1;
-        if *open > most {
-            return Err(SessionError::out_of_order(
-                "a request before the earlier ones are answered",
-            ));
-        }
-        Ok(())
+        count(open, most, "a request before the earlier ones are answered")
     }
 
-    /// Counts a request as answered.
-    pub(super) fn end(&mut self, answer: &Answer) {
-        match answer {
-            Answer::Verdicts(_) => self.entries -= 1,
-            Answer::Hashes(_) => self.hashes -= 1,
-            Answer::Extraneous(_) => self.listings -= 1,
-        }
+    /// Counts a list of names to remove.
+    pub(super) fn remove(&self) -> Result<Unanswered, SessionError> {
+        count(
+            &self.removals,
+            REMOVES_OUTSTANDING_MAX,
+            "a list of names that go",
+        )
     }
 
-    /// Counts a request about entries as answered, of which more groups were reported after its verdicts.
-    pub(super) fn end_held(&mut self) {
-        self.entries -= 1;
+    /// Counts an order about a job.
+    pub(super) fn order(&self) -> Result<Unanswered, SessionError> {
+        let what = "an order before the earlier ones are answered";
+        count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)
     }
 
-    /// Whether no names are being listed.
-    pub(super) fn lists_nothing(&self) -> bool {
-        self.listings == 0
+    /// Whether no names are being listed or removed.
+    pub(super) fn mirrors_nothing(&self) -> bool {
+        [&self.listings, &self.removals].into_iter().all(is_idle)
     }
 
-    /// Whether no request is open.
+    /// Whether no question is open.
     pub(super) fn are_answered(&self) -> bool {
-        self.entries + self.hashes + self.listings == 0
+        [&self.entries, &self.hashes, &self.listings]
+            .into_iter()
+            .all(is_idle)
     }
+}
+
+fn is_idle(open: &Unanswered) -> bool {
+    Arc::strong_count(open) == 1
+}
+
+fn count(open: &Unanswered, most: usize, what: &'static str) -> Result<Unanswered, SessionError> {
+    if Arc::strong_count(open) > most {
+        return Err(SessionError::out_of_order(what));
+    }
+    Ok(Arc::clone(open))
 }

@@ -10,23 +10,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use zmove_disk::Task;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{Counters, FileId, StageTimes};
-use zmove_wire::limits::{
-    ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, within,
-};
+use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, within};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, EntryGroup, Extraneous, FaultCode, FileDone, Finished, Open, Operation,
-    Question, Reply, Request, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult,
+    Answer, EntryFault, Extraneous, FaultCode, FileDone, Finished, Open, Operation, Question,
+    Remove, Request, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult,
     SignedReceipt, StageReport, StoredItem, ToReceiver, ToSender,
 };
 
-use crate::compare::send::{Comparison, compare_all};
+use crate::compare::send::answer;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
-use crate::mirror::Mirror;
+use crate::mirror::{WorkBudget, extraneous, remove_all};
 use crate::quota::Booking;
 use crate::quota::limits::BUFFERS_BESIDE_LANES;
 use crate::quota::messages::BookedMessage;
@@ -38,7 +37,7 @@ use crate::session::lost_lanes::LostLanes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::store::publishing::{self, discard_all};
-use crate::store::reports::{Outcome, Told};
+use crate::store::reports::{Outcome, Report};
 use crate::store::transfer::Transfer;
 use crate::store::writer::{Job, write_all};
 
@@ -165,7 +164,7 @@ impl SessionThreads {
 /// A session whose transfer is under way.
 pub(super) struct Running {
     connections: Connections,
-    outcomes: mpsc::Receiver<Told>,
+    outcomes: mpsc::Receiver<Report>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
     open: Open,
@@ -174,14 +173,11 @@ pub(super) struct Running {
     unsent: Booking,
     report: SessionReport,
     requests: OpenRequests,
-    /// The orders about a job that are not answered.
-    orders: usize,
-    /// The threads that compare files with those at the target.
-    comparing: Workers,
+    /// The threads that answer requests.
+    workers: Workers,
     /// The task of the last flush and of the times of directories, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
-    mirror: Mirror,
     lanes_max: usize,
     /// The grants of the peer, where the transfer is by one.
     pub(super) grants: Option<Arc<dyn Grants>>,
@@ -193,7 +189,7 @@ impl Running {
     /// Runs a transfer whose threads have been started.
     pub(super) fn new(
         connections: Connections,
-        outcomes: mpsc::Receiver<Told>,
+        outcomes: mpsc::Receiver<Report>,
         transfer: Arc<Transfer>,
         threads: SessionThreads,
         open: Open,
@@ -210,11 +206,9 @@ impl Running {
             unsent: config.quota.book_nothing(),
             report: SessionReport::default(),
             requests: OpenRequests::default(),
-            orders: 0,
-            comparing: Workers::new(&config.quota),
+            workers: Workers::new(&config.quota),
             finishing: None,
             lost: LostLanes::default(),
-            mirror: Mirror::new(&config.quota),
             lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
             grants: config.grants.filter(|_| is_granted),
             noted: None,
@@ -271,7 +265,7 @@ impl Running {
         match message {
             ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
             ToReceiver::Request(request) => self.take_request(request, held),
-            ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, remove, held),
+            ToReceiver::Remove(remove) => self.remove(remove, held),
             ToReceiver::Relay(_) => Err(SessionError::out_of_order("a word beside a push")),
             ToReceiver::Found(found) => {
                 self.transfer.meter.told(found);
@@ -283,7 +277,7 @@ impl Running {
                 let Some(file) = self.transfer.files.retire(FileId(file)) else {
                     return Ok(());
                 };
-                self.comparing.start_for(&self.transfer, move |transfer| {
+                self.workers.start_for(&self.transfer, move |transfer| {
                     transfer.discard_retired(&file)
                 })
             }
@@ -320,12 +314,24 @@ impl Running {
         Request { number, question }: Request,
         held: Booking,
     ) -> Result<(), SessionError> {
-        self.requests.begin(&question)?;
+        let open = self.requests.ask(&question)?;
         let may_list = self.transfer.target.view.rules.extraneous == Extraneous::Goes;
         match question {
-            Question::Send(groups) => self.compare(number, groups, held),
+            Question::Send(groups) => self.start(held, move |transfer| {
+                answer(transfer, number, &groups, open);
+            }),
             Question::Extraneous(ranges) if may_list => {
-                self.mirror.list(&self.transfer, number, ranges, held)
+                self.start(held, move |transfer| {
+                    let mut held = transfer.quota.book_nothing();
+                    let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
+                    let tree = Some(&transfer.target.tree);
+                    let names = extraneous(tree, &ranges, &transfer.spared, &mut budget);
+                    // Give up the core first: reporting may have to wait.
+                    drop(budget);
+                    let answer = Answer::Extraneous(names);
+                    let reply = Outcome::reply(number, answer);
+                    transfer.reports.answer(reply, held, Some(open));
+                })
             }
             Question::Report(_) | Question::Hash(_) | Question::Extraneous(_) => Err(
                 SessionError::out_of_order("a question that the opening does not allow"),
@@ -333,31 +339,31 @@ impl Running {
         }
     }
 
-    /// Starts to find out which of these files are to be sent.
-    fn compare(
+    /// Starts work on a request, whose memory stays booked until it is answered.
+    fn start(
         &mut self,
-        number: u64,
-        groups: Vec<EntryGroup>,
         held: Booking,
+        work: impl FnOnce(&Transfer) + Send + 'static,
     ) -> Result<(), SessionError> {
-        self.comparing.start_for(&self.transfer, move |transfer| {
+        self.workers.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Comparison {
-                verdicts,
-                held,
-                changed,
-            } = compare_all(transfer, number, &groups);
-            let reply = Reply {
-                number,
-                answer: Answer::Verdicts(verdicts),
+            work(transfer);
+        })
+    }
+
+    /// Starts to remove the listed names.
+    fn remove(&mut self, remove: Remove, held: Booking) -> Result<(), SessionError> {
+        remove.check()?;
+        let open = self.requests.remove()?;
+        if self.transfer.target.view.rules.extraneous == Extraneous::Stays {
+            return Err(SessionError::out_of_order("a list of names that go"));
+        }
+        self.start(held, move |transfer| {
+            let removed = ToSender::Removed {
+                remove: remove.remove,
+                entries: remove_all(transfer, &remove),
             };
-            transfer
-                .reports
-                .tell(Outcome::Reply(held, reply, changed.is_empty()));
-            let mut changed = changed.into_iter().peekable();
-            while let Some(candidate) = changed.next() {
-                candidate.tell(transfer, changed.peek().is_none());
-            }
+            transfer.reports.send(removed, Some(open));
         })
     }
 
@@ -374,46 +380,43 @@ impl Running {
             self.ledger.tell(ToSender::SharedJob(answer));
             return Ok(());
         }
-        self.orders += 1;
-        if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
-            return Err(SessionError::out_of_order(
-                "an order before the earlier ones are answered",
-            ));
-        }
-        self.comparing.start_for(&self.transfer, move |transfer| {
-            let _until_it_is_answered = held;
+        let open = self.requests.order()?;
+        self.start(held, move |transfer| {
             let Some(job) = &transfer.target.shared_job else {
                 return;
             };
-            transfer
-                .reports
-                .tell(match job.obey(transfer, request.order) {
-                    Ok(result) => Outcome::SharedJob(SharedJobAnswer {
+            match job.obey(transfer, request.order) {
+                Ok(result) => {
+                    let answer = SharedJobAnswer {
                         number: request.number,
                         result,
-                    }),
-                    Err(error) => Outcome::OverLimit(error),
-                });
+                    };
+                    transfer
+                        .reports
+                        .send(ToSender::SharedJob(answer), Some(open));
+                }
+                Err(error) => transfer.reports.tell(Outcome::OverLimit(error)),
+            }
         })
     }
 
-    fn take_outcomes(&mut self, first: Told) -> Result<(), SessionError> {
+    fn take_outcomes(&mut self, first: Report) -> Result<(), SessionError> {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
-                Some(told) => self.take_told(told)?,
+                Some(report) => self.take_report(report)?,
                 None => break,
             }
             next = self.outcomes.try_recv().ok();
         }
-        next.map_or(Ok(()), |told| self.take_told(told))
+        next.map_or(Ok(()), |report| self.take_report(report))
     }
 
     /// Keeps the memory of the outcome booked until all that is in the ledger has been sent, since the peer may not
     /// read.
-    fn take_told(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
-        self.unsent.join(held);
-        self.take_outcome(outcome)
+    fn take_report(&mut self, report: Report) -> Result<(), SessionError> {
+        self.unsent.join(report.held);
+        self.take_outcome(report.outcome)
     }
 
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
@@ -447,31 +450,9 @@ impl Running {
                     .meter
                     .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
                 self.count([(fault.operation, fault.code)]);
-                self.ledger.fault(fault);
+                self.ledger.tell(ToSender::Fault(fault));
             }
-            Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed {
-                entries: vec![missed],
-            }),
-            Outcome::Reply(held, reply, ends_request) => {
-                if ends_request {
-                    self.requests.end(&reply.answer);
-                }
-                self.ledger.reply(held, reply);
-            }
-            Outcome::Held(held, ends_request) => {
-                if ends_request {
-                    self.requests.end_held();
-                }
-                self.ledger.tell(ToSender::Held(held));
-            }
-            Outcome::Removed { remove, entries } => {
-                self.mirror.has_removed();
-                self.ledger.tell(ToSender::Removed { remove, entries });
-            }
-            Outcome::SharedJob(answer) => {
-                self.orders -= 1;
-                self.ledger.tell(ToSender::SharedJob(answer));
-            }
+            Outcome::Message(message) => self.ledger.tell(message),
             Outcome::LaneEnded {
                 number,
                 has_brought,
@@ -533,7 +514,7 @@ impl Running {
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
-        if !self.mirror.is_idle() || !self.requests.lists_nothing() {
+        if !self.requests.mirrors_nothing() {
             return Err(SessionError::out_of_order("the end before all is removed"));
         }
         self.finish_comparing().await?;
@@ -559,14 +540,14 @@ impl Running {
             .await?)
     }
 
-    /// Waits for the threads that compare, which also discard the parts of files that were given up.
+    /// Waits for the threads that answer requests, which also discard the parts of files that were given up.
     async fn finish_comparing(&mut self) -> Result<(), SessionError> {
-        let comparing = std::mem::replace(&mut self.comparing, Workers::new(&self.transfer.quota));
+        let comparing = std::mem::replace(&mut self.workers, Workers::new(&self.transfer.quota));
         let mut compared = std::pin::pin!(comparing.complete());
         loop {
             tokio::select! {
                 () = &mut compared => break,
-                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+                Some(report) = self.outcomes.recv() => self.take_last(report)?,
             }
             self.send_all().await?;
         }
@@ -585,15 +566,15 @@ impl Running {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
                 // What is published now is sent at once, since it may be more than the queue holds.
-                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+                Some(report) = self.outcomes.recv() => self.take_last(report)?,
             }
             self.send_all().await?;
         };
         self.finishing = None;
         let finished = finished.map_err(|_panic| SessionError::Panicked)?;
         let (flush, last) = finished.map_err(SessionError::Flush)?;
-        while let Ok(told) = self.outcomes.try_recv() {
-            self.take_last(told)?;
+        while let Ok(report) = self.outcomes.try_recv() {
+            self.take_last(report)?;
         }
         last.into_iter()
             .try_for_each(|outcome| self.take_outcome(outcome))?;
@@ -628,11 +609,11 @@ impl Running {
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
-    fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
-        if matches!(told.outcome, Outcome::LaneEnded { .. }) {
+    fn take_last(&mut self, report: Report) -> Result<(), SessionError> {
+        if matches!(report.outcome, Outcome::LaneEnded { .. }) {
             Ok(())
         } else {
-            self.take_told(told)
+            self.take_report(report)
         }
     }
 
@@ -676,8 +657,7 @@ impl Running {
             // The wait for it was broken off. It may end as it likes now, in a panic too.
             let _ended = finishing.await;
         }
-        self.mirror.end().await;
-        self.comparing.end().await;
+        self.workers.end().await;
         let report = SessionReport {
             target: self.open.target,
             journal_trouble: self.transfer.parts.trouble(),

@@ -4,16 +4,16 @@ use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{
-    Answer, EntryFault, Fault, FileDone, Held, Missed, Reply, SharedJobAnswer, StoredItem,
-    WireError,
+    Answer, EntryFault, Fault, FileDone, Held, Reply, StoredItem, ToSender, WireError,
 };
 
 use crate::quota::{Booking, Quota};
+use crate::session::requests::Unanswered;
 
 /// The way by which the threads of a transfer tell its session.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
-    pub(crate) outcomes: Sender<Told>,
+    pub(crate) outcomes: Sender<Report>,
     /// The quota in which reports are booked.
     pub(crate) quota: Quota,
 }
@@ -30,19 +30,8 @@ pub(crate) enum Outcome {
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
-    /// An entry lacks something.
-    Missed(Missed),
-    /// What is held of a request's files, its reply, and whether that ends it.
-    Reply(Vec<Held>, Reply, bool),
-    /// More groups that are held, and whether that ends their request.
-    Held(Held, bool),
-    /// So many entries have been removed, for the order with that number.
-    Removed {
-        remove: u64,
-        entries: u64,
-    },
-    /// The answer to an order about a job.
-    SharedJob(SharedJobAnswer),
+    /// Something that the peer is only to be told.
+    Message(ToSender),
     /// The end of the lane with that number, and whether it has brought anything.
     LaneEnded {
         number: u32,
@@ -56,24 +45,40 @@ pub(crate) enum Outcome {
 
 /// A report with the memory that is booked for it until the peer has it.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Report {
     pub(crate) outcome: Outcome,
     pub(crate) held: Booking,
+    /// The request that it answers, if it is the last answer to one.
+    pub(crate) _answers: Option<Unanswered>,
 }
 
 impl Reports {
     /// Reports to the session; waits while many reports are queued. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
-        match self.quota.book_memory(outcome.bytes()) {
-            Ok(held) => self.tell_booked(outcome, held),
-            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.quota.book_nothing()),
-        }
+        self.answer(outcome, self.quota.book_nothing(), None);
     }
 
-    /// Reports something to the session whose memory is booked already.
-    pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booking) {
+    /// Sends the peer a message, which may answer a request.
+    pub(crate) fn send(&self, message: ToSender, answers: Option<Unanswered>) {
+        self.answer(
+            Outcome::Message(message),
+            self.quota.book_nothing(),
+            answers,
+        );
+    }
+
+    /// Like [`tell`](Self::tell), with what has been booked for the outcome by now, and the request that it answers.
+    pub(crate) fn answer(&self, outcome: Outcome, mut held: Booking, answers: Option<Unanswered>) {
+        let outcome = match held.grow(outcome.bytes()) {
+            Ok(()) => outcome,
+            Err(error) => Outcome::OverLimit(error),
+        };
         // Nobody receives it any more only when the session is over.
-        let _session_over = self.outcomes.blocking_send(Told { outcome, held });
+        let _session_over = self.outcomes.blocking_send(Report {
+            outcome,
+            held,
+            _answers: answers,
+        });
     }
 
     /// Settles an item about which nothing more is to be done.
@@ -87,27 +92,35 @@ impl Reports {
 }
 
 impl Outcome {
+    pub(crate) fn reply(number: u64, answer: Answer) -> Self {
+        Self::Message(ToSender::Reply(Reply { number, answer }))
+    }
+
     /// The memory of a report beside itself, except for what its reporter has booked.
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. })
             | Self::Stored(_, faults)
             | Self::Published(_, faults) => size_of_val(&faults[..]),
             Self::Fault(fault) => fault.path.as_bytes().len(),
-            Self::Missed(missed) => missed.path.as_bytes().len() + size_of_val(&missed.lacks[..]),
-            Self::Reply(held, reply, _) => {
-                let cvs: usize = held
-                    .iter()
-                    .map(|held| size_of_val(held) + size_of_val(&held.cvs[..]))
-                    .sum();
-                cvs + match &reply.answer {
-                    Answer::Verdicts(verdicts) => size_of_val(&verdicts[..]),
-                    Answer::Hashes(hashes) => size_of_val(&hashes.values[..]),
-                    Answer::Extraneous(_) => 0,
-                }
-            }
-            Self::Held(held, _) => size_of_val(&held.cvs[..]),
+            Self::Message(message) => bytes_of(message),
             _ => 0,
         }
+    }
+}
+
+fn bytes_of(message: &ToSender) -> usize {
+    match message {
+        ToSender::Missed { entries } => entries
+            .iter()
+            .map(|missed| missed.path.as_bytes().len() + size_of_val(&missed.lacks[..]))
+            .sum(),
+        ToSender::Held(Held { cvs, .. }) => size_of_val(&cvs[..]),
+        ToSender::Reply(reply) => match &reply.answer {
+            Answer::Verdicts(verdicts) => size_of_val(&verdicts[..]),
+            Answer::Hashes(hashes) => size_of_val(&hashes.values[..]),
+            Answer::Extraneous(_) => 0,
+        },
+        _ => 0,
     }
 }

@@ -22,6 +22,7 @@ use zmove_wire::{
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
+use crate::mirror::Spared;
 use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
@@ -30,7 +31,7 @@ use crate::shared_job::session::{Heart, SharedJobSession};
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
-use crate::store::reports::{Outcome, Reports, Told};
+use crate::store::reports::{Outcome, Report, Reports};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
@@ -64,6 +65,8 @@ pub(crate) struct Transfer {
     pub(crate) allowance: Option<Arc<Allowance>>,
     /// The entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
+    /// Entries to which names of the source lead under another spelling.
+    pub(crate) spared: Spared,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     brought: Option<Arc<Lock<Brought>>>,
     /// The memory of the directories that it has noted.
@@ -85,7 +88,7 @@ impl Transfer {
         target: Target,
         parts: Parts,
         config: &ReceiverConfig,
-        outcomes: Sender<Told>,
+        outcomes: Sender<Report>,
     ) -> Self {
         let quota = config.quota.clone();
         let rules = Rules::of(open, &config.rights);
@@ -136,6 +139,7 @@ impl Transfer {
             bases: Bases::new(config.writers, Arc::clone(&config.file_io), config.direct),
             publisher: Publisher::new(idle_max),
             reports,
+            spared: Spared::new(&quota),
             quota,
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),

@@ -8,9 +8,7 @@ use std::collections::VecDeque;
 use super::arrivals::Arrivals;
 use crate::error::WireError;
 use crate::limits::STORED_ITEMS_MAX;
-use crate::message::{
-    EntryFault, Fault, FileDone, Held, PublishedItem, Reply, Stored, StoredItem, ToSender,
-};
+use crate::message::{EntryFault, FileDone, PublishedItem, Stored, StoredItem, ToSender};
 
 /// The items that have been received, and the messages to send.
 #[derive(Debug, Default)]
@@ -60,17 +58,6 @@ impl ReceiverTransfer {
     /// Books a large file that is whole under its final name, or has failed.
     pub fn file_done(&mut self, file: FileDone) {
         self.unsent.files.push(file);
-    }
-
-    /// Books a failure that belongs to no item.
-    pub fn fault(&mut self, fault: Fault) {
-        self.other.push_back(ToSender::Fault(fault));
-    }
-
-    /// Sends the reply to a request; the groups that the target holds of its files go before it.
-    pub fn reply(&mut self, held: Vec<Held>, reply: Reply) {
-        self.other.extend(held.into_iter().map(ToSender::Held));
-        self.other.push_back(ToSender::Reply(reply));
     }
 
     /// Sends another message.

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use zmove_disk::{Miss, Wanted};
 use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
-use zmove_wire::{Lack, Missed, NotKept};
+use zmove_wire::{Lack, Missed, NotKept, ToSender};
 
 use crate::grant::{Owning, SetIds};
-use crate::store::reports::{Outcome, Reports};
+use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
 
@@ -97,10 +97,12 @@ impl Keeper {
                 .into_iter()
                 .map(|(kind, why)| NotKept::new(kind, why, 1))
                 .collect();
-            reports.tell(Outcome::Missed(Missed {
+            let missed = Missed {
                 path: at.path(),
                 lacks,
-            }));
+            };
+            let entries = vec![missed];
+            reports.send(ToSender::Missed { entries }, None);
         }
     }
 

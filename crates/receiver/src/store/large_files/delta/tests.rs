@@ -150,7 +150,7 @@ impl World {
         comparison
             .changed
             .into_iter()
-            .for_each(|candidate| candidate.tell(transfer, true));
+            .for_each(|candidate| candidate.tell(transfer, Some(Arc::default())));
         let base = |_: &FileHead| transfer.bases.take(&path());
         let prior = |head: &FileHead| {
             let prior = transfer.parts.take_up(FileId(8), &path(), head)?;
@@ -318,7 +318,7 @@ fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     comparison
         .changed
         .into_iter()
-        .for_each(|candidate| candidate.tell(&transfer, true));
+        .for_each(|candidate| candidate.tell(&transfer, Some(Arc::default())));
     assert!(
         cpu_time() - began < Duration::from_secs(1),
         "{:?}",
