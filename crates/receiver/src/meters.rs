@@ -129,7 +129,8 @@ impl TransferMeter {
     /// Notes the path of an entry that has failed, which is counted when its sender is told.
     pub(crate) fn failed_at(
         &self,
-        (operation, code): (Operation, FaultCode),
+        operation: Operation,
+        code: FaultCode,
         path: impl FnOnce() -> Option<RelPath>,
     ) {
         if code == FaultCode::AlreadyThere {

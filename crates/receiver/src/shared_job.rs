@@ -28,14 +28,13 @@ use std::sync::atomic::Ordering;
 use zmove_disk::JOB_ENDED;
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult,
-    WireError,
+    Batch, BatchEntry, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult, WireError,
 };
 
 use crate::other_jobs::PATIENCE;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{Failure, failed_to, failure};
+use crate::store::failure::{Failure, FaultCause, failed_to, failure};
 use crate::store::publishing::publish_all;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
@@ -74,7 +73,7 @@ impl SharedJobSession {
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
-            let (operation, code) = failure(operation, &error);
+            let FaultCause { operation, code } = failure(operation, &error);
             SharedJobResult::Failed(operation, code)
         }))
     }
@@ -170,12 +169,7 @@ fn set_directories(
             target.flush_if_each(&directory)
         });
         if let Err(error) = set {
-            let (operation, code) = failure(Operation::SetMetadata, &error);
-            faults.push(EntryFault {
-                entry: *entry,
-                operation,
-                code,
-            });
+            faults.push(failure(Operation::SetMetadata, &error).of_entry(*entry));
         }
     }
     flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;

@@ -154,7 +154,7 @@ impl Inspection {
                 Some(Errno::NOTDIR | Errno::LOOP) if rules.overwrite != Overwrite::Nothing => {
                     Place::Missing
                 }
-                _ => Place::Closed(failure(Operation::OpenDirectory, &error).1),
+                _ => Place::Closed(failure(Operation::OpenDirectory, &error).code),
             },
         }
     }
@@ -335,8 +335,8 @@ impl Inspection {
             Ok(true) => Verdict::Replace(Differences::TYPE),
             Ok(false) => Verdict::Fails(operation, FaultCode::DirectoryInTheWay),
             Err(error) => {
-                let (operation, code) = failure(Operation::Remove, &error);
-                Verdict::Fails(operation, code)
+                let cause = failure(Operation::Remove, &error);
+                Verdict::Fails(cause.operation, cause.code)
             }
         }
     }

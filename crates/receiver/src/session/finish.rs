@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use zmove_disk::{Task, Tree, Turn, set_usual_mode};
 use zmove_types::RelPath;
-use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
+use zmove_wire::{Extraneous, Fault, FaultCode, Operation};
 
-use crate::store::failure::failure;
+use crate::store::failure::{FaultCause, failure};
 use crate::store::large_files::LargeFile;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
@@ -28,11 +28,8 @@ use zmove_types::Lock;
 pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)> {
     let target = &transfer.target;
     let incomplete = |file: Arc<LargeFile>| {
-        let fault = Some((Operation::Verify, FaultCode::Incomplete));
-        Outcome::File(FileDone {
-            file: file.id.0,
-            fault,
-        })
+        let cause = FaultCause::new(Operation::Verify, FaultCode::Incomplete);
+        Outcome::File(cause.of_file(file.id))
     };
     let unfinished = transfer.files.retire_all().into_iter();
     // Files of a job become whole by an order, perhaps to another receiver.
@@ -80,12 +77,8 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
         None => return Ok(None),
     };
     if let Err(error) = set {
-        let (operation, code) = failure(Operation::SetMetadata, &error);
-        return Ok(Some(Fault {
-            path: RelPath::root(),
-            operation,
-            code,
-        }));
+        let cause = failure(Operation::SetMetadata, &error);
+        return Ok(Some(cause.at(RelPath::root())));
     }
     target.flush_if_each(&directory)?;
     Ok(None)
@@ -140,17 +133,12 @@ fn finish_part(
             // The directory was at the target alone, and has been removed: the source has lost it since it was sent.
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                let (operation, code) = failure(Operation::SetMetadata, &error);
                 let path = remembered.path();
                 target
                     .directories
                     .book(path.as_bytes().len())
                     .map_err(io::Error::other)?;
-                faults.push(Fault {
-                    path,
-                    operation,
-                    code,
-                });
+                faults.push(failure(Operation::SetMetadata, &error).at(path));
             }
         }
     }

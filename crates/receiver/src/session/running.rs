@@ -441,15 +441,15 @@ impl Running {
             Outcome::Published(item, faults) => {
                 self.transfer
                     .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
-                self.count(failures_of(&faults));
+                self.count_failures(&faults);
                 self.ledger.published(item.0, faults);
             }
             Outcome::File(file) => self.take_file(file),
             Outcome::Fault(fault) => {
                 self.transfer
                     .meter
-                    .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
-                self.count([(fault.operation, fault.code)]);
+                    .failed_at(fault.operation, fault.code, || Some(fault.path.clone()));
+                self.count(fault.operation, fault.code);
                 self.ledger.tell(ToSender::Fault(fault));
             }
             Outcome::Message(message) => self.ledger.tell(message),
@@ -474,7 +474,11 @@ impl Running {
             Fate::Dropped
         };
         self.transfer.settle(Coming::File(file.file), fate);
-        self.count(file.fault.into_iter().filter(is_failure));
+        if let Some((operation, code)) = file.fault
+            && is_failure(operation, code)
+        {
+            self.count(operation, code);
+        }
         self.ledger.file_done(file);
     }
 
@@ -496,21 +500,30 @@ impl Running {
 
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
         // The faults of a batch that will be published are counted at that time.
-        let counts = item.mismatch;
-        let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
+        let faults = if item.mismatch {
+            item.faults.clone()
+        } else {
+            Vec::new()
+        };
         if self.ledger.settled(item)? {
             self.report.items += 1;
-            self.count(faults);
+            self.count_failures(&faults);
         }
         Ok(())
     }
 
-    /// Counts entries that have failed.
-    fn count(&mut self, faults: impl IntoIterator<Item = (Operation, FaultCode)>) {
-        for (operation, code) in faults {
-            self.report.faults += 1;
-            self.transfer.meter.failed(operation, code);
-        }
+    /// Counts the failures among these faults.
+    fn count_failures(&mut self, faults: &[EntryFault]) {
+        faults
+            .iter()
+            .filter(|fault| is_failure(fault.operation, fault.code))
+            .for_each(|fault| self.count(fault.operation, fault.code));
+    }
+
+    /// Counts an entry that has failed.
+    fn count(&mut self, operation: Operation, code: FaultCode) {
+        self.report.faults += 1;
+        self.transfer.meter.failed(operation, code);
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
@@ -670,18 +683,10 @@ impl Running {
     }
 }
 
-/// The failures among these faults.
-fn failures_of(faults: &[EntryFault]) -> impl Iterator<Item = (Operation, FaultCode)> {
-    faults
-        .iter()
-        .map(|fault| (fault.operation, fault.code))
-        .filter(is_failure)
-}
-
 /// Whether a fault is a failure: a guessed file that is there already is none, nor is a link that was not made, in the
 /// place of which the file comes itself.
-fn is_failure((operation, code): &(Operation, FaultCode)) -> bool {
-    *code != FaultCode::AlreadyThere && *operation != Operation::Link
+fn is_failure(operation: Operation, code: FaultCode) -> bool {
+    code != FaultCode::AlreadyThere && operation != Operation::Link
 }
 
 fn stage_report(times: &StageTimes) -> StageReport {

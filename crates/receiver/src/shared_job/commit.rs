@@ -30,7 +30,7 @@ use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failed_to_enter};
+use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failed_to_enter};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
@@ -129,7 +129,7 @@ impl SharedJobSession {
         finish(transfer, (part, head), place)?;
         let mtime = head.metadata.mtime;
         if transfer.target.may_not_be_replaced(directory, name, mtime) {
-            let (operation, code) = ALREADY_THERE;
+            let FaultCause { operation, code } = ALREADY_THERE;
             return Ok(SharedJobResult::Failed(operation, code));
         }
         let replace = transfer.target.view.rules.replaces();

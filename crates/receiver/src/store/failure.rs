@@ -4,11 +4,52 @@ use std::io;
 
 use rustix::io::Errno;
 use zmove_disk::{JOB_ENDED, Tree};
-use zmove_types::RelPath;
-use zmove_wire::{FaultCode, Operation};
+use zmove_types::{FileId, RelPath};
+use zmove_wire::{EntryFault, Fault, FaultCode, FileDone, Operation};
 
 /// A failed operation and its error.
 pub(crate) type Failure = (Operation, io::Error);
+
+/// Why an entry has failed, as the sender is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FaultCause {
+    pub(crate) operation: Operation,
+    pub(crate) code: FaultCode,
+}
+
+impl FaultCause {
+    pub(crate) const fn new(operation: Operation, code: FaultCode) -> Self {
+        Self { operation, code }
+    }
+
+    /// The fault of the entry at this path.
+    pub(crate) fn at(self, path: RelPath) -> Fault {
+        let Self { operation, code } = self;
+        Fault {
+            path,
+            operation,
+            code,
+        }
+    }
+
+    /// The fault of the entry with this number.
+    pub(crate) fn of_entry(self, entry: u32) -> EntryFault {
+        let Self { operation, code } = self;
+        EntryFault {
+            entry,
+            operation,
+            code,
+        }
+    }
+
+    /// The end of a file that has failed.
+    pub(crate) fn of_file(self, id: FileId) -> FileDone {
+        FileDone {
+            file: id.0,
+            fault: Some((self.operation, self.code)),
+        }
+    }
+}
 
 /// Adds the operation to an error.
 pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
@@ -36,8 +77,8 @@ pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operat
 }
 
 /// The fault of a file that need not have been sent.
-pub(crate) const ALREADY_THERE: (Operation, FaultCode) =
-    (Operation::Create, FaultCode::AlreadyThere);
+pub(crate) const ALREADY_THERE: FaultCause =
+    FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
 /// The error of a directory in the way that a rule protects, or in which a rule protects something. No file system
 /// returns this error or the two below.
@@ -55,27 +96,26 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
 }
 
 /// A failure as it is reported to the sender, with a code where that is clearer than an error number.
-pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
-    match (operation, Errno::from_io_error(error)) {
-        (_, Some(JOB_ENDED)) => (operation, FaultCode::JobEnded),
+pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
+    let code = match (operation, Errno::from_io_error(error)) {
+        (_, Some(JOB_ENDED)) => FaultCode::JobEnded,
         (
             Operation::MakeDirectory | Operation::OpenDirectory | Operation::Remove,
             Some(Errno::XDEV),
-        ) => (operation, FaultCode::Mounted),
-        (Operation::Remove, Some(PROTECTED)) => (operation, FaultCode::Protected),
-        (Operation::Remove, Some(RESERVED)) => (operation, FaultCode::Reserved),
-        (Operation::Remove, Some(REMOVED_ENOUGH)) => (operation, FaultCode::RemovedEnough),
+        ) => FaultCode::Mounted,
+        (Operation::Remove, Some(PROTECTED)) => FaultCode::Protected,
+        (Operation::Remove, Some(RESERVED)) => FaultCode::Reserved,
+        (Operation::Remove, Some(REMOVED_ENOUGH)) => FaultCode::RemovedEnough,
         (Operation::Rename | Operation::Symlink | Operation::Create, Some(Errno::ISDIR)) => {
-            (operation, FaultCode::DirectoryInTheWay)
+            FaultCode::DirectoryInTheWay
         }
-        (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
-        (Operation::Verify | Operation::Link, Some(Errno::STALE)) => {
-            (operation, FaultCode::Replaced)
-        }
-        (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
-        (Operation::Verify, Some(Errno::BADMSG)) => (operation, FaultCode::NotOnMedia),
-        _ => (operation, FaultCode::os(error)),
-    }
+        (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => FaultCode::Locked,
+        (Operation::Verify | Operation::Link, Some(Errno::STALE)) => FaultCode::Replaced,
+        (Operation::Verify, Some(Errno::BUSY)) => FaultCode::Changed,
+        (Operation::Verify, Some(Errno::BADMSG)) => FaultCode::NotOnMedia,
+        _ => FaultCode::os(error),
+    };
+    FaultCause::new(operation, code)
 }
 
 /// A copy of an error.

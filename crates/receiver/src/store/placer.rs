@@ -209,9 +209,9 @@ impl<'a> Placer<'a> {
         (operation, error): &Failure,
         path: impl FnOnce() -> Option<RelPath>,
     ) {
-        let fault = failure(*operation, error);
-        self.transfer.meter.failed_at(fault, path);
-        batch.fault(number, fault);
+        let cause = failure(*operation, error);
+        self.transfer.failed_at(cause, path);
+        batch.fault(number, cause);
     }
 
     /// Opens a directory of the target, made if need be.

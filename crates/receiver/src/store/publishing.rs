@@ -29,9 +29,9 @@ use zmove_disk::{
     unlink_at,
 };
 use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
-use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
+use zmove_wire::{Durability, FileDone, FileEntry, Operation};
 
-use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failure};
+use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failure};
 use crate::store::proving::not_as_it_came;
 use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
@@ -415,7 +415,7 @@ struct EndedFile {
     origins: ByteOrigins,
     root: Option<(RelPath, Root)>,
     path: RelPath,
-    fault: Option<(Operation, FaultCode)>,
+    fault: Option<FaultCause>,
 }
 
 impl Named {
@@ -480,9 +480,7 @@ fn settle<'a>(
         let name = transfer.target.view.name(directory, &small.file.name);
         match lost.take(name) {
             Some(fault) => {
-                transfer
-                    .meter
-                    .failed_at(fault, || directory.join(name).ok());
+                transfer.failed_at(fault, || directory.join(name).ok());
                 small.fail(fault);
             }
             None => {
@@ -553,7 +551,7 @@ fn publish_hidden(
         hidden,
         small,
     }: &HiddenFile,
-) -> Result<(), (Operation, FaultCode)> {
+) -> Result<(), FaultCause> {
     let directory = naming(target, directories.as_it_is(path))?;
     let name = target.view.name(path, &small.file.name);
     if stays_there(
@@ -591,13 +589,13 @@ fn stays_there(
 }
 
 /// The fault for a name that could not be given.
-fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
+fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, FaultCause> {
     settled(target, done.map_err(failed_to(Operation::Rename)))
 }
 
 /// The fault of a failure to give a name. A file system that refuses to replace by a rename fails with the same error
 /// as a rename that is to replace nothing.
-fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, (Operation, FaultCode)> {
+fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
     let keeps_old = target.view.rules.replaces() == Replace::Nothing;
     done.map_err(
         |(operation, error)| match (operation, Errno::from_io_error(&error)) {
@@ -626,7 +624,7 @@ fn publish_large(
         metadata,
         ..
     }: WholeFile,
-) -> Option<Result<(), (Operation, FaultCode)>> {
+) -> Option<Result<(), FaultCause>> {
     let named = name_large(
         &transfer.target,
         directories,
@@ -656,7 +654,7 @@ fn name_large(
     directories: &mut OpenDirectories<'_>,
     (staged, path): (&mut Staged, &RelPath),
     mtime: Timestamp,
-) -> Result<(), (Operation, FaultCode)> {
+) -> Result<(), FaultCause> {
     let name = path.file_name().expect("a declared file has a name");
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let directory = naming(target, directories.as_it_is(&parent))?;
@@ -678,15 +676,18 @@ pub(crate) fn end_large(
     transfer: &Transfer,
     id: FileId,
     path: &RelPath,
-    fault: Option<(Operation, FaultCode)>,
+    fault: Option<FaultCause>,
 ) {
-    if let Some(fault) = fault {
-        transfer.meter.failed_at(fault, || Some(path.clone()));
+    if let Some(cause) = fault {
+        transfer.failed_at(cause, || Some(path.clone()));
     }
     transfer.parts.ended(id);
-    transfer
-        .reports
-        .tell(Outcome::File(FileDone { file: id.0, fault }));
+    let whole = FileDone {
+        file: id.0,
+        fault: None,
+    };
+    let done = fault.map_or(whole, |cause| cause.of_file(id));
+    transfer.reports.tell(Outcome::File(done));
     transfer.files.closed(id);
 }
 
@@ -832,12 +833,8 @@ fn flush_directories(
             .as_it_is(path)
             .and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
-            let (operation, code) = failure(Operation::Flush, &error);
-            reports.tell(Outcome::Fault(Fault {
-                path: path.clone(),
-                operation,
-                code,
-            }));
+            let fault = failure(Operation::Flush, &error).at(path.clone());
+            reports.tell(Outcome::Fault(fault));
         }
     }
 }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use zmove_disk::Staged;
-use zmove_wire::{FaultCode, Operation};
+use zmove_wire::Operation;
 
-use crate::store::failure::{Failure, is_no_room};
+use crate::store::failure::{Failure, failure, is_no_room};
 use crate::store::large_files::LargeFile;
 use crate::store::publishing::make_room;
 use crate::store::transfer::Transfer;
@@ -70,7 +70,7 @@ impl Transfer {
             return true;
         };
         self.release(&file);
-        self.report_failed_file(&file, (Operation::Write, FaultCode::os(error)));
+        self.report_failed_file(&file, failure(Operation::Write, error));
         true
     }
 

@@ -15,8 +15,8 @@ use zmove_types::{
     RelPath, Root, TransferId,
 };
 use zmove_wire::{
-    Batch, DirectoryGroup, Durability, FaultCode, FileDone, FileEntry, FileHead, FrameKind, Open,
-    Operation, Proof, WireError, session::Arrivals,
+    Batch, DirectoryGroup, Durability, FileEntry, FileHead, FrameKind, Open, Proof, WireError,
+    session::Arrivals,
 };
 
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
@@ -28,6 +28,7 @@ use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::session::threads::Reporter;
 use crate::shared_job::session::{Heart, SharedJobSession};
+use crate::store::failure::FaultCause;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
@@ -366,13 +367,13 @@ impl Transfer {
     }
 
     /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
-    pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
+    pub(crate) fn fail_file(&self, id: FileId, fault: FaultCause) {
         // Whoever looks for a part that can give way finds the file either unfinished or among the spare parts.
-        let _turn = fault.1.is_no_room().then(|| self.spare_parts.turn());
+        let _turn = fault.code.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {
                 self.discard_retired(&file);
-            } else if fault.1.is_no_room() {
+            } else if fault.code.is_no_room() {
                 let dropped = self.spare_parts.keep(&file);
                 dropped.iter().for_each(|file| self.discard_retired(file));
             }
@@ -381,11 +382,13 @@ impl Transfer {
     }
 
     /// Reports the fault of a retired file.
-    pub(crate) fn report_failed_file(&self, file: &LargeFile, fault: (Operation, FaultCode)) {
-        self.meter.failed_at(fault, || Some(file.head.path.clone()));
-        self.reports.tell(Outcome::File(FileDone {
-            file: file.id.0,
-            fault: Some(fault),
-        }));
+    pub(crate) fn report_failed_file(&self, file: &LargeFile, fault: FaultCause) {
+        self.failed_at(fault, || Some(file.head.path.clone()));
+        self.reports.tell(Outcome::File(fault.of_file(file.id)));
+    }
+
+    /// Notes the path of an entry that has failed, for the daemon.
+    pub(crate) fn failed_at(&self, cause: FaultCause, path: impl FnOnce() -> Option<RelPath>) {
+        self.meter.failed_at(cause.operation, cause.code, path);
     }
 }

@@ -446,6 +446,7 @@ pub(crate) fn finish_file(
 mod tests {
     use super::*;
     use crate::session::verify::tests::verified_batch;
+    use crate::store::failure::FaultCause;
     use crate::store::placer::tests::{
         transfer_with_journals, transfer_with_one_place, without_a_standstill,
     };
@@ -516,7 +517,8 @@ mod tests {
     fn a_file_of_which_nothing_was_written_leaves_nothing() {
         let (home, transfer, file) = declared(5 * GROUP_BYTES);
         drop(open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap());
-        transfer.fail_file(FileId(1), (Operation::Write, FaultCode::Os(28)));
+        let no_room = FaultCause::new(Operation::Write, FaultCode::Os(28));
+        transfer.fail_file(FileId(1), no_room);
         assert_nothing_is_left(&home, transfer, file);
     }
 

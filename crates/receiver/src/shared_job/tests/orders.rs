@@ -130,7 +130,10 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let result = set_directories(&transfer, directories.collect(), check);
     let (operation, error) = result.unwrap_err();
     let failed = failure(operation, &error);
-    assert_eq!(failed, (Operation::SetMetadata, FaultCode::JobEnded));
+    assert_eq!(
+        failed,
+        FaultCause::new(Operation::SetMetadata, FaultCode::JobEnded)
+    );
     let modes = names.map(|name| home.path().join(name).metadata().unwrap().mode() & 0o777);
     let are_set = modes.map(|mode| mode == 0o750);
     assert_eq!(are_set, [true, true, false, false]);

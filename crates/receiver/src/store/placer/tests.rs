@@ -14,6 +14,7 @@ use zmove_wire::{EntryFault, FaultCode, Open};
 use crate::config::ReceiverConfig;
 use crate::grant::Owning;
 use crate::quota::Quota;
+use crate::store::failure::FaultCause;
 use crate::store::large_files::Complete;
 use crate::store::publishing::publisher::{Publisher, STAGING_MAX, SWEPT_MAX};
 use crate::store::target::file_systems::FileSystems;
@@ -492,7 +493,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         dress(&there, 0o644);
         publish_all(&transfer);
         assert_eq!(std::fs::read(&there).unwrap(), b"y");
-        let (operation, code) = ALREADY_THERE;
+        let FaultCause { operation, code } = ALREADY_THERE;
         assert_eq!(
             batch.faults(),
             [EntryFault {
@@ -564,7 +565,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
-        let (operation, code) = ALREADY_THERE;
+        let FaultCause { operation, code } = ALREADY_THERE;
         assert_eq!(
             batch.faults(),
             [EntryFault {
@@ -713,7 +714,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
-        let (operation, code) = ALREADY_THERE;
+        let FaultCause { operation, code } = ALREADY_THERE;
         assert_eq!(batches[0].faults(), []);
         assert_eq!(
             batches[1].faults(),

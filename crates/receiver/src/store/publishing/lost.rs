@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use zmove_types::{Name, RelPath};
-use zmove_wire::{Fault, FaultCode, Operation};
+use zmove_wire::{Fault, FaultCode};
 
+use crate::store::failure::FaultCause;
 use crate::store::publishing::publisher::{below, covers};
 
 /// What has not come to its final place, with all below it, because a staging directory could not become its directory:
@@ -19,17 +20,17 @@ pub(crate) struct Lost(HashMap<RelPath, Below>);
 pub(crate) struct Below(HashMap<RelPath, LostNames>);
 
 /// The losses of one directory, by name.
-type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
+type LostNames = HashMap<Box<[u8]>, FaultCause>;
 
 /// What is lost in one directory.
 pub(crate) struct LostIn<'a> {
     /// Why the directory itself is not where it should be.
-    with_directory: Option<(Operation, FaultCode)>,
+    with_directory: Option<FaultCause>,
     around: Vec<(RelPath, &'a mut Below)>,
 }
 
 impl Below {
-    pub(crate) fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
+    pub(crate) fn insert(&mut self, path: &RelPath, fault: FaultCause) {
         let (directory, name) = split(path.as_bytes());
         if !self.0.contains_key(directory) {
             self.0
@@ -40,12 +41,12 @@ impl Below {
             .map(|lost| lost.insert(name.into(), fault));
     }
 
-    fn get(&self, path: &[u8]) -> Option<(Operation, FaultCode)> {
+    fn get(&self, path: &[u8]) -> Option<FaultCause> {
         let (directory, name) = split(path);
         self.0.get(directory)?.get(name).copied()
     }
 
-    pub(crate) fn remove(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
+    pub(crate) fn remove(&mut self, path: &RelPath) -> Option<FaultCause> {
         let (directory, name) = split(path.as_bytes());
         self.0.get_mut(directory)?.remove(name)
     }
@@ -64,7 +65,7 @@ impl Lost {
     }
 
     /// Why a file is not at its path.
-    pub(crate) fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
+    pub(crate) fn take(&mut self, path: &RelPath) -> Option<FaultCause> {
         self.in_directory(&path.parent()?).take(&path.file_name()?)
     }
 
@@ -77,7 +78,7 @@ impl Lost {
     }
 
     /// Why a directory is not where it should be, and so nothing in it.
-    fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
+    fn with(&mut self, directory: &RelPath) -> Option<FaultCause> {
         let why =
             |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
         self.around(directory).into_iter().find_map(why)
@@ -100,18 +101,14 @@ impl Lost {
         directories.flat_map(|(above, lost)| {
             let lost = lost
                 .into_iter()
-                .filter(|(_, (_, code))| *code != FaultCode::AlreadyThere);
-            lost.map(move |(name, (operation, code))| {
+                .filter(|(_, cause)| cause.code != FaultCode::AlreadyThere);
+            lost.map(move |(name, cause)| {
                 // the staging directory itself has none
                 let name = Name::from_bytes(&name).ok();
                 let path = name
                     .and_then(|name| above.join(&name).ok())
                     .unwrap_or_else(|| above.clone());
-                Fault {
-                    path,
-                    operation,
-                    code,
-                }
+                cause.at(path)
             })
         })
     }
@@ -121,12 +118,12 @@ impl LostIn<'_> {
     /// Why a file is not there. Where it is lost by itself, all entries of that are removed: one that could not be
     /// moved into its directory may have one more for what stood there, which could not be moved with the directory
     /// above.
-    pub(crate) fn take(&mut self, name: &Name) -> Option<(Operation, FaultCode)> {
+    pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
         let each = self
             .around
             .iter_mut()
             .filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
-        each.max_by_key(|(_, code)| *code != FaultCode::AlreadyThere)
+        each.max_by_key(|cause| cause.code != FaultCode::AlreadyThere)
             .or(self.with_directory)
     }
 }
@@ -144,6 +141,7 @@ fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_wire::Operation;
 
     #[test]
     fn what_is_lost_in_one_directory_has_the_path_of_that_once() {
@@ -152,7 +150,7 @@ mod tests {
             deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap())
                 .unwrap()
         };
-        let fault = (Operation::Rename, FaultCode::Incomplete);
+        let fault = FaultCause::new(Operation::Rename, FaultCode::Incomplete);
         let mut lost = Below::default();
         (0..1000).for_each(|number| lost.insert(&path(number), fault));
         let kept = lost.0.iter().map(|(directory, names)| {
@@ -174,8 +172,8 @@ mod tests {
     #[test]
     fn a_file_that_is_lost_in_two_staging_directories_is_told_once() {
         let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
-        let fault = (Operation::Rename, FaultCode::Incomplete);
-        let there = (Operation::Create, FaultCode::AlreadyThere);
+        let fault = FaultCause::new(Operation::Rename, FaultCode::Incomplete);
+        let there = FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
         for [inner, outer] in [[there, fault], [fault, there], [fault, fault]] {
             let mut lost = Lost::default();
             lost.of(&path("a/b")).insert(&path("f"), inner);
@@ -185,8 +183,8 @@ mod tests {
             assert_eq!(lost.take(&path("a/b/f")), None);
             let rest = Fault {
                 path: path("a/b/link"),
-                operation: fault.0,
-                code: fault.1,
+                operation: fault.operation,
+                code: fault.code,
             };
             assert_eq!(lost.rest().collect::<Vec<_>>(), [rest]);
         }

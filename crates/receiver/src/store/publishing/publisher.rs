@@ -44,10 +44,11 @@ use zmove_types::{
     ALLOCATION_BYTES, ByteOrigins, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root,
 };
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
-use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
+use zmove_wire::{EntryFault, FileEntry};
 
 use crate::quota::messages::ELEMENT_BYTES;
 use crate::quota::{Booking, StagingBooking};
+use crate::store::failure::FaultCause;
 use crate::store::reports::Outcome;
 use zmove_types::Lock;
 
@@ -681,7 +682,7 @@ impl Generation {
 
 impl SmallFile {
     /// Notes that the file could not be published.
-    pub(crate) fn fail(&self, fault: (Operation, FaultCode)) {
+    pub(crate) fn fail(&self, fault: FaultCause) {
         self.batch.fault(self.entry, fault);
     }
 }
@@ -697,13 +698,8 @@ impl PendingBatch {
     }
 
     /// Notes that one of its entries cannot be placed, or cannot be published.
-    pub(crate) fn fault(&self, entry: u32, (operation, code): (Operation, FaultCode)) {
-        let mut faults = self.faults.lock();
-        faults.push(EntryFault {
-            entry,
-            operation,
-            code,
-        });
+    pub(crate) fn fault(&self, entry: u32, cause: FaultCause) {
+        self.faults.lock().push(cause.of_entry(entry));
     }
 
     /// The outcome to report, if nobody else holds the batch any more.
