@@ -21,7 +21,7 @@ use crate::error::SessionError;
 use crate::resume::journal::CleanMode;
 use crate::session::connections::{Connections, Looked, SessionReport, opened, unless_stopped};
 use crate::session::keeping::KeptLease;
-use crate::store::target::{Seen, WriteAccess};
+use crate::store::target::{SeenTarget, WriteAccess};
 
 /// Results that wait for a control connection whose peer does not read; beyond that the threads wait.
 const RESULTS_WAITING_MAX: usize = 256;
@@ -77,7 +77,7 @@ pub(crate) async fn run(
 
 /// The tree of a target, which has to be there.
 fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
-    let seen = Seen::look(open, access)?;
+    let seen = SeenTarget::look(open, access)?;
     let why = if seen.is_closed {
         "its mode closes it to its owner"
     } else {

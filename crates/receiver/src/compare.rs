@@ -125,7 +125,7 @@ impl View {
         if all || contents.is_none() && !is_needed {
             let entry = NameAt::new(directory, name);
             let metadata = self.rules.of_file(source.metadata);
-            let beside = self.beside(purpose, there, (&metadata, source.xattrs), entry);
+            let beside = self.beside(purpose, there, &metadata, source.xattrs, entry);
             differences = differences.and(beside);
         }
         match contents {
@@ -160,7 +160,8 @@ impl View {
         &self,
         purpose: Purpose,
         there: &FileIdentity,
-        (metadata, xattrs): (&Metadata, Xattrs<'_>),
+        metadata: &Metadata,
+        xattrs: Xattrs<'_>,
         entry: impl HasXattrs,
     ) -> Differences {
         let wanted = self.keeper.wanted(&self.rules, metadata, None);

@@ -145,7 +145,7 @@ pub struct Amount {
 #[derive(Debug)]
 pub struct Allowance {
     most: Amount,
-    book: Lock<Book>,
+    book: Lock<AllowanceBook>,
     /// With a key of its own, so that nobody can name directories of equal hashes.
     hashes: RandomState,
 }
@@ -154,10 +154,10 @@ pub struct Allowance {
 pub(crate) const DIRECTORY_BYTES: usize = 32;
 
 #[derive(Debug)]
-struct Book {
+struct AllowanceBook {
     stored: Amount,
     /// What has come and is not stored yet, by item or large file, and in all.
-    coming: HashMap<Coming, Taken>,
+    coming: HashMap<Coming, Received>,
     sum: Amount,
     /// The hashes of the paths of directories that have been named.
     directories: HashSet<u64>,
@@ -172,7 +172,7 @@ pub(crate) enum Coming {
 
 /// What has come with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Received {
     /// The bytes of each entry; nothing for a directory, which counts by its path.
     Batch(Box<[Option<u32>]>),
     /// The bytes of a group.
@@ -190,7 +190,7 @@ pub(crate) enum Fate<'a> {
     Dropped,
 }
 
-impl Taken {
+impl Received {
     fn amount(&self) -> Amount {
         match self {
             Self::Batch(bytes) => {
@@ -237,7 +237,7 @@ impl Allowance {
     pub fn new(most: Amount, stored: Amount) -> Self {
         Self {
             most,
-            book: Lock::new(Book {
+            book: Lock::new(AllowanceBook {
                 stored,
                 coming: HashMap::new(),
                 sum: Amount::default(),
@@ -254,7 +254,7 @@ impl Allowance {
     }
 
     /// Notes what has come, unless it is too much.
-    pub(crate) fn take(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
+    pub(crate) fn take(&self, what: Coming, taken: Received) -> Result<(), WireError> {
         let mut book = self.book.lock();
         self.check(book.stored.with(book.sum).with(taken.amount()))?;
         book.sum = book.sum.with(taken.amount());
@@ -288,7 +288,7 @@ impl Allowance {
     /// Notes the directory of this name in `path`, and goes on to it.
     fn take_directory(
         &self,
-        book: &mut Book,
+        book: &mut AllowanceBook,
         path: &mut DefaultHasher,
         name: &[u8],
     ) -> Result<(), WireError> {
@@ -354,8 +354,8 @@ mod tests {
     use zmove_types::{Metadata, Name, RelPath};
     use zmove_wire::{FaultCode, Operation};
 
-    fn batch(bytes: &[u32]) -> Taken {
-        Taken::Batch(bytes.iter().copied().map(Some).collect())
+    fn batch(bytes: &[u32]) -> Received {
+        Received::Batch(bytes.iter().copied().map(Some).collect())
     }
 
     /// H1 may name a directory by the path of what is in it alone, of nothing, or of what fails then.
@@ -423,14 +423,14 @@ mod tests {
                 entries: 2
             }
         );
-        allowance.take(Coming::File(2), Taken::File).unwrap();
-        allowance.take(Coming::Item(3), Taken::Group(3)).unwrap();
+        allowance.take(Coming::File(2), Received::File).unwrap();
+        allowance.take(Coming::Item(3), Received::Group(3)).unwrap();
         let error = WireError::OverLimit {
             what: "number of entries of this copy",
             value: 4,
             limit: 3,
         };
-        assert_eq!(allowance.take(Coming::File(3), Taken::File), Err(error));
+        assert_eq!(allowance.take(Coming::File(3), Received::File), Err(error));
     }
 
     #[test]

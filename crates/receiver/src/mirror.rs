@@ -81,12 +81,12 @@ pub(crate) fn extraneous(
         let Some(tree) = tree.filter(|_| !budget.is_over()) else {
             break;
         };
-        let room = Room {
+        let room = AnswerRoom {
             names: EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len()),
             name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes),
         };
         let booked = budget.booked();
-        let Found { names, more, .. } = match first_extra(tree, range, room, spared, budget) {
+        let ExtraNames { names, more, .. } = match first_extra(tree, range, room, spared, budget) {
             Ok(found) => found,
             Err(error) => {
                 budget.shrink_to(booked);
@@ -118,27 +118,27 @@ pub(crate) fn extraneous(
 
 /// The room that one answer still has.
 #[derive(Clone, Copy)]
-struct Room {
+struct AnswerRoom {
     names: usize,
     name_bytes: usize,
 }
 
 /// The first names of a range that the source does not have, each with whether it is a directory.
 #[derive(Default)]
-struct Found {
+struct ExtraNames {
     names: BinaryHeap<(ListedName, bool)>,
     name_bytes: usize,
     /// Whether there are more names than these.
     more: bool,
 }
 
-impl Found {
+impl ExtraNames {
     /// Adds a name, and drops the last ones for which there is no room, though not the only one.
     fn take(
         &mut self,
         name: Name,
         directory: bool,
-        room: Room,
+        room: AnswerRoom,
         budget: &mut WorkBudget<'_>,
     ) -> io::Result<()> {
         budget.grow(name_takes(&name))?;
@@ -165,7 +165,7 @@ impl Found {
     }
 }
 
-/// The memory of a name in an answer and of its copy in [`Found`], with the allocator's overhead.
+/// The memory of a name in an answer and of its copy in [`ExtraNames`], with the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
     size_of::<ExtraneousName>()
         + size_of::<(ListedName, bool)>()
@@ -176,10 +176,10 @@ fn name_takes(name: &Name) -> usize {
 fn first_extra(
     tree: &Tree,
     range: &NameRange,
-    room: Room,
+    room: AnswerRoom,
     spared: &Spared,
     budget: &mut WorkBudget<'_>,
-) -> io::Result<Found> {
+) -> io::Result<ExtraNames> {
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
         Err(error) => {
@@ -188,7 +188,7 @@ fn first_extra(
                 Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
             );
             return if absent {
-                Ok(Found::default())
+                Ok(ExtraNames::default())
             } else {
                 Err(error)
             };
@@ -223,7 +223,7 @@ fn first_extra(
 
 /// The result of listing a directory.
 struct Listed {
-    found: Found,
+    found: ExtraNames,
     /// For each name that stays, whether it was not listed in this spelling; booked as a byte each.
     unlisted: Vec<bool>,
 }
@@ -231,11 +231,11 @@ struct Listed {
 fn list(
     directory: &OwnedFd,
     range: &NameRange,
-    room: Room,
+    room: AnswerRoom,
     budget: &mut WorkBudget<'_>,
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<Listed> {
-    let mut found = Found::default();
+    let mut found = ExtraNames::default();
     budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
@@ -362,7 +362,7 @@ mod tests {
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let NameRange { names, .. } = &names_of(&["a"], None)[0];
-            let room = Room {
+            let room = AnswerRoom {
                 names: 2000,
                 name_bytes: 20_000,
             };

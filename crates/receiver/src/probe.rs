@@ -27,7 +27,7 @@ use crate::session::connections::{
 };
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
-use crate::store::target::Seen;
+use crate::store::target::SeenTarget;
 
 mod sweeping;
 
@@ -45,7 +45,7 @@ pub(crate) async fn run(
     let access = config.rights.access.clone();
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
     let opened = opened(TargetState::Empty, lanes_max);
-    let looked_at = connections.open_after(move || Seen::look(&open, &access), opened);
+    let looked_at = connections.open_after(move || SeenTarget::look(&open, &access), opened);
     tokio::pin!(stop);
     let seen = match unless_stopped(stop.as_mut(), looked_at)
         .await
@@ -55,7 +55,7 @@ pub(crate) async fn run(
         Err(error) => return Err(connections.refuse(error).await),
     };
     let (told, news) = mpsc::channel(usize::from(lanes_max));
-    let tally = Tally::new(
+    let tally = ProbeTally::new(
         PROBE_BYTES_MAX,
         usize::from(lanes_max),
         Arc::clone(&config.meter),
@@ -99,7 +99,7 @@ struct Probe {
     connections: Connections,
     lanes: LaneThreads,
     lanes_ended: u32,
-    tally: Arc<Tally>,
+    tally: Arc<ProbeTally>,
     told: mpsc::Sender<LaneEnded>,
     news: mpsc::Receiver<LaneEnded>,
     lanes_max: usize,
@@ -226,7 +226,7 @@ impl Drop for EndGuard {
 
 /// The count of what has been received.
 #[derive(Debug)]
-struct Tally {
+struct ProbeTally {
     began: Instant,
     cpu_began: Duration,
     bytes_max: u64,
@@ -237,7 +237,7 @@ struct Tally {
     stopping: AtomicBool,
 }
 
-impl Tally {
+impl ProbeTally {
     fn new(bytes_max: u64, lanes_max: usize, meter: Arc<TransferMeter>) -> Self {
         Self {
             began: Instant::now(),

@@ -28,23 +28,23 @@ use zmove_types::RelPath;
 use zmove_wire::WireError;
 
 use crate::quota::limits::{Limits, files_of_process};
-use crate::resume::journal::Room;
+use crate::resume::journal::JournalRoom;
 use zmove_types::Lock;
 
 /// The quotas of all keys that have transfers under way.
 #[derive(Debug)]
 pub struct Quotas {
-    books: Lock<HashMap<Fingerprint, Weak<Book>>>,
+    books: Lock<HashMap<Fingerprint, Weak<QuotaBook>>>,
     /// The descriptors of all keys together.
     files: Arc<Gauge>,
 }
 
 /// The quota of one key; clones share it. The default one belongs to no key, and has the default limits.
 #[derive(Clone, Debug)]
-pub struct Quota(Arc<Book>);
+pub struct Quota(Arc<QuotaBook>);
 
 #[derive(Debug)]
-struct Book {
+struct QuotaBook {
     memory: Arc<Gauge>,
     /// The windows of lanes, in bytes: what may wait in this process.
     windows: Arc<Gauge>,
@@ -57,7 +57,7 @@ struct Book {
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
     /// The limits on the key's journals, which are counted in their directory.
-    room: Lock<Room>,
+    room: Lock<JournalRoom>,
 }
 
 /// The amount of one thing that is in use, and its limit.
@@ -112,7 +112,7 @@ impl Quotas {
         quotas.retain(|_, quota| quota.strong_count() > 0);
         let known = quotas.get(&key).and_then(Weak::upgrade);
         let book =
-            known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
+            known.unwrap_or_else(|| Arc::new(QuotaBook::new(limits, Gauge::part_of(&self.files))));
         book.set_limits(limits);
         quotas.insert(key, Arc::downgrade(&book));
         Quota(book)
@@ -141,7 +141,10 @@ impl Default for Quotas {
 
 impl Default for Quota {
     fn default() -> Self {
-        Self(Arc::new(Book::new(&Limits::default(), Gauge::default())))
+        Self(Arc::new(QuotaBook::new(
+            &Limits::default(),
+            Gauge::default(),
+        )))
     }
 }
 
@@ -149,7 +152,7 @@ impl Quota {
     /// A quota by which one thread is at work at a time, however long that takes.
     #[cfg(test)]
     pub(crate) fn with_one_place() -> Self {
-        let mut book = Book::new(&Limits::default(), Gauge::default());
+        let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
         book.storage_threads = StorageThreads::one_at_a_time();
         Self(Arc::new(book))
     }
@@ -263,7 +266,7 @@ impl Quota {
     }
 
     fn work_and_threads(&self) -> [(StorageWork, &StorageThreads); 3] {
-        let Book {
+        let QuotaBook {
             storage_threads,
             naming_threads,
             ..
@@ -283,13 +286,14 @@ impl Quota {
     /// Runs `work` on this thread and on as many others of the key as are of use: see [`StorageThreads::side_by_side`].
     pub(crate) fn side_by_side<T: Send>(
         &self,
-        task: (Task, &str),
+        task: Task,
+        name: &str,
         stopping: &AtomicBool,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
         self.0
             .storage_threads
-            .side_by_side(task, stopping, || self.book_helper(), work)
+            .side_by_side((task, name), stopping, || self.book_helper(), work)
     }
 
     /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
@@ -307,7 +311,7 @@ impl Quota {
     /// Runs `work`, which removes what a session has left, with as many threads as have written: see
     /// [`side_by_side`](Self::side_by_side). The session has ended.
     pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
-        self.side_by_side((Task::Write, "zmove-discard"), &NEVER, work);
+        self.side_by_side(Task::Write, "zmove-discard", &NEVER, work);
     }
 
     /// A turn for a thread that gives names.
@@ -326,7 +330,7 @@ impl Quota {
     }
 
     /// The limits on this key's journals.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> JournalRoom {
         *self.0.room.lock()
     }
 
@@ -345,7 +349,7 @@ impl Quota {
 /// A flag that is never set: some work is done also when the session has ended.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-impl Book {
+impl QuotaBook {
     fn new(limits: &Limits, files: Gauge) -> Self {
         let book = Self {
             memory: Arc::default(),
@@ -356,7 +360,7 @@ impl Book {
             naming_threads: StorageThreads::in_turns(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
-            room: Lock::new(Room::of(limits)),
+            room: Lock::new(JournalRoom::of(limits)),
         };
         book.set_limits(limits);
         book
@@ -376,11 +380,11 @@ impl Book {
             .store(limits.threads_per_identity, Ordering::Relaxed);
         self.transfers_max
             .store(limits.transfers_per_identity, Ordering::Relaxed);
-        *self.room.lock() = Room::of(limits);
+        *self.room.lock() = JournalRoom::of(limits);
     }
 }
 
-impl Room {
+impl JournalRoom {
     fn of(limits: &Limits) -> Self {
         Self {
             journals: limits.journals_per_identity,

@@ -44,7 +44,7 @@ pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
 use crate::session::opening::{Resolved, by_grant, is_under_way, opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
-use crate::session::running::{Running, SessionThreads};
+use crate::session::running::{RunningSession, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
 use crate::{cleaning, probe};
@@ -337,7 +337,7 @@ async fn receive_files(
         Ok(threads) => threads,
         Err(error) => return Err(connections.refuse(error).await),
     };
-    let mut running = Running::new(connections, outcomes, transfer, threads, open, config);
+    let mut running = RunningSession::new(connections, outcomes, transfer, threads, open, config);
     // It ends before the transfer does if this is dropped: whoever drops a file then waits for no echo.
     let kept = kept;
     let ended = tokio::select! {

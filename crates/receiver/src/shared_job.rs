@@ -140,7 +140,7 @@ impl SharedJobSession {
 }
 
 /// A directory that gets mode and time.
-struct Directory {
+struct DirectoryToSet {
     /// The number of its entry.
     entry: u32,
     path: RelPath,
@@ -150,13 +150,13 @@ struct Directory {
 /// Sets mode and time of directories, the deepest first. Checks before each whether it may.
 fn set_directories(
     transfer: &Transfer,
-    mut directories: Vec<Directory>,
+    mut directories: Vec<DirectoryToSet>,
     check: impl Fn() -> Result<(), Failure>,
 ) -> Result<SharedJobResult, Failure> {
     directories.sort_by_key(|directory| Reverse(directory.path.depth()));
     let target = &transfer.target;
     let mut faults = Vec::new();
-    for Directory {
+    for DirectoryToSet {
         entry,
         path,
         metadata,
@@ -177,7 +177,7 @@ fn set_directories(
 }
 
 /// The directories of a batch that holds nothing else.
-fn directories(batch: Batch) -> Result<Vec<Directory>, WireError> {
+fn directories(batch: Batch) -> Result<Vec<DirectoryToSet>, WireError> {
     let mut directories = Vec::new();
     for group in batch.groups {
         for entry in group.entries {
@@ -187,7 +187,7 @@ fn directories(batch: Batch) -> Result<Vec<Directory>, WireError> {
                 });
             };
             let entry = u32::try_from(directories.len()).unwrap_or(u32::MAX);
-            directories.push(Directory {
+            directories.push(DirectoryToSet {
                 entry,
                 path: group.directory.clone(),
                 metadata,

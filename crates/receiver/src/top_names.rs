@@ -22,7 +22,7 @@ use zmove_wire::{
 #[derive(Clone, Default)]
 pub struct TopNames {
     /// Any where there is none.
-    wanted: Option<Arc<Wanted>>,
+    wanted: Option<Arc<WantedNames>>,
     /// Whether the target itself may get the mode and time of a source.
     itself: bool,
     /// Whether a single file comes: no directory, and nothing in one.
@@ -33,7 +33,7 @@ pub struct TopNames {
 type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
 
 /// What is wanted.
-enum Wanted {
+enum WantedNames {
     /// All below the names at the top for which this is true.
     Tops(Box<IsAsked>),
     /// The paths of a list.
@@ -70,7 +70,7 @@ impl ListedPaths {
     }
 }
 
-impl Wanted {
+impl WantedNames {
     fn has(&self, path: &RelPath) -> bool {
         match self {
             Self::Tops(wanted) => path.components().next().is_some_and(wanted),
@@ -89,7 +89,7 @@ impl Wanted {
 impl TopNames {
     /// Only names that are `wanted`, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
-        let wanted = Wanted::Tops(Box::new(wanted));
+        let wanted = WantedNames::Tops(Box::new(wanted));
         Self {
             wanted: Some(Arc::new(wanted)),
             itself: false,
@@ -102,7 +102,7 @@ impl TopNames {
     pub fn listed(paths: Arc<ListedPaths>) -> Self {
         Self {
             itself: paths.itself,
-            wanted: Some(Arc::new(Wanted::Listed(paths))),
+            wanted: Some(Arc::new(WantedNames::Listed(paths))),
             single: false,
         }
     }
@@ -167,8 +167,8 @@ impl TopNames {
         let mut names = names.into_iter();
         let are_wanted = match &**wanted {
             _ if directory.is_root() => names.all(|name| wanted.has_top(name)),
-            Wanted::Tops(_) => return self.check_directory(directory),
-            Wanted::Listed(paths) => {
+            WantedNames::Tops(_) => return self.check_directory(directory),
+            WantedNames::Listed(paths) => {
                 self.check_directory(directory)?;
                 names.all(|name| paths.has(&[directory.as_bytes(), b"/", name].concat()))
             }

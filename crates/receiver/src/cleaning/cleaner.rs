@@ -83,9 +83,9 @@ impl Cleaner {
     /// Cleans the whole tree. Blocks.
     pub(super) fn clean(self) {
         self.enter_later(RelPath::root());
-        let task = (Task::Look, "zmove-clean");
+        let stopping = &self.stopping;
         self.quota
-            .side_by_side(task, &self.stopping, |turn| self.walk(turn));
+            .side_by_side(Task::Look, "zmove-clean", stopping, |turn| self.walk(turn));
         self.clean_jobs();
     }
 
@@ -140,7 +140,7 @@ impl Cleaner {
 
     /// Removes an entry that an ended process has left.
     fn clean_left(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
-        let (Ok(path), Ok(stat)) = (directory.join(name), look_at(parent, name)) else {
+        let Some((path, stat)) = find(directory, parent, name) else {
             return;
         };
         let kind = match form(&stat) {
@@ -153,7 +153,7 @@ impl Cleaner {
 
     /// Lists a part from which a transfer may resume, and removes one that is kept no longer.
     fn clean_part(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
-        let (Ok(path), Ok(stat)) = (directory.join(name), look_at(parent, name)) else {
+        let Some((path, stat)) = find(directory, parent, name) else {
             return;
         };
         if form(&stat) != FileType::RegularFile {
@@ -273,7 +273,7 @@ impl Cleaner {
     /// Removes the directory of a dead job, unless it is foreign.
     fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId, sign: Sign) {
         let name = SharedJobDirectory::name(job);
-        let (Ok(path), Ok(stat)) = (directory.join(&name), look_at(parent.as_fd(), &name)) else {
+        let Some((path, stat)) = find(directory, parent.as_fd(), &name) else {
             return;
         };
         let bytes = self.bytes_of(&path, &stat);
@@ -358,6 +358,11 @@ impl Cleaner {
 fn is_gone(error: &io::Error) -> bool {
     let is_other = [Errno::LOOP, Errno::NOTDIR].map(Some);
     error.kind() == io::ErrorKind::NotFound || is_other.contains(&Errno::from_io_error(error))
+}
+
+/// The path and status of an entry that is still there.
+fn find(path: &RelPath, directory: BorrowedFd<'_>, name: &Name) -> Option<(RelPath, Statx)> {
+    path.join(name).ok().zip(look_at(directory, name).ok())
 }
 
 fn look_at(directory: BorrowedFd<'_>, name: &Name) -> rustix::io::Result<Statx> {

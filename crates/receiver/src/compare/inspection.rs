@@ -29,7 +29,7 @@ use crate::session::threads::Reporter;
 use crate::store::failure::failure;
 use crate::store::reports::Reports;
 use crate::store::rules::Rules;
-use crate::store::target::Seen;
+use crate::store::target::SeenTarget;
 use crate::store::target::giving_way::{GivingWay, removals_of};
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
@@ -57,7 +57,7 @@ pub(crate) struct Inspection {
 }
 
 /// A directory of the target, as it is found.
-enum Place {
+enum DirectoryFound {
     There(Arc<OwnedFd>),
     /// There is no such directory, or something else has its name.
     Missing,
@@ -72,7 +72,12 @@ impl Reporter for Inspection {
 }
 
 impl Inspection {
-    pub(crate) fn new(open: &Open, seen: Seen, config: &ReceiverConfig, reports: Reports) -> Self {
+    pub(crate) fn new(
+        open: &Open,
+        seen: SeenTarget,
+        config: &ReceiverConfig,
+        reports: Reports,
+    ) -> Self {
         let view = View {
             rules: Rules::of(open, &config.rights),
             rename: seen.rename,
@@ -117,7 +122,7 @@ impl Inspection {
         let turn = self.quota.turn(Task::Look, &self.stopping);
         for group in groups {
             let place = if turn.is_over() {
-                Place::Missing
+                DirectoryFound::Missing
             } else {
                 self.place(&group.directory)
             };
@@ -129,32 +134,34 @@ impl Inspection {
             );
             let found = group.entries.iter().map(|entry| match &place {
                 _ if turn.is_over() => Verdict::New,
-                Place::There(directory) => self.look_at(&turn, directory, &group.directory, entry),
-                Place::Missing => self.on_new(&entry.kind),
-                Place::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+                DirectoryFound::There(directory) => {
+                    self.look_at(&turn, directory, &group.directory, entry)
+                }
+                DirectoryFound::Missing => self.on_new(&entry.kind),
+                DirectoryFound::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
             });
             verdicts.extend(found);
         }
         verdicts
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> DirectoryFound {
         let Some(tree) = &self.tree else {
-            return Place::Missing;
+            return DirectoryFound::Missing;
         };
         let rules = &self.view.rules;
         match tree.look_into(path) {
-            Ok(Some(directory)) => Place::There(directory),
+            Ok(Some(directory)) => DirectoryFound::There(directory),
             // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
             // counts as new.
-            Ok(None) if rules.kinds.has_any(Kinds::MODE) => Place::Missing,
-            Ok(None) => Place::Closed(FaultCode::os(&Errno::ACCESS.into())),
+            Ok(None) if rules.kinds.has_any(Kinds::MODE) => DirectoryFound::Missing,
+            Ok(None) => DirectoryFound::Closed(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOENT) => Place::Missing,
+                Some(Errno::NOENT) => DirectoryFound::Missing,
                 Some(Errno::NOTDIR | Errno::LOOP) if rules.overwrite != Overwrite::Nothing => {
-                    Place::Missing
+                    DirectoryFound::Missing
                 }
-                _ => Place::Closed(failure(Operation::OpenDirectory, &error).code),
+                _ => DirectoryFound::Closed(failure(Operation::OpenDirectory, &error).code),
             },
         }
     }
@@ -188,7 +195,7 @@ impl Inspection {
 
     fn open(&self, path: &RelPath) -> io::Result<File> {
         let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
-        let Place::There(directory) = self.place(&parent) else {
+        let DirectoryFound::There(directory) = self.place(&parent) else {
             return Err(Errno::NOENT.into());
         };
         open_old(directory.as_fd(), self.view.name(&parent, &name))
@@ -211,27 +218,32 @@ impl Inspection {
         extraneous(self.tree.as_ref(), ranges, &self.spared, &mut budget)
     }
 
-    fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &SourceMetadata) -> Verdict {
+    fn look_at_itself(
+        &self,
+        path: &RelPath,
+        place: &DirectoryFound,
+        wanted: &SourceMetadata,
+    ) -> Verdict {
         match place {
-            Place::There(directory) => match FileIdentity::of(directory) {
+            DirectoryFound::There(directory) => match FileIdentity::of(directory) {
                 Ok(there) => {
                     let itself = Descriptor::Open(directory.as_fd());
                     self.look_at_directory(directory, &there, wanted, itself)
                 }
                 Err(error) => unreadable(&error),
             },
-            Place::Missing => match (
+            DirectoryFound::Missing => match (
                 path.parent().map(|parent| self.place(&parent)),
                 path.file_name(),
             ) {
-                (Some(Place::There(parent)), Some(name))
+                (Some(DirectoryFound::There(parent)), Some(name))
                     if FileIdentity::at(&parent, &name).is_ok() =>
                 {
                     Verdict::Replace(Differences::TYPE)
                 }
                 _ => Verdict::New,
             },
-            Place::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+            DirectoryFound::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
         }
     }
 
@@ -278,8 +290,7 @@ impl Inspection {
         let in_the_way = |operation| self.over_directory(operation, path, name);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (SourceKind::Directory, FileType::Directory) => {
-                let itself = NameAt::new(directory, name);
-                self.look_at_directory(directory, &there, &entry.metadata, itself)
+                self.look_at_directory(directory, &there, &entry.metadata, place)
             }
             (SourceKind::Directory, _) if keeps_all => Verdict::Fails(
                 Operation::MakeDirectory,
@@ -350,8 +361,13 @@ impl Inspection {
         itself: impl HasXattrs,
     ) -> Verdict {
         let metadata = self.view.rules.of_directory(metadata, there);
-        let wanted = (&*metadata, Xattrs::Digest(xattrs.as_deref()));
-        let differences = self.metadata_differs(directory, there, wanted, itself);
+        let differences = self.metadata_differs(
+            directory,
+            there,
+            &metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            itself,
+        );
         let is_foreign = !self.verifies() && is_of_another_user(there.ids);
         if is_foreign {
             // A transfer leaves these as they are.
@@ -363,7 +379,7 @@ impl Inspection {
 
     fn look_at_special(
         &self,
-        place @ NameAt { directory, name }: NameAt<'_>,
+        place: NameAt<'_>,
         there: &FileIdentity,
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
     ) -> Verdict {
@@ -371,9 +387,13 @@ impl Inspection {
             return Verdict::Replace(Differences::LINKS);
         }
         let metadata = self.view.rules.of_file(metadata);
-        let wanted = (&*metadata, Xattrs::Digest(xattrs.as_deref()));
-        let entry = NameAt::new(directory, name);
-        Verdict::set(self.metadata_differs(directory, there, wanted, entry))
+        Verdict::set(self.metadata_differs(
+            place.directory,
+            there,
+            &metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            place,
+        ))
     }
 
     fn look_at_file(
@@ -416,8 +436,8 @@ impl Inspection {
             return false;
         };
         match self.place(&parent) {
-            Place::There(from) => is_one(name, NameAt::new(&from, &first)),
-            Place::Missing | Place::Closed(_) => false,
+            DirectoryFound::There(from) => is_one(name, NameAt::new(&from, &first)),
+            DirectoryFound::Missing | DirectoryFound::Closed(_) => false,
         }
     }
 
@@ -450,9 +470,13 @@ impl Inspection {
             mode: metadata.mode,
             ..*there
         };
-        let wanted = (metadata, Xattrs::Digest(xattrs.as_deref()));
-        let entry = NameAt::new(directory, name);
-        let differences = self.metadata_differs(directory, &there, wanted, entry);
+        let differences = self.metadata_differs(
+            directory,
+            &there,
+            metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            place,
+        );
         if is_same {
             Verdict::set(differences)
         } else {
@@ -465,13 +489,14 @@ impl Inspection {
         &self,
         directory: &OwnedFd,
         there: &FileIdentity,
-        wanted @ (metadata, _): (&Metadata, Xattrs<'_>),
+        metadata: &Metadata,
+        xattrs: Xattrs<'_>,
         entry: impl HasXattrs,
     ) -> Differences {
         let times = &self.view.times;
         let has_time = times.is_kept(directory, there.mtime, metadata.mtime);
         self.view
-            .beside(self.purpose(), there, wanted, entry)
+            .beside(self.purpose(), there, metadata, xattrs, entry)
             .and_if(Differences::TIME, &has_time, &true)
     }
 }

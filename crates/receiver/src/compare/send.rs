@@ -65,8 +65,13 @@ pub(crate) fn compare_all<'r>(
     let mut verdicts = vec![Verdict::New; entries.clone().count()];
     let waiting = Lock::new((0..).zip(entries.zip(&mut verdicts)));
     let opened_last = Lock::new(None);
-    let parts = transfer.side_by_side((Task::Look, "zmove-look"), |turn| {
-        let mut part = Part::default();
+    let parts = transfer.side_by_side(Task::Look, "zmove-look", |turn| {
+        let mut part = ComparedPart {
+            transfer,
+            request: number,
+            held: Vec::new(),
+            changed: Vec::new(),
+        };
         let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
         while !turn.is_over() {
             let Some((index, ((place, entry), verdict))) = waiting.lock().next() else {
@@ -82,11 +87,11 @@ pub(crate) fn compare_all<'r>(
                 }),
             };
             if let Some(directory) = &directory {
-                let at = Directory {
+                let at = OpenedDirectory {
                     path,
                     opened: directory,
                 };
-                *verdict = part.compare(transfer, turn, (number, index), at, entry);
+                *verdict = part.compare(turn, index, at, entry);
             }
             opened = Some((place, directory));
         }
@@ -117,31 +122,32 @@ fn open_once(
 
 /// A directory of the target.
 #[derive(Clone, Copy)]
-struct Directory<'r, 'o> {
+struct OpenedDirectory<'r, 'o> {
     path: &'r RelPath,
     opened: &'o Arc<OwnedFd>,
 }
 
 /// What one thread has found about a request.
-#[derive(Default)]
-struct Part<'r> {
+struct ComparedPart<'r> {
+    transfer: &'r Transfer,
+    /// The number of the request.
+    request: u64,
     held: Vec<Held>,
     changed: Vec<Candidate<'r>>,
 }
 
-impl<'r> Part<'r> {
+impl<'r> ComparedPart<'r> {
     fn compare(
         &mut self,
-        transfer: &'r Transfer,
         turn: &Turn<'_>,
-        number: (u64, u32),
-        directory: Directory<'r, '_>,
+        number: u32,
+        directory: OpenedDirectory<'r, '_>,
         entry: &'r SourceEntry,
     ) -> Verdict {
         let SourceKind::File { bytes, mark } = entry.kind else {
             return Verdict::New;
         };
-        let compared = compare(transfer, turn, directory, entry, bytes);
+        let compared = compare(self.transfer, turn, directory, entry, bytes);
         let is_needed = matches!(
             compared,
             Verdict::New | Verdict::Replace(_) | Verdict::Contents(..)
@@ -157,24 +163,21 @@ impl<'r> Part<'r> {
             ctime,
             inode,
         };
-        self.look_for_more(
-            transfer,
-            number,
-            directory,
-            (&entry.name, &source),
-            compared,
-        )
+        self.look_for_more(number, directory, &entry.name, &source, compared)
     }
 
     /// Looks for what need not be sent of a large file that is, or may be, needed: earlier parts, an old version.
     fn look_for_more(
         &mut self,
-        transfer: &'r Transfer,
-        (request, number): (u64, u32),
-        Directory { path, opened }: Directory<'r, '_>,
-        (name, source): (&'r Name, &SourceVersion),
+        number: u32,
+        OpenedDirectory { path, opened }: OpenedDirectory<'r, '_>,
+        name: &'r Name,
+        source: &SourceVersion,
         compared: Verdict,
     ) -> Verdict {
+        let Self {
+            transfer, request, ..
+        } = *self;
         let name = transfer.target.view.name(path, name);
         let Ok(final_path) = path.join(name) else {
             return compared;
@@ -222,7 +225,7 @@ impl<'r> Part<'r> {
 fn compare(
     transfer: &Transfer,
     turn: &Turn<'_>,
-    Directory { path, opened }: Directory<'_, '_>,
+    OpenedDirectory { path, opened }: OpenedDirectory<'_, '_>,
     entry: &SourceEntry,
     bytes: u64,
 ) -> Verdict {
@@ -426,7 +429,7 @@ mod tests {
         let names = LastingNames::new("t");
         let part = earlier
             .parts
-            .create(FileId(3), (&head.path, &head), &directory, &names)
+            .create(FileId(3), &head.path, &head, &directory, &names)
             .unwrap();
         part.file().set_len(head.bytes).unwrap();
         let span = GroupSpan::of(head.bytes, 0).unwrap();

@@ -25,7 +25,7 @@ use zmove_types::Lock;
 /// The entries that a session spares; see the module. A name that stays and its entry may come in different messages.
 #[derive(Debug)]
 pub(crate) struct Spared {
-    state: Lock<State>,
+    state: Lock<SparedState>,
     look: Look,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Spared {
 pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 
 #[derive(Debug)]
-struct State {
+struct SparedState {
     inodes: HashSet<FileNumber>,
     held: Booking,
     /// Whether everything is spared, since there are more inodes than may be remembered.
@@ -45,7 +45,7 @@ const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 
 /// The files to which names lead that are missing from a directory's listing.
 #[derive(Debug, Default)]
-struct Found<'a> {
+struct FoundNames<'a> {
     names: HashMap<&'a Name, FileNumber>,
     /// The files among these to which no listed entry of the directory leads.
     elsewhere: HashSet<FileNumber>,
@@ -61,7 +61,7 @@ impl Spared {
 
     pub(super) fn by(look: Look, quota: &Quota) -> Self {
         Self {
-            state: Lock::new(State {
+            state: Lock::new(SparedState {
                 inodes: HashSet::new(),
                 held: quota.book_nothing(),
                 all: false,
@@ -110,8 +110,8 @@ impl Spared {
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
         budget: &mut WorkBudget<'_>,
-    ) -> io::Result<Found<'a>> {
-        let mut found = Found::default();
+    ) -> io::Result<FoundNames<'a>> {
+        let mut found = FoundNames::default();
         for name in unlisted {
             budget.go_on()?;
             let Some(inode) = (self.look)(directory, name.as_os_str()) else {

@@ -252,7 +252,7 @@ async fn a_probe_that_does_not_end_is_ended() {
 
 #[test]
 fn bytes_are_bounded() {
-    let tally = Tally::new(1000, 1, Arc::default());
+    let tally = ProbeTally::new(1000, 1, Arc::default());
     tally.count(600).unwrap();
     tally.count(400).unwrap();
     assert!(matches!(tally.count(1), Err(SessionError::ProbeTooLarge)));

@@ -67,7 +67,7 @@ pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
 pub(crate) use reader::{flushed_files, read_on};
 pub(crate) use record::Record;
-pub use writer::{Journal, Mark, Room};
+pub use writer::{Journal, JournalRoom, Mark};
 
 /// The first record of a journal: the transfer, its owner and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct SourceVersion {
 
 /// A large file that is being written, and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct PartFile {
     /// The path that the file gets when it is whole.
     pub path: RelPath,
     /// The name of the file until then, in the same directory.
@@ -114,7 +114,7 @@ pub struct Part {
     pub born: Timestamp,
 }
 
-impl Part {
+impl PartFile {
     /// Whether a file of this inode, made at that time, is the part file. Where the journal has no time of birth, the
     /// inode decides.
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
@@ -139,7 +139,7 @@ pub struct UnfinishedFile {
     /// The number of the file in its transfer.
     pub file: u64,
     /// The part file, and the source it is a copy of.
-    pub part: Part,
+    pub part: PartFile,
     /// The groups that have been written, each with whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
     /// The change time of the part when its transfer had ended its work on it; `None` where the transfer was killed

@@ -39,7 +39,7 @@ use zmove_wire::FileHead;
 use crate::config::BUFFER_BYTES;
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::{
-    Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of,
+    Begin, Journal, JournalError, Mark, Orphan, PartFile, SourceVersion, UnfinishedFile, birth_of,
     orphans_like,
 };
 use crate::resume::parts::shared::SharedParts;
@@ -50,7 +50,7 @@ use zmove_types::Lock;
 
 /// All parts of one transfer.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct PartStore {
     /// The directory of the journals; without one, no journal is kept.
     journals: Option<PathBuf>,
     /// What lets a part be written that a later transfer may take over.
@@ -62,11 +62,11 @@ pub(crate) struct Parts {
     quota: Quota,
     /// In a job: parts that other receivers write too.
     pub(crate) shared: Option<SharedParts>,
-    state: Lock<State>,
+    state: Lock<PartsState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PartsState {
     journal: Option<Arc<Journal>>,
     /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
     trouble: Option<JournalFailure>,
@@ -128,7 +128,7 @@ const READERS_MAX: usize = 4;
 /// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
-impl Parts {
+impl PartStore {
     /// The parts of a transfer, with what earlier ones of the same owner have left at the same target. What is held is
     /// booked on `quota`; where there is no room for what they have left, nothing is resumed.
     pub(crate) fn new(
@@ -139,7 +139,7 @@ impl Parts {
         quota: &Quota,
     ) -> Self {
         let begin = begin(transfer, owner, target);
-        let mut state = State::default();
+        let mut state = PartsState::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
                 // Devices may have other numbers after a reboot.
@@ -159,9 +159,9 @@ impl Parts {
                     message: error.to_string(),
                     errno: Errno::NOMEM,
                 };
-                state = State {
+                state = PartsState {
                     trouble: Some(trouble),
-                    ..State::default()
+                    ..PartsState::default()
                 };
             }
         }
@@ -171,7 +171,7 @@ impl Parts {
         }
     }
 
-    fn beginning(lease: &Lease, begin: Begin, quota: &Quota, state: State) -> Self {
+    fn beginning(lease: &Lease, begin: Begin, quota: &Quota, state: PartsState) -> Self {
         Self {
             lease: lease.clone(),
             journals: None,
@@ -283,7 +283,9 @@ impl Parts {
         let _booked = self.quota.book_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
-            let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
+            let stop = hashing();
+            let mut buffer = vec![0; BUFFER_BYTES];
+            let mut found = Vec::new();
             while !stop()
                 && let Some((index, cv)) = groups.get(next.fetch_add(1, Ordering::Relaxed))
             {
@@ -348,7 +350,8 @@ impl Parts {
     pub(crate) fn create(
         &self,
         id: FileId,
-        (path, head): (&RelPath, &FileHead),
+        path: &RelPath,
+        head: &FileHead,
         directory: &Arc<OwnedFd>,
         names: &LastingNames,
     ) -> io::Result<Staged> {
@@ -366,7 +369,7 @@ impl Parts {
         let part = std::iter::repeat_with(|| names.name())
             .find(is_free)
             .expect("there are others");
-        let part = Part {
+        let part = PartFile {
             path: path.clone(),
             part,
             source: source_of(head),
@@ -586,7 +589,7 @@ impl Parts {
 /// The memory of a file of an earlier transfer beside its path and groups.
 const FILE_KEPT_BYTES: usize = 256;
 
-impl State {
+impl PartsState {
     fn running(&self) -> Option<Arc<Journal>> {
         self.journal.clone().filter(|_| self.trouble.is_none())
     }
@@ -662,7 +665,7 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
 fn reopen(
     lease: &Lease,
     directory: &Arc<OwnedFd>,
-    part: &Part,
+    part: &PartFile,
     direct: Direct,
 ) -> io::Result<Option<(Staged, FileIdentity)>> {
     let is_it = |found: BorrowedFd<'_>| {
@@ -684,7 +687,7 @@ fn reopen(
 }
 
 /// Opens the part, if it is overtaken.
-fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
+fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let (staged, identity) = reopen(target.lease(), &directory, part, Direct::Off)
         .ok()

@@ -87,7 +87,7 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
 /// Finishes directories none of which is within another, so that several threads can do them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
-    let done = transfer.side_by_side((Task::Write, "zmove-finish"), |turn| {
+    let done = transfer.side_by_side(Task::Write, "zmove-finish", |turn| {
         let mut faults = Vec::new();
         let next = || parts.lock().next();
         for part in std::iter::from_fn(next) {

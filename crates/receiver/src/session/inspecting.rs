@@ -25,8 +25,8 @@ use crate::session::connections::{
 use crate::session::opening::free_bytes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{Reporter, Workers};
-use crate::store::reports::{Outcome, Report, Reports};
-use crate::store::target::Seen;
+use crate::store::reports::{BookedOutcome, Outcome, Reports};
+use crate::store::target::SeenTarget;
 use crate::top_names::TopNames;
 
 /// An inspection under way.
@@ -38,7 +38,7 @@ struct Inspecting {
     requests: OpenRequests,
     /// The threads that look at the target.
     workers: Workers,
-    outcomes: mpsc::Receiver<Report>,
+    outcomes: mpsc::Receiver<BookedOutcome>,
 }
 
 /// The most outcomes that wait to be sent.
@@ -95,14 +95,14 @@ async fn look_at(
     connections: &mut Connections,
     open: &Open,
     config: &ReceiverConfig,
-) -> Result<Seen, SessionError> {
+) -> Result<SeenTarget, SessionError> {
     let is_listed = config.listed.is_some();
     let seen = if is_listed {
-        Seen::default()
+        SeenTarget::default()
     } else {
         let open = open.clone();
         let access = config.rights.access.clone();
-        look(move || Seen::look(&open, &access))
+        look(move || SeenTarget::look(&open, &access))
             .await
             .map_err(SessionError::Refused)?
     };
@@ -184,7 +184,7 @@ impl Inspecting {
         })
     }
 
-    async fn reply(&mut self, report: Report) -> Result<(), SessionError> {
+    async fn reply(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
         let _until_it_is_sent = report.held;
         match report.outcome {
             Outcome::Message(reply) => Ok(self.connections.send(&reply).await?),

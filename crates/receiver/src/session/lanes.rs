@@ -8,21 +8,21 @@ use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
-use crate::grant::{Coming, Taken};
+use crate::grant::{Coming, Received};
 use crate::session::verify::{
     NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged,
 };
 use crate::store::large_files::Undeclarable;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
-use crate::store::writer::Job;
+use crate::store::writer::WriterJob;
 
 /// Runs one lane to its end and reports how it ended.
 pub(crate) fn run_lane(
     transfer: &Transfer,
     number: u32,
     source: Box<dyn LaneSource>,
-    queue: &Sender<Job>,
+    queue: &Sender<WriterJob>,
 ) {
     let mut has_brought = false;
     let ended = match receive_all(transfer, source, queue, &mut has_brought) {
@@ -40,7 +40,7 @@ pub(crate) fn run_lane(
 fn receive_all(
     transfer: &Transfer,
     mut source: Box<dyn LaneSource>,
-    queue: &Sender<Job>,
+    queue: &Sender<WriterJob>,
     has_brought: &mut bool,
 ) -> Result<(), LaneError> {
     let mut watch = transfer.meter.receive.start();
@@ -66,17 +66,17 @@ fn receive_all(
                     transfer.top_names.check_batch(batch.batch())?;
                     if transfer.allowance.is_some() {
                         transfer.allow_directories(batch.batch())?;
-                        transfer.allow(item, Taken::Batch(batch.entry_bytes()))?;
+                        transfer.allow(item, Received::Batch(batch.entry_bytes()))?;
                     }
                 }
-                Some(checked.map(Job::Batch))
+                Some(checked.map(WriterJob::Batch))
             }
             FrameKind::Declare => {
                 declare(transfer, &frame)?;
                 None
             }
             FrameKind::Chunk | FrameKind::Same => {
-                transfer.allow(item, Taken::Group(frame.data.len() as u64))?;
+                transfer.allow(item, Received::Group(frame.data.len() as u64))?;
                 check_group(transfer, frame)
             }
             FrameKind::Filler => {
@@ -118,7 +118,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let base = |head: &FileHead| {
         allowed = transfer.allow_way_to(&head.path);
         if allowed.is_ok() {
-            allowed = transfer.allow(Coming::File(id.0), Taken::File);
+            allowed = transfer.allow(Coming::File(id.0), Received::File);
         }
         transfer.bases.take(&transfer.target.final_path(head))
     };
@@ -139,7 +139,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
 }
 
 /// A group that is to be stored, or the report of one that came damaged.
-fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<Job, StoredItem>> {
+fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, StoredItem>> {
     let item = frame.header.item;
     let Ok(found) = transfer.files.find(frame.header.file) else {
         return Some(Err(damaged(item, Vec::new())));
@@ -152,9 +152,9 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<Job, StoredIt
     Some(if frame.header.kind == FrameKind::Same {
         let told = |group| file.base.as_ref().and_then(|base| base.cv(group));
         let checked = NamedGroup::check(&frame.header, file.head.bytes, told);
-        checked.map(|named| Job::Named(file, named))
+        checked.map(|named| WriterJob::Named(file, named))
     } else {
         VerifiedChunk::check(frame, &file.head, &transfer.turn(Task::Look))
-            .map(|chunk| Job::Chunk(file, chunk))
+            .map(|chunk| WriterJob::Chunk(file, chunk))
     })
 }

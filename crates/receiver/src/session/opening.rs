@@ -19,7 +19,7 @@ use crate::other_jobs::OtherJobs;
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
-use crate::resume::parts::{Parts, begin};
+use crate::resume::parts::{PartStore, begin};
 use crate::session::connections::{look, opened};
 use crate::session::earlier::wait_for_earlier;
 use crate::shared_job::session::{SharedJobSession, check};
@@ -116,7 +116,7 @@ async fn sent(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
 pub(super) struct Resolved {
     pub(super) open: Open,
     pub(super) target: Target,
-    pub(super) parts: Parts,
+    pub(super) parts: PartStore,
     pub(super) other_jobs: OtherJobs,
     pub(super) file_system: FileSystemMemory,
     /// What the file system of the target has free, if that is known.
@@ -150,7 +150,7 @@ pub(super) async fn resolve(
     other_jobs: OtherJobs,
 ) -> Result<Resolved, Refusal> {
     // Of a shared job several sessions are at work.
-    if let (Some(earlier), None) = (&open.earlier, &open.shared_job) {
+    if let Some(earlier) = open.earlier.as_ref().filter(|_| open.shared_job.is_none()) {
         wait_for_earlier(earlier, &other_jobs).await?;
     }
     look(move || {
@@ -182,7 +182,7 @@ pub(super) async fn resolve(
         let parts = match open.shared_job.clone() {
             None => {
                 other_jobs.end(dead);
-                Parts::new(config.journals, transfer, owner, &target.tree, &quota)
+                PartStore::new(config.journals, transfer, owner, &target.tree, &quota)
             }
             Some(part) => {
                 // people are told the node as well; devices have other numbers on other hosts
@@ -196,7 +196,7 @@ pub(super) async fn resolve(
                 session.take_over(&dead, &journal, &quota);
                 other_jobs.end(dead);
                 let own = Arc::clone(session.session());
-                let parts = Parts::in_job(&lease, own, journal, begin, &quota);
+                let parts = PartStore::in_job(&lease, own, journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts
             }

@@ -37,9 +37,9 @@ use crate::session::lost_lanes::LostLanes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::store::publishing::{self, discard_all};
-use crate::store::reports::{Outcome, Report};
+use crate::store::reports::{BookedOutcome, Outcome};
 use crate::store::transfer::Transfer;
-use crate::store::writer::{Job, write_all};
+use crate::store::writer::{WriterJob, write_all};
 
 /// [`finish::finish`] on a thread of its own.
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
@@ -50,7 +50,7 @@ const OUTCOMES_PER_TURN: usize = 1024;
 /// The threads of one transfer.
 #[derive(Debug)]
 pub(super) struct SessionThreads {
-    queue: crossbeam_channel::Sender<Job>,
+    queue: crossbeam_channel::Sender<WriterJob>,
     threads: Vec<JoinHandle<()>>,
     lanes: LaneThreads,
     memory_max: usize,
@@ -86,7 +86,7 @@ impl SessionThreads {
     fn start_writers(
         &mut self,
         transfer: &Arc<Transfer>,
-        jobs: &crossbeam_channel::Receiver<Job>,
+        jobs: &crossbeam_channel::Receiver<WriterJob>,
         wanted: usize,
     ) -> Result<(), SessionError> {
         self.spawn("zmove-publish".into(), transfer, publishing::run)?;
@@ -162,9 +162,9 @@ impl SessionThreads {
 }
 
 /// A session whose transfer is under way.
-pub(super) struct Running {
+pub(super) struct RunningSession {
     connections: Connections,
-    outcomes: mpsc::Receiver<Report>,
+    outcomes: mpsc::Receiver<BookedOutcome>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
     open: Open,
@@ -185,11 +185,11 @@ pub(super) struct Running {
     noted: Option<(Stored, u64)>,
 }
 
-impl Running {
+impl RunningSession {
     /// Runs a transfer whose threads have been started.
     pub(super) fn new(
         connections: Connections,
-        outcomes: mpsc::Receiver<Report>,
+        outcomes: mpsc::Receiver<BookedOutcome>,
         transfer: Arc<Transfer>,
         threads: SessionThreads,
         open: Open,
@@ -400,7 +400,7 @@ impl Running {
         })
     }
 
-    fn take_outcomes(&mut self, first: Report) -> Result<(), SessionError> {
+    fn take_outcomes(&mut self, first: BookedOutcome) -> Result<(), SessionError> {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
@@ -414,7 +414,7 @@ impl Running {
 
     /// Keeps the memory of the outcome booked until all that is in the ledger has been sent, since the peer may not
     /// read.
-    fn take_report(&mut self, report: Report) -> Result<(), SessionError> {
+    fn take_report(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
         self.unsent.join(report.held);
         self.take_outcome(report.outcome)
     }
@@ -622,7 +622,7 @@ impl Running {
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
-    fn take_last(&mut self, report: Report) -> Result<(), SessionError> {
+    fn take_last(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
         if matches!(report.outcome, Outcome::LaneEnded { .. }) {
             Ok(())
         } else {

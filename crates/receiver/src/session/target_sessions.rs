@@ -89,7 +89,7 @@ impl TargetSessions {
 impl TargetSession {
     /// Whether one target is the other, or within it, as far as is known.
     fn overlaps(&self, other: &Self) -> bool {
-        let (Some(own), Some(others)) = (&self.target, &other.target) else {
+        let Some((own, others)) = self.target.as_ref().zip(other.target.as_ref()) else {
             return true;
         };
         let meets = |own: &Region| others.iter().any(|other| own.meets(other).is_some());

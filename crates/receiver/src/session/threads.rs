@@ -55,8 +55,8 @@ pub(crate) fn guarded<T: Reporter>(
 pub(crate) struct Workers {
     quota: Quota,
     /// The work that waits is bounded by the questions that the peer may have unanswered.
-    queue: Sender<Work>,
-    waiting: Receiver<Work>,
+    queue: Sender<QueuedWork>,
+    waiting: Receiver<QueuedWork>,
     /// Pieces of work that have not ended.
     under_way: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ pub(crate) struct Workers {
 }
 
 /// One piece of work.
-struct Work(Box<dyn FnOnce() + Send>);
+struct QueuedWork(Box<dyn FnOnce() + Send>);
 
 /// The most threads: as many as there may be requests under way, so that they wait for late storage side by side.
 const THREADS_MAX: usize = 32;
@@ -97,7 +97,7 @@ impl Workers {
             })?;
         }
         self.queue
-            .send(Work(Box::new(work)))
+            .send(QueuedWork(Box::new(work)))
             .expect("this holds the other end too");
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Workers {
         let ended = Arc::clone(&self.ended);
         let run = move || {
             let _booked = held;
-            for Work(work) in &waiting {
+            for QueuedWork(work) in &waiting {
                 if !ended.load(Ordering::Relaxed) {
                     work();
                 }

@@ -33,10 +33,14 @@ use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failed_to_enter};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
+use crate::store::target::tree::NewFile;
 use crate::store::transfer::Transfer;
 
-/// Where a file gets its name, and the name of its part.
-struct Place {
+/// A file that is to get its name.
+struct Commit<'a> {
+    head: &'a FileHead,
+    /// The root that the sender has named.
+    named: Option<Root>,
     parent: RelPath,
     directory: Arc<OwnedFd>,
     name: Name,
@@ -52,7 +56,7 @@ impl SharedJobSession {
         named: Option<Root>,
     ) -> Result<SharedJobResult, Failure> {
         let path = transfer.target.final_path(head);
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
         if let Err(failed) = self.flush_parts(transfer) {
@@ -67,7 +71,9 @@ impl SharedJobSession {
         self.session
             .check_device(&directory)
             .map_err(failed_to(Operation::MakeDirectory))?;
-        let place = Place {
+        let place = Commit {
+            head,
+            named,
             part: shared_name(&path, &source_of(head)),
             parent,
             directory,
@@ -83,7 +89,7 @@ impl SharedJobSession {
                 self.check(Operation::Write)?;
                 Err(given_up(errno))
             }
-            PartFound::Part(part) => self.publish(transfer, (head, named), &place, &part),
+            PartFound::Part(part) => self.publish(transfer, &place, &part),
             PartFound::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, None);
@@ -101,8 +107,7 @@ impl SharedJobSession {
     fn publish(
         &self,
         transfer: &Transfer,
-        (head, named): (&FileHead, Option<Root>),
-        place: &Place,
+        place: &Commit<'_>,
         part: &File,
     ) -> Result<SharedJobResult, Failure> {
         let inode = FileIdentity::of(part)
@@ -110,14 +115,17 @@ impl SharedJobSession {
             .inode;
         let key = (place.part.clone(), inode);
         let root = match self
-            .root_of((head, named), &key, &transfer.quota)
+            .root_of(place, &key, &transfer.quota)
             .map_err(failed_to(Operation::Read))?
         {
             Ok(root) => root,
             Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
         };
-        let Place {
-            directory, name, ..
+        let Commit {
+            head,
+            directory,
+            name,
+            ..
         } = place;
         // Another job could not take the part over after this. Whoever writes to it later gives the file its time.
         let lease = transfer.target.tree.lease();
@@ -126,7 +134,7 @@ impl SharedJobSession {
         self.session
             .retire_part(&place.part, part)
             .map_err(failed_to(Operation::Rename))?;
-        finish(transfer, (part, head), place)?;
+        finish(transfer, part, place)?;
         let mtime = head.metadata.mtime;
         if transfer.target.may_not_be_replaced(directory, name, mtime) {
             let FaultCause { operation, code } = ALREADY_THERE;
@@ -150,7 +158,7 @@ impl SharedJobSession {
     fn unless_committed(
         &self,
         transfer: &Transfer,
-        place: &Place,
+        place: &Commit<'_>,
         answer: Result<SharedJobResult, Failure>,
     ) -> Result<SharedJobResult, Failure> {
         match self.session.find_part(&place.part) {
@@ -164,7 +172,7 @@ impl SharedJobSession {
     fn committed(
         &self,
         transfer: &Transfer,
-        place: &Place,
+        place: &Commit<'_>,
         inode: u64,
     ) -> Result<SharedJobResult, Failure> {
         self.groups.lock().forget(&(place.part.clone(), inode));
@@ -178,7 +186,7 @@ impl SharedJobSession {
     /// The root of a part all groups of which count, where it is known; otherwise what the order is answered with.
     fn root_of(
         &self,
-        (head, named): (&FileHead, Option<Root>),
+        &Commit { head, named, .. }: &Commit<'_>,
         part: &PartKey,
         quota: &Quota,
     ) -> io::Result<Result<Option<Root>, SharedJobResult>> {
@@ -193,8 +201,9 @@ impl SharedJobSession {
             || Came::new(quota).root(head.bytes),
             |came| came.root(head.bytes),
         );
-        if let (Some(named), Some(found)) = (named, found)
-            && named != found
+        if named
+            .zip(found)
+            .is_some_and(|(named, found)| named != found)
         {
             return Ok(Err(SharedJobResult::Failed(
                 Operation::Verify,
@@ -211,15 +220,14 @@ fn given_up(errno: i32) -> Failure {
 }
 
 /// Gives a part all its metadata, before it has its name.
-fn finish(
-    transfer: &Transfer,
-    (part, head): (&File, &FileHead),
-    place: &Place,
-) -> Result<(), Failure> {
-    let metadata = transfer
-        .target
-        .of_file(NameAt::new(&place.directory, &place.name), &head.metadata);
-    let made = (part, &NewFiles::default(), &*place.directory);
+fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Failure> {
+    let named = NameAt::new(&place.directory, &place.name);
+    let metadata = transfer.target.of_file(named, &place.head.metadata);
+    let made = NewFile {
+        file: part,
+        new_files: &NewFiles::default(),
+        directory: &place.directory,
+    };
     // Another receiver may have given it its name meanwhile.
     let permit = transfer.target.tree.lease().permit();
     let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
@@ -275,7 +283,8 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
     let group = |offset: u64| u32::try_from(offset / GROUP_BYTES).unwrap_or(groups);
     let mut wanted: Vec<Range<u32>> = Vec::new();
     for range in data.ranges().iter().filter(|range| !range.is_empty()) {
-        let (first, end) = (group(range.start), group(range.end - 1) + 1);
+        let first = group(range.start);
+        let end = group(range.end - 1) + 1;
         match wanted.last_mut() {
             Some(last) if first <= last.end => last.end = end,
             _ => wanted.push(first..end),

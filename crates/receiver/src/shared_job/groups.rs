@@ -41,11 +41,11 @@ struct Written {
     part: PartKey,
     bytes: u64,
     /// The groups that no flush has covered, as they came.
-    unflushed: VecDeque<Group>,
+    unflushed: VecDeque<UnflushedGroup>,
 }
 
 #[derive(Debug)]
-struct Group {
+struct UnflushedGroup {
     index: u32,
     cv: Cv,
     /// The offset in the journal at which its record ends.
@@ -55,7 +55,7 @@ struct Group {
 /// The memory of a part that a session writes to.
 const WRITTEN_BYTES: usize = 256;
 /// The memory of a group that no flush has covered, in a queue that has just grown.
-const GROUP_BYTES: usize = 2 * size_of::<Group>();
+const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
 impl FlushedGroups {
     pub(super) fn new(quota: &Quota) -> Self {
@@ -150,7 +150,9 @@ impl GroupsByPart {
                     .unwrap_or(0)
                     .saturating_sub(first);
                 let groups = (first..).zip(cvs).take(are_there as usize);
-                let groups: Vec<_> = groups.map(|(index, cv)| Group { index, cv, end }).collect();
+                let groups: Vec<_> = groups
+                    .map(|(index, cv)| UnflushedGroup { index, cv, end })
+                    .collect();
                 self.held.grow(GROUP_BYTES * groups.len())?;
                 groups
                     .iter()
@@ -184,7 +186,7 @@ impl GroupsByPart {
     }
 
     /// A group that was written with other bytes counts when these are flushed, and not before.
-    fn uncount_if_changed(&mut self, part: &PartKey, group: &Group) {
+    fn uncount_if_changed(&mut self, part: &PartKey, group: &UnflushedGroup) {
         if let Some(came) = self.of.get_mut(part)
             && came
                 .values
@@ -197,7 +199,7 @@ impl GroupsByPart {
 
     /// All that stands before an offset in the journal has been flushed.
     fn flushed(&mut self, written: &mut Written, upto: u64) -> Result<(), WireError> {
-        let is_covered = |group: &&Group| group.end <= upto;
+        let is_covered = |group: &&UnflushedGroup| group.end <= upto;
         if written.unflushed.front().filter(is_covered).is_none() {
             return Ok(());
         }
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
     use crate::quota::Quotas;
     use crate::quota::limits::Limits;
-    use crate::resume::journal::{Part, SourceVersion};
+    use crate::resume::journal::{PartFile, SourceVersion};
     use zmove_transport::Fingerprint;
     use zmove_types::{ByteCount, GROUP_BYTES as BYTES, RelPath, Timestamp};
 
@@ -229,8 +231,8 @@ mod tests {
         end: u64,
     }
 
-    fn part() -> Part {
-        Part {
+    fn part() -> PartFile {
+        PartFile {
             path: RelPath::from_bytes(b"f").unwrap(),
             part: Name::from_bytes(b"part-1").unwrap(),
             source: SourceVersion {

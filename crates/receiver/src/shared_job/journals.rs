@@ -67,7 +67,8 @@ impl<T: Default> Journals<T> {
         directory: &OwnedFd,
         mut take: impl FnMut(&mut T, Record, u64) -> io::Result<()>,
     ) -> io::Result<()> {
-        let (mut files, mut bytes) = (0, 0);
+        let mut files = 0;
+        let mut bytes = 0;
         for entry in Dir::read_from(directory)? {
             let Some(name) = journal_name(entry?.file_name().to_bytes()) else {
                 continue;

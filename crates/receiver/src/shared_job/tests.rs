@@ -36,9 +36,9 @@ use super::*;
 use crate::config::ReceiverConfig;
 use crate::quota::limits::Limits;
 use crate::quota::{Quota, Quotas};
-use crate::resume::journal::{Journal, Part, SourceVersion};
+use crate::resume::journal::{Journal, PartFile, SourceVersion};
 use crate::resume::parts::shared::shared_name;
-use crate::resume::parts::{Parts, begin, source_of};
+use crate::resume::parts::{PartStore, begin, source_of};
 use crate::session::connections::SessionReport;
 use crate::shared_job::groups::{FlushedGroups, PartKey};
 use crate::store::placer::Placer;
@@ -352,7 +352,7 @@ async fn groups_count_when_they_are_flushed() {
     let (path, source) = (head.path.clone(), source_of(&head));
     told.part(
         4,
-        &Part {
+        &PartFile {
             path,
             part: name,
             source,
@@ -663,7 +663,7 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant()).unwrap();
     let begin = begin(id, String::new(), &target.tree);
     let (session, journal) = SharedJobSession::begin(&target.tree, &part(), &begin, quota).unwrap();
-    let parts = Parts::in_job(
+    let parts = PartStore::in_job(
         &Lease::constant(),
         Arc::clone(session.session()),
         journal,
@@ -824,7 +824,7 @@ fn flushed_part(
         bytes,
         ..SourceVersion::default()
     };
-    let told = Part {
+    let told = PartFile {
         path: path("f"),
         part: part.clone(),
         source,

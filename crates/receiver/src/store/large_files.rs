@@ -39,7 +39,7 @@ pub(crate) struct FileTable {
 
 #[derive(Debug)]
 struct Table {
-    slots: HashMap<FileId, Slot>,
+    slots: HashMap<FileId, FileSlot>,
     /// The number of files that are alive.
     living: usize,
     /// The number of files that were given up before they were declared.
@@ -49,7 +49,7 @@ struct Table {
 }
 
 #[derive(Debug)]
-enum Slot {
+enum FileSlot {
     Live(Arc<LargeFile>),
     /// The file is whole, and about to get its name: chunks that come again wait for that.
     Closing(Arc<LargeFile>),
@@ -67,12 +67,12 @@ pub(crate) struct LargeFile {
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
     whole: Whole,
-    state: Lock<State>,
+    state: Lock<LargeFileState>,
     _held: Booking,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LargeFileState {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
     /// How many groups with data have not been written.
@@ -160,7 +160,7 @@ impl FileTable {
         }
         table.held.grow(SLOT_BYTES)?;
         table.unheard += 1;
-        table.slots.insert(id, Slot::Unheard);
+        table.slots.insert(id, FileSlot::Unheard);
         Ok(())
     }
 
@@ -205,27 +205,27 @@ impl FileTable {
                     _held: held,
                 });
                 let mut state = file.state.lock();
-                table.slots.insert(id, Slot::Live(Arc::clone(&file)));
+                table.slots.insert(id, FileSlot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
-                *state = State::going_on_with(&file.head, prior(&file.head), came)?;
+                *state = LargeFileState::going_on_with(&file.head, prior(&file.head), came)?;
                 Ok(())
             }
-            Some(Slot::Live(file)) if file.head == head => Ok(()),
-            Some(Slot::Dead | Slot::Closing(_)) => Ok(()),
-            Some(Slot::Unheard) => {
+            Some(FileSlot::Live(file)) if file.head == head => Ok(()),
+            Some(FileSlot::Dead | FileSlot::Closing(_)) => Ok(()),
+            Some(FileSlot::Unheard) => {
                 table.unheard -= 1;
-                table.slots.insert(id, Slot::Dead);
+                table.slots.insert(id, FileSlot::Dead);
                 Ok(())
             }
             earlier => {
-                let was_live = matches!(earlier, Some(Slot::Live(_)));
+                let was_live = matches!(earlier, Some(FileSlot::Live(_)));
                 let is_new = earlier.is_none();
                 if is_new {
                     table.held.grow(SLOT_BYTES)?;
                 }
                 table.living -= usize::from(was_live);
-                table.slots.insert(id, Slot::Dead);
+                table.slots.insert(id, FileSlot::Dead);
                 Err(Undeclarable::Contradicted(Fault {
                     path: head.path,
                     operation: Operation::Verify,
@@ -239,8 +239,8 @@ impl FileTable {
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
-            Some(Slot::Dead | Slot::Unheard) => Ok(None),
-            Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
+            Some(FileSlot::Dead | FileSlot::Unheard) => Ok(None),
+            Some(FileSlot::Live(file) | FileSlot::Closing(file)) => Ok(Some(Arc::clone(file))),
         }
     }
 
@@ -248,42 +248,46 @@ impl FileTable {
     pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
         let table = self.table.lock();
         let living = table.slots.values().filter_map(|slot| match slot {
-            Slot::Live(file) => Some(Arc::clone(file)),
-            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+            FileSlot::Live(file) => Some(Arc::clone(file)),
+            FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
         });
         living.collect()
     }
 
     /// Ends a file; returns it if it was alive, so that its end is reported once.
     pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
-        self.end(id, |_| Slot::Dead)
+        self.end(id, |_| FileSlot::Dead)
     }
 
     /// Marks a file as whole; returns whether it was alive. [`closed`](Self::closed) ends this state.
     pub(crate) fn close(&self, id: FileId) -> bool {
-        self.end(id, Slot::Closing).is_some()
+        self.end(id, FileSlot::Closing).is_some()
     }
 
     /// Marks a file that was closing as ended: it has its name, or could not get it.
     pub(crate) fn closed(&self, id: FileId) {
-        self.table.lock().slots.insert(id, Slot::Dead);
+        self.table.lock().slots.insert(id, FileSlot::Dead);
     }
 
-    fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> Option<Arc<LargeFile>> {
+    fn end(
+        &self,
+        id: FileId,
+        into: impl FnOnce(Arc<LargeFile>) -> FileSlot,
+    ) -> Option<Arc<LargeFile>> {
         let mut table = self.table.lock();
         match table.slots.entry(id) {
             Entry::Vacant(place) => {
-                place.insert(Slot::Dead);
+                place.insert(FileSlot::Dead);
                 None
             }
             Entry::Occupied(mut slot) => match slot.get() {
-                Slot::Live(file) => {
+                FileSlot::Live(file) => {
                     let file = Arc::clone(file);
                     slot.insert(into(Arc::clone(&file)));
                     table.living -= 1;
                     Some(file)
                 }
-                Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+                FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
             },
         }
     }
@@ -292,14 +296,12 @@ impl FileTable {
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
         let mut table = self.table.lock();
         table.living = 0;
-        let live =
-            table
-                .slots
-                .values_mut()
-                .filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
-                    Slot::Live(file) => Some(file),
-                    Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
-                });
+        let live = table.slots.values_mut().filter_map(|slot| {
+            match std::mem::replace(slot, FileSlot::Dead) {
+                FileSlot::Live(file) => Some(file),
+                FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
+            }
+        });
         live.collect()
     }
 }
@@ -330,7 +332,7 @@ impl From<WireError> for Undeclarable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undeclared;
 
-impl State {
+impl LargeFileState {
     fn going_on_with(
         head: &FileHead,
         prior: Option<(Prior, ByteOrigins)>,

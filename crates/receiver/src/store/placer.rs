@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, NameAt, NewFiles, NonRegular, Permit, Staged,
-    StagingDirectory, Task, Tree, Turn, close, write_data,
+    ContentsWriter, FileIdentity, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory,
+    Task, Tree, Turn, close, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -33,16 +33,16 @@ use zmove_wire::{
 use crate::store::failure::{
     ALREADY_THERE, Failure, again, failed_to, failed_to_enter, failure, is_no_room,
 };
-use crate::store::placer::runs::{Entry, Files, Run, Runs};
+use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
 use crate::store::publishing::publish_all;
 use crate::store::publishing::publisher::{
-    FillingGuard, HiddenFile, Known, PendingBatch, SmallFile,
+    FillingGuard, HiddenFile, PendingBatch, SenderKnowledge, SmallFile,
 };
 use crate::store::target::file_systems::Flush;
 use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
-use crate::store::target::tree::{check_close, flush_now};
+use crate::store::target::tree::{NewFile, check_close, flush_now};
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
 
@@ -104,7 +104,7 @@ impl<'a> Placer<'a> {
         let runs = Runs::new(groups, data);
         // The first to come is this thread.
         let own = Lock::new(Some(self));
-        transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
+        transfer.side_by_side(Task::Write, "zmove-write", |turn| {
             let turns = Turns { own: turn, writer };
             let mut other = None;
             let placer = own.lock().take();
@@ -159,7 +159,7 @@ impl<'a> Placer<'a> {
                 return;
             }
             turns.get_help(self.transfer);
-            if batch.known == Known::PerhapsThere
+            if batch.known == SenderKnowledge::PerhapsThere
                 && let BatchEntry::File(file) = &entry.entry
                 && opened
                     .as_ref()
@@ -307,7 +307,7 @@ impl<'a> Placer<'a> {
     }
 
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
-    fn staging(&mut self, path: &RelPath, files: Files) -> Option<FillingGuard<'a>> {
+    fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files.count == 0 || self.transfer.target.staging_place.job().is_some() {
             return None;
@@ -315,10 +315,10 @@ impl<'a> Placer<'a> {
         if let Some(open) = publisher.join(path) {
             return Some(open);
         }
-        let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), files.are_many())
-        else {
-            return None;
-        };
+        let (parent, name) = path
+            .parent()
+            .zip(path.file_name())
+            .filter(|_| files.are_many())?;
         let parent_directory = self.directory(&parent).ok()?.directory;
         let tree = &self.transfer.target.tree;
         let modes = tree.modes();
@@ -344,8 +344,8 @@ impl<'a> Placer<'a> {
         path: &RelPath,
         staging: FillingGuard<'_>,
         batch: &Arc<PendingBatch>,
-        entries: Vec<Entry<'d>>,
-    ) -> Vec<Entry<'d>> {
+        entries: Vec<PlacedEntry<'d>>,
+    ) -> Vec<PlacedEntry<'d>> {
         let mut others = Vec::new();
         let mut files = Vec::new();
         let mut spoiled = Vec::new();
@@ -355,7 +355,7 @@ impl<'a> Placer<'a> {
             .file_systems
             .note(staging.staging.directory())
             .unwrap_or(Flush::Each);
-        for Entry {
+        for PlacedEntry {
             number,
             bytes,
             entry,
@@ -366,7 +366,7 @@ impl<'a> Placer<'a> {
             }
             turns.get_help(self.transfer);
             let BatchEntry::File(file) = entry else {
-                others.push(Entry {
+                others.push(PlacedEntry {
                     number,
                     bytes,
                     entry,
@@ -375,9 +375,9 @@ impl<'a> Placer<'a> {
             };
             turns.own.writes(bytes.len());
             let metadata = self.transfer.target.view.rules.of_file(&file.metadata);
-            match self.make_in(&staging.staging, flush, path, (&file, &metadata), bytes) {
+            match self.make_in(&staging.staging, flush, path, &file, &metadata, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
-                Err(Unmade::NotTaken) => others.push(Entry {
+                Err(Unmade::NotTaken) => others.push(PlacedEntry {
                     number,
                     bytes,
                     entry: BatchEntry::File(file),
@@ -445,7 +445,7 @@ impl<'a> Placer<'a> {
         let name = self.transfer.target.view.name(path, &file.name);
         let place = NameAt::new(&opened.directory, name);
         let metadata = self.transfer.target.of_file(place, &file.metadata);
-        self.make_in(&side.staging, opened.flush, path, (file, &metadata), bytes)?;
+        self.make_in(&side.staging, opened.flush, path, file, &metadata, bytes)?;
         let lease = self.transfer.target.tree.lease();
         if !all.give_name(
             lease,
@@ -500,11 +500,11 @@ impl<'a> Placer<'a> {
         opened: &Opened,
         path: &Arc<RelPath>,
         batch: &Arc<PendingBatch>,
-        Entry {
+        PlacedEntry {
             number,
             bytes,
             entry,
-        }: &Entry<'_>,
+        }: &PlacedEntry<'_>,
     ) -> Result<(), Failure> {
         let transfer = self.transfer;
         let directory = &opened.directory;
@@ -517,7 +517,8 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 self.place_non_regular(
-                    (directory, path),
+                    directory,
+                    path,
                     name,
                     NonRegular::Symlink(target),
                     metadata,
@@ -525,7 +526,8 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Special(name, metadata, special) => {
                 self.place_non_regular(
-                    (directory, path),
+                    directory,
+                    path,
                     name,
                     NonRegular::Special(*special),
                     metadata,
@@ -564,7 +566,8 @@ impl<'a> Placer<'a> {
     /// Makes a symbolic link or special file, or another name of one that has been made.
     fn place_non_regular(
         &mut self,
-        (directory, path): (&OwnedFd, &Arc<RelPath>),
+        directory: &OwnedFd,
+        path: &RelPath,
         name: &Name,
         entry: NonRegular<'_>,
         metadata: &Metadata,
@@ -660,21 +663,28 @@ impl<'a> Placer<'a> {
         staging: &StagingDirectory,
         flush: Flush,
         path: &RelPath,
-        (file, metadata): (&FileEntry, &Metadata),
+        file: &FileEntry,
+        metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
         // somebody may have removed the directory, or the file system may take two names for one: by itself
         // the file may succeed
+        let new_files = staging.new_files();
+        let directory = staging.directory();
         let mode = self
             .transfer
             .target
-            .first_mode(metadata, (staging.new_files(), staging.directory()));
+            .first_mode(metadata, new_files, directory);
         let created = staging
             .create(&file.name, mode)
             .map_err(|_error| Unmade::NotTaken)?;
-        let made = (&created, staging.new_files(), &**staging.directory());
+        let made = NewFile {
+            file: &created,
+            new_files,
+            directory,
+        };
         let at = At(path, Some(&file.name));
-        let written = self.fill_new(made, flush, (file, metadata), bytes, at);
+        let written = self.fill_new(made, flush, file, metadata, bytes, at);
         // The error of the close counts only where nothing else has failed.
         let written = written.and(close(created).map_err(failed_to(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
@@ -693,12 +703,14 @@ impl<'a> Placer<'a> {
     /// flushed.
     fn fill_new(
         &self,
-        made @ (file, ..): (&File, &NewFiles, &OwnedFd),
+        made: NewFile<'_>,
         flush: Flush,
-        (entry, metadata): (&FileEntry, &Metadata),
+        entry: &FileEntry,
+        metadata: &Metadata,
         bytes: &[u8],
         at: At<'_>,
     ) -> Result<(), Failure> {
+        let file = made.file;
         let sized = match &entry.data {
             Some(_) => file.set_len(u64::from(entry.bytes)),
             None => Ok(()),
@@ -747,14 +759,18 @@ impl<'a> Placer<'a> {
             transfer.stored_small(file, || path.join(&file.name).ok());
             return Ok(None);
         }
-        let mode = target.first_mode(&metadata, (&opened.new_files, directory));
+        let mode = target.first_mode(&metadata, &opened.new_files, directory);
         let staged = target
             .staging_place
             .create(directory, &opened.new_files, mode);
         let staged = staged.map_err(failed_to(Operation::Create))?;
-        let made = (staged.file(), &*opened.new_files, &**directory);
+        let made = NewFile {
+            file: staged.file(),
+            new_files: &opened.new_files,
+            directory,
+        };
         let at = At(path, Some(name));
-        self.fill_new(made, opened.flush, (file, &metadata), bytes, at)?;
+        self.fill_new(made, opened.flush, file, &metadata, bytes, at)?;
         check_close(&staged)?;
         Ok(staged.into_hidden_name())
     }

@@ -28,15 +28,15 @@ use zmove_disk::{
     Answers, FileIdentity, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
     unlink_at,
 };
-use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
+use zmove_types::{FileId, Name, RelPath};
 use zmove_wire::{Durability, FileDone, FileEntry, Operation};
 
 use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failure};
 use crate::store::proving::not_as_it_came;
-use crate::store::publishing::lost::Lost;
+use crate::store::publishing::lost::{Below, Lost};
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake,
-    WholeFile,
+    Filling, Generation, HiddenFile, PendingBatch, SenderKnowledge, SmallFile, WAIT_LATE_MAX,
+    WAIT_MAX, Wake, WholeFile,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -210,7 +210,7 @@ impl Generation {
         let flushes_directories = transfer.target.view.rules.durability == Durability::File
             || transfer.target.file_systems.any_each();
         let mut changed = self.named_in;
-        let mut named = Named::default();
+        let mut named = PublishedFiles::default();
         let waiting = Lock::new(by_directory(self.files).into_iter());
         for (directory, files, failed) in name_hidden(transfer, &waiting) {
             if flushes_directories {
@@ -220,20 +220,11 @@ impl Generation {
             batches.extend(failed);
         }
         let turn = transfer.quota.naming_turn();
-        for file in self.large {
+        for mut file in self.large {
             turn.is_over();
             changed.extend(file.path.parent());
-            let mut ended = EndedFile {
-                id: file.id,
-                bytes: file.bytes,
-                origins: file.origins,
-                root: file.root.clone(),
-                path: file.path.clone(),
-                fault: None,
-            };
-            if let Some(published) = publish_large(transfer, &mut directories, file) {
-                ended.fault = published.err();
-                named.large.push(ended);
+            if let Some(published) = publish_large(transfer, &mut directories, &mut file) {
+                named.large.push((file, published.err()));
             }
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
@@ -369,7 +360,7 @@ fn look_at_all(
             let found = if is_flushed && !transfer.reads_back() {
                 Ok(())
             } else {
-                look_at(transfer, &directory, suspect.file(), is_flushed)
+                look_at(transfer, &directory, &suspect, is_flushed)
             };
             (suspect, found)
         };
@@ -382,9 +373,10 @@ fn look_at_all(
 fn look_at(
     transfer: &Transfer,
     directory: &OwnedFd,
-    (name, wanted): (&Name, &FileEntry),
+    suspect: &Suspect,
     is_flushed: bool,
 ) -> io::Result<()> {
+    let (name, wanted) = suspect.file();
     let opened = open_own(transfer.target.tree.lease(), directory.as_fd(), name)?;
     if !is_flushed {
         opened.sync_all()?;
@@ -402,35 +394,29 @@ fn look_at(
 
 /// The files that have final names, perhaps below a staging directory that has none yet.
 #[derive(Default)]
-struct Named {
+struct PublishedFiles {
     files: Vec<HiddenFile>,
-    large: Vec<EndedFile>,
+    /// Each with why it could not get its name.
+    large: Vec<(WholeFile, Option<FaultCause>)>,
     staged: Vec<(RelPath, Vec<SmallFile>)>,
 }
 
-/// A large file that has got its name, or why it has not.
-struct EndedFile {
-    id: FileId,
-    bytes: u64,
-    origins: ByteOrigins,
-    root: Option<(RelPath, Root)>,
-    path: RelPath,
-    fault: Option<FaultCause>,
-}
-
-impl Named {
+impl PublishedFiles {
     /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
-        for EndedFile {
-            id,
-            bytes,
-            origins,
-            root,
-            path,
-            fault,
-        } in self.large
-        {
+        for (file, fault) in self.large {
+            let WholeFile {
+                id,
+                bytes,
+                origins,
+                root,
+                staged,
+                path,
+                ..
+            } = file;
             turn.is_over();
+            // Close the file before it is reported.
+            drop(staged);
             let fault = fault.or_else(|| lost.take(&path));
             if fault.is_none() {
                 let (at_source, root) = root.unzip();
@@ -585,7 +571,7 @@ fn stays_there(
     small: &SmallFile,
 ) -> bool {
     target.may_not_be_replaced(directory, name, small.file.metadata.mtime)
-        || small.batch.known == Known::PerhapsThere && target.looks_like(place, whole)
+        || small.batch.known == SenderKnowledge::PerhapsThere && target.looks_like(place, whole)
 }
 
 /// The fault for a name that could not be given.
@@ -617,27 +603,17 @@ fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, fil
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
-    WholeFile {
-        id,
-        mut staged,
-        path,
-        metadata,
-        ..
-    }: WholeFile,
+    file: &mut WholeFile,
 ) -> Option<Result<(), FaultCause>> {
-    let named = name_large(
-        &transfer.target,
-        directories,
-        (&mut staged, &path),
-        metadata.mtime,
-    );
+    let named = name_large(&transfer.target, directories, file);
+    let WholeFile { id, staged, .. } = file;
     if named.is_err() && transfer.target.tree.lease().has_ended() {
-        leave_large(transfer, id, &staged);
+        leave_large(transfer, *id, staged);
         return None;
     }
     if named.is_err() {
         staged.discard();
-        transfer.parts.remove(id, &staged);
+        transfer.parts.remove(*id, staged);
     }
     Some(named)
 }
@@ -652,13 +628,17 @@ fn leave_large(transfer: &Transfer, id: FileId, staged: &Staged) {
 fn name_large(
     target: &TargetTree,
     directories: &mut OpenDirectories<'_>,
-    (staged, path): (&mut Staged, &RelPath),
-    mtime: Timestamp,
+    WholeFile {
+        staged,
+        path,
+        metadata,
+        ..
+    }: &mut WholeFile,
 ) -> Result<(), FaultCause> {
     let name = path.file_name().expect("a declared file has a name");
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let directory = naming(target, directories.as_it_is(&parent))?;
-    if target.may_not_be_replaced(&directory, &name, mtime) {
+    if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
         return Err(ALREADY_THERE);
     }
     staged.move_to(directory);
@@ -739,10 +719,11 @@ fn publish_staging(
             if !staging.is(&standing) {
                 merge(
                     &transfer.target,
-                    (path, &staging),
+                    &staging,
                     &standing,
-                    (&filled, &spoiled),
-                    lost,
+                    &filled,
+                    &spoiled,
+                    lost.of(path),
                     turn,
                 );
                 directories.let_go_below(path);
@@ -759,10 +740,11 @@ fn publish_staging(
 /// Moves the entries of a staging directory one by one into the directory that somebody else has put in its place.
 fn merge(
     target: &TargetTree,
-    (path, staging): (&RelPath, &StagingDirectory),
+    staging: &StagingDirectory,
     standing: &Arc<OwnedFd>,
-    (filled, spoiled): (&[SmallFile], &[Name]),
-    lost: &mut Lost,
+    filled: &[SmallFile],
+    spoiled: &[Name],
+    lost: &mut Below,
     turn: &Turn<'_>,
 ) {
     let files: HashMap<_, _> = filled
@@ -771,7 +753,7 @@ fn merge(
         .collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
-    let lost = Lock::new(lost.of(path));
+    let lost = Lock::new(lost);
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {

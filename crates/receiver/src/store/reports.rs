@@ -13,7 +13,7 @@ use crate::session::requests::Unanswered;
 /// The way by which the threads of a transfer tell its session.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
-    pub(crate) outcomes: Sender<Report>,
+    pub(crate) outcomes: Sender<BookedOutcome>,
     /// The quota in which reports are booked.
     pub(crate) quota: Quota,
 }
@@ -45,7 +45,7 @@ pub(crate) enum Outcome {
 
 /// A report with the memory that is booked for it until the peer has it.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct BookedOutcome {
     pub(crate) outcome: Outcome,
     pub(crate) held: Booking,
     /// The request that it answers, if it is the last answer to one.
@@ -74,7 +74,7 @@ impl Reports {
             Err(error) => Outcome::OverLimit(error),
         };
         // Nobody receives it any more only when the session is over.
-        let _session_over = self.outcomes.blocking_send(Report {
+        let _session_over = self.outcomes.blocking_send(BookedOutcome {
             outcome,
             held,
             _answers: answers,

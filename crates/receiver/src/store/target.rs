@@ -68,7 +68,7 @@ pub(crate) struct Target {
 }
 
 /// The place of a target, whose directory need not exist.
-struct Place<'a> {
+struct TargetPlace<'a> {
     /// The tree that the target lies in; `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
     /// The path of the directory for entries in the tree.
@@ -88,7 +88,7 @@ enum Missing<'a> {
 
 const TARGET_BYTES_MAX: usize = 4096;
 
-impl<'a> Place<'a> {
+impl<'a> TargetPlace<'a> {
     fn of(open: &'a Open, access: &WriteAccess, missing: Missing<'_>) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
@@ -101,7 +101,7 @@ impl<'a> Place<'a> {
         }
         let shown = Path::new(OsStr::from_bytes(&open.target));
         if let TargetShape::Single { name } = &open.shape
-            && let (Some(parent), Some(own_name)) = (path.parent(), path.file_name())
+            && let Some((parent, own_name)) = path.parent().zip(path.file_name())
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
                 // It exists, whatever it is.
@@ -169,7 +169,7 @@ impl Target {
                 }
             }
         }
-        let place = Place::of(open, access, Missing::Made(lease))?;
+        let place = TargetPlace::of(open, access, Missing::Made(lease))?;
         let tree = place.tree.clone().expect("it was made");
         let tree = &tree.under(lease.clone());
         let path = &place.path;
@@ -233,7 +233,7 @@ impl Target {
 
     /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
-        let place = Place::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, Missing::Left)?;
         let Some(tree) = &place.tree else {
             return Ok(None);
         };
@@ -262,7 +262,7 @@ pub(crate) fn wait_for_jobs_above(
     other_jobs: &OtherJobs,
 ) -> Result<(), Refusal> {
     let wait = || {
-        let place = Place::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, Missing::Left)?;
         jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
             .map(|dead| other_jobs.end(dead))
@@ -272,7 +272,7 @@ pub(crate) fn wait_for_jobs_above(
 }
 
 /// The jobs above a place, each by the directory in which it is.
-fn jobs_above(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
+fn jobs_above(place: &TargetPlace<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for directory in directories_of(place, access)? {
         let directory = directory?;
@@ -284,7 +284,7 @@ fn jobs_above(place: &Place<'_>, access: &WriteAccess) -> io::Result<Vec<Found>>
 
 /// The directories above a place, as far as they exist.
 fn directories_of(
-    place: &Place<'_>,
+    place: &TargetPlace<'_>,
     access: &WriteAccess,
 ) -> io::Result<impl Iterator<Item = io::Result<Arc<OwnedFd>>>> {
     let (tree, nearest) = match &place.tree {
@@ -343,7 +343,7 @@ const ABOVE_MAX: usize = 64;
 
 /// A target that is only looked at: what is missing stays missing.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct SeenTarget {
     /// The directory that paths are relative to, if it is there.
     pub(crate) tree: Option<Tree>,
     /// For a single entry: its name at the source and the name it would get.
@@ -353,14 +353,14 @@ pub(crate) struct Seen {
     pub(crate) is_closed: bool,
 }
 
-impl Seen {
+impl SeenTarget {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
 
     fn find(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        let place = Place::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, Missing::Left)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
@@ -394,7 +394,7 @@ fn alone(name: &Name) -> io::Result<RelPath> {
 /// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
 /// the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+    let Some((parent, name)) = path.parent().zip(path.file_name()) else {
         return Ok(false);
     };
     if tree.open_directory(path).is_ok() {
@@ -712,7 +712,7 @@ mod tests {
         }
         let access = WriteAccess::Beneath(vec![root].into());
         let open = open("x", directory());
-        let looked = Seen::look(&open, &access).map(drop).unwrap_err();
+        let looked = SeenTarget::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access, &Lease::constant()).unwrap_err();
         assert!(
             resolved.text.contains("belongs to user 65534") && looked == resolved,

@@ -20,19 +20,19 @@ use zmove_wire::{
 };
 
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
-use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
+use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Received};
 use crate::meters::TransferMeter;
 use crate::mirror::Spared;
 use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
-use crate::resume::parts::{Parts, is_overtaken};
+use crate::resume::parts::{PartStore, is_overtaken};
 use crate::session::threads::Reporter;
 use crate::shared_job::session::{Heart, SharedJobSession};
 use crate::store::failure::FaultCause;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
-use crate::store::reports::{Outcome, Report, Reports};
+use crate::store::reports::{BookedOutcome, Outcome, Reports};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
@@ -55,7 +55,7 @@ pub(crate) struct Transfer {
     pub(crate) files: FileTable,
     /// Parts of large files that may give way to other files.
     pub(crate) spare_parts: SpareParts,
-    pub(crate) parts: Parts,
+    pub(crate) parts: PartStore,
     pub(crate) bases: Bases,
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
@@ -87,9 +87,9 @@ impl Transfer {
         id: TransferId,
         open: &Open,
         target: Target,
-        parts: Parts,
+        parts: PartStore,
         config: &ReceiverConfig,
-        outcomes: Sender<Report>,
+        outcomes: Sender<BookedOutcome>,
     ) -> Self {
         let quota = config.quota.clone();
         let rules = Rules::of(open, &config.rights);
@@ -191,10 +191,11 @@ impl Transfer {
     /// Runs `work` on this thread, and on as many others as are of use where storage answers late.
     pub(crate) fn side_by_side<T: Send>(
         &self,
-        task: (Task, &str),
+        task: Task,
+        name: &str,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.quota.side_by_side(task, &self.stopping, work)
+        self.quota.side_by_side(task, name, &self.stopping, work)
     }
 
     /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
@@ -216,7 +217,7 @@ impl Transfer {
     }
 
     /// Notes what has come, where only so much may.
-    pub(crate) fn allow(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
+    pub(crate) fn allow(&self, what: Coming, taken: Received) -> Result<(), WireError> {
         self.allowance
             .as_ref()
             .map_or(Ok(()), |allowance| allowance.take(what, taken))
@@ -284,7 +285,9 @@ impl Transfer {
             brought.count(counters);
             path.iter().for_each(|path| brought.note(path));
         }
-        if let (Some(named), Some(path), Some(root)) = (&self.named, path, root) {
+        if let Some(named) = &self.named
+            && let Some((path, root)) = path.zip(root)
+        {
             named.named(path, root);
         }
     }

@@ -17,7 +17,7 @@ use crate::store::failure::{Failure, failed_to, failed_to_enter, failure, is_no_
 use crate::store::large_files::delta::Base;
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
-use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
+use crate::store::publishing::publisher::{PendingBatch, SenderKnowledge, WholeFile};
 use crate::store::publishing::{end_large, make_room};
 use crate::store::reports::Outcome;
 use crate::store::target::keeper::At;
@@ -26,7 +26,7 @@ use crate::store::transfer::Transfer;
 
 /// Work for a writer.
 #[derive(Debug)]
-pub(crate) enum Job {
+pub(crate) enum WriterJob {
     Batch(VerifiedBatch),
     Chunk(Arc<LargeFile>, VerifiedChunk),
     Named(Arc<LargeFile>, NamedGroup),
@@ -34,9 +34,9 @@ pub(crate) enum Job {
 
 /// Runs one writer, with helpers where storage answers late, until all lanes have dropped the queue. Work that is taken
 /// from the queue when the session has ended is dropped.
-pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
+pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     let is_first = AtomicBool::new(true);
-    transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
+    transfer.side_by_side(Task::Write, "zmove-write", |turn| {
         if is_first.swap(false, Ordering::Relaxed) {
             write(transfer, turn, queue, || queue.recv().ok());
         } else {
@@ -53,8 +53,8 @@ const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
 fn write(
     transfer: &Transfer,
     turn: &Turn<'_>,
-    queue: &Receiver<Job>,
-    next: impl Fn() -> Option<Job>,
+    queue: &Receiver<WriterJob>,
+    next: impl Fn() -> Option<WriterJob>,
 ) {
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
@@ -68,13 +68,13 @@ fn write(
             turn.get_help();
         }
         match job {
-            Job::Batch(batch) => {
+            WriterJob::Batch(batch) => {
                 // The threads that place the batch take turns of their own.
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
-            Job::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, &file, chunk),
-            Job::Named(file, named) => keep_group(transfer, turn, &mut placer, &file, named),
+            WriterJob::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, &file, chunk),
+            WriterJob::Named(file, named) => keep_group(transfer, turn, &mut placer, &file, named),
         }
         turn.pause();
         watch.lap(Doing::Busy);
@@ -88,9 +88,9 @@ fn store_batch(
     batch: VerifiedBatch,
 ) {
     let known = if batch.is_guessed() && transfer.target.state == TargetState::Populated {
-        Known::PerhapsThere
+        SenderKnowledge::PerhapsThere
     } else {
-        Known::Needed
+        SenderKnowledge::Needed
     };
     let (item, batch, data, held) = batch.into_parts();
     let _placing = transfer.publisher.begin_batch();
@@ -133,7 +133,13 @@ fn store_chunk(
         Ok(staged)
     });
     let kind = FrameKind::Chunk;
-    book_group(transfer, turn, file, Group { item, span, kind }, written);
+    book_group(
+        transfer,
+        turn,
+        file,
+        StoredGroup { item, span, kind },
+        written,
+    );
 }
 
 /// Whether an item is the first copy of its group; a later copy is settled with the first.
@@ -215,7 +221,7 @@ fn keep_group(
                 is_written(transfer, file, span, cv).map_err(failed_to(Operation::Write))?;
                 Ok(kept)
             });
-            let group = Group {
+            let group = StoredGroup {
                 item,
                 span,
                 kind: FrameKind::Same,
@@ -242,7 +248,7 @@ fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) ->
 }
 
 /// A group of a file, and the kind of the frame that stands for it.
-struct Group {
+struct StoredGroup {
     item: ItemId,
     span: GroupSpan,
     kind: FrameKind,
@@ -253,7 +259,7 @@ fn book_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     file: &Arc<LargeFile>,
-    Group { item, span, kind }: Group,
+    StoredGroup { item, span, kind }: StoredGroup,
     written: Result<Arc<Staged>, Failure>,
 ) {
     if written.is_ok() {
@@ -328,7 +334,8 @@ pub(crate) fn open_staged(
             .parts
             .create(
                 file.id,
-                (&path, &file.head),
+                &path,
+                &file.head,
                 &directory,
                 &transfer.target.part_names,
             )
@@ -557,7 +564,7 @@ mod tests {
             let (jobs_in, jobs) = crossbeam_channel::unbounded();
             std::thread::scope(|scope| {
                 scope.spawn(|| write_all(&transfer, &jobs));
-                jobs_in.send(Job::Batch(verified_batch())).unwrap();
+                jobs_in.send(WriterJob::Batch(verified_batch())).unwrap();
                 drop(jobs_in);
             });
         });

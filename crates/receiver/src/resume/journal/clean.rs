@@ -20,7 +20,7 @@ use zmove_disk::{Tree, is_part, unlink_at};
 use zmove_types::{RelPath, Timestamp};
 
 use super::orphans::{self, Orphan, discard, list};
-use super::{JournalError, Part, Unfinished};
+use super::{JournalError, PartFile, Unfinished};
 
 /// Which journals are removed.
 #[derive(Clone, Debug)]
@@ -215,7 +215,7 @@ fn open_target(path: &Path, unfinished: &Unfinished) -> io::Result<Option<Tree>>
     Ok((same_device && stat.st_ino == begin.inode).then_some(tree))
 }
 
-fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate> {
+fn clean_part(tree: &Tree, part: &PartFile, mode: CleanMode) -> io::Result<PartFate> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(PartFate::Gone),
         io::ErrorKind::NotADirectory => Ok(PartFate::Replaced),
@@ -242,7 +242,7 @@ fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate>
     Ok(PartFate::Removed)
 }
 
-/// The time of birth of an open file, as a [`Part`] has it; zero where the file system or the kernel has none.
+/// The time of birth of an open file, as a [`PartFile`] has it; zero where the file system or the kernel has none.
 #[must_use]
 pub fn birth_of(file: impl AsFd) -> Timestamp {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)

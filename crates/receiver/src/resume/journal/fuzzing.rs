@@ -59,7 +59,8 @@ pub fn journal_records(bytes: &[u8]) {
 /// When they do not.
 pub fn job_journal(bytes: &[u8]) {
     let journal = framed(bytes);
-    let (mut whole, mut position) = (Vec::new(), 0);
+    let mut whole = Vec::new();
+    let mut position = 0;
     let take = |record, end| {
         whole.push((record, end));
         Ok(())
@@ -68,7 +69,8 @@ pub fn job_journal(bytes: &[u8]) {
     assert!(
         position <= journal.len() as u64 && whole.last().is_none_or(|(_, end)| *end == position)
     );
-    let (mut grown, mut read) = (Vec::new(), 0);
+    let mut grown = Vec::new();
+    let mut read = 0;
     let step = journal.len() / 7 + 1;
     for length in (0..journal.len()).step_by(step).chain([journal.len()]) {
         let from = usize::try_from(read).expect("it is in memory");

@@ -51,14 +51,14 @@ impl Tags {
 
 /// A journal in its directory.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct NamedJournal {
     pub(super) path: PathBuf,
     pub(super) tags: Tags,
     /// Whether the journal is being created or rewritten.
     pub(super) is_new: bool,
 }
 
-impl Named {
+impl NamedJournal {
     fn parse(path: PathBuf) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let is_new = name.ends_with(SUFFIX_NEW);
@@ -88,7 +88,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
 }
 
 /// All journals in `directory`, in the order of their paths, with those that are being created or rewritten.
-pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
+pub(super) fn entries(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let cannot = |error: io::Error| JournalError::io("read directory", directory)(error);
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -101,14 +101,16 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
     let mut named: Vec<_> = paths
         .map_err(cannot)?
         .into_iter()
-        .filter_map(Named::parse)
+        .filter_map(NamedJournal::parse)
         .collect();
     named.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(named)
 }
 
 /// The journals in `directory`, without those that are being created or rewritten.
-pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, JournalError> {
+pub(super) fn journals(
+    directory: &Path,
+) -> Result<impl Iterator<Item = NamedJournal>, JournalError> {
     Ok(entries(directory)?
         .into_iter()
         .filter(|named| !named.is_new))

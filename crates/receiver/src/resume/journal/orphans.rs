@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::locked_file::{self, LockedFile};
-use super::naming::{Named, Tags, entries, journals};
+use super::naming::{NamedJournal, Tags, entries, journals};
 use super::reader::{self, Replay, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
@@ -168,7 +168,7 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
 /// The paths of all journals in `directory`, each with the time of its last write.
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
-    for Named { path, .. } in journals(directory)? {
+    for NamedJournal { path, .. } in journals(directory)? {
         if let Some((_bytes, modified)) = length_and_age(&path)? {
             aged.push((path, modified));
         }
@@ -188,7 +188,7 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
 }
 
 /// The journals, after the removal of those whose writer died while it created or rewrote them.
-fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
+fn sweep(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let mut journals = entries(directory)?;
     for left in journals.extract_if(.., |named| named.is_new) {
         discard(&left.path)?;

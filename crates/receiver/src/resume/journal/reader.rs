@@ -6,7 +6,7 @@ use std::io::{self, BufReader, Read};
 use zmove_types::{Cv, GroupSpan, Timestamp};
 
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
-use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
+use super::{Begin, FILES_MAX, JournalError, PartFile, Unfinished, UnfinishedFile};
 
 /// The state that the records of a journal add up to.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Replay {
 
 #[derive(Debug)]
 struct ReplayedFile {
-    part: Part,
+    part: PartFile,
     /// Each group with the offset at which its record ends; zero for a group that was already flushed.
     groups: BTreeMap<u32, (Cv, u64)>,
     /// The change time with which the part was left, if nothing was written to it after that.

@@ -6,7 +6,7 @@
 use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
 
-use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
+use super::{Begin, JournalError, OWNER_BYTES_MAX, PartFile, SourceVersion, TARGET_BYTES_MAX};
 
 /// The format that is written and read here.
 pub(super) const VERSION: u32 = 1;
@@ -47,7 +47,7 @@ pub(crate) enum Record {
     /// The first record of a journal, and never another one.
     Begin(Begin, BootId),
     /// A large file begins.
-    Part(u64, Part),
+    Part(u64, PartFile),
     /// Groups from `first` on that have been written, or had been `flushed` before they came into this journal.
     Groups {
         file: u64,
@@ -180,7 +180,7 @@ fn put_begin(body: &mut Vec<u8>, begin: &Begin, boot: BootId) -> Result<(), Jour
     put_text(body, "the target", &begin.target, TARGET_BYTES_MAX)
 }
 
-fn put_part(body: &mut Vec<u8>, part: &Part) -> Result<(), JournalError> {
+fn put_part(body: &mut Vec<u8>, part: &PartFile) -> Result<(), JournalError> {
     let path = part.path.as_bytes();
     let name = part.part.as_bytes();
     body.extend(part.inode.to_le_bytes());
@@ -283,8 +283,8 @@ impl<'a> Fields<'a> {
         Some(Record::Begin(begin, boot))
     }
 
-    fn part(&mut self) -> Option<Part> {
-        Some(Part {
+    fn part(&mut self) -> Option<PartFile> {
+        Some(PartFile {
             inode: self.u64()?,
             born: self.time()?,
             source: self.source()?,

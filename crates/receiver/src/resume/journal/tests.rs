@@ -29,13 +29,13 @@ fn part_name(name: &str) -> String {
 }
 
 /// A part of a file of `groups` groups, the last of them short.
-fn part(name: &str, groups: u64) -> Part {
+fn part(name: &str, groups: u64) -> PartFile {
     let bytes = groups * zmove_types::GROUP_BYTES - 1;
     let mtime = Timestamp {
         seconds: 1_600_000_000,
         nanos: 5,
     };
-    Part {
+    PartFile {
         path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
         part: Name::from_bytes(part_name(name).as_bytes()).unwrap(),
         source: SourceVersion {
@@ -410,7 +410,7 @@ fn journals_of_others_and_of_other_places_are_not_opened() {
 #[test]
 fn an_owner_has_no_more_journals_than_there_is_room_for() {
     let (_home, directory) = home();
-    let room = Room {
+    let room = JournalRoom {
         journals: 2,
         bytes: 4000,
     };

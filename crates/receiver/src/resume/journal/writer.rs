@@ -15,26 +15,26 @@ use zmove_types::{Cv, Name, Timestamp};
 use crate::resume::runs_of;
 
 use super::locked_file::{self, LockedFile};
-use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
+use super::naming::{NamedJournal, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
-use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
+use super::{Begin, FILES_MAX, JournalError, PartFile, UnfinishedFile};
 
 use zmove_types::Lock;
 
 /// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
-    place: Place,
+    place: JournalPlace,
     path: PathBuf,
-    state: Lock<State>,
+    state: Lock<JournalState>,
     /// The most bytes that the journal may have when a record is added.
     bytes_max: u64,
 }
 
 /// Where a journal lies.
 #[derive(Debug)]
-enum Place {
+enum JournalPlace {
     /// In this directory, locked.
     Own(PathBuf),
     /// In the directory of a job, whose other receivers read it: no lock would hold between hosts, and it is only ever
@@ -44,7 +44,7 @@ enum Place {
 
 /// The limits on the journals of one owner, checked when another begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct JournalRoom {
     /// The most journals.
     pub journals: usize,
     /// The most bytes of all journals together.
@@ -59,7 +59,7 @@ pub struct Mark {
 }
 
 #[derive(Debug)]
-struct State {
+struct JournalState {
     file: Arc<File>,
     /// Counts how often the journal has been rewritten: positions of another generation mean nothing.
     generation: u64,
@@ -105,7 +105,7 @@ impl Journal {
         Self::create_within(
             directory,
             begin,
-            Room {
+            JournalRoom {
                 journals: usize::MAX,
                 bytes: u64::MAX,
             },
@@ -119,14 +119,14 @@ impl Journal {
     pub fn create_within(
         directory: &Path,
         begin: &Begin,
-        room: Room,
+        room: JournalRoom,
     ) -> Result<Self, JournalError> {
         locked_file::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
         let first = Record::Begin(begin.clone(), BootId::current());
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = LockedFile::create(&new)?;
-        let mut state = State::new(held.file);
+        let mut state = JournalState::new(held.file);
         // Create it under another name: under its own it is never seen empty or unlocked.
         let begun = state
             .append(&first, &new)
@@ -134,7 +134,7 @@ impl Journal {
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
         Ok(Self {
-            place: Place::Own(directory.to_owned()),
+            place: JournalPlace::Own(directory.to_owned()),
             path,
             state: Lock::new(state),
             bytes_max: room.bytes / SHARES,
@@ -154,10 +154,10 @@ impl Journal {
         let path = PathBuf::from(name.as_os_str());
         let made = create_at(directory, name, Mode::RUSR | Mode::WUSR);
         let file = made.map_err(JournalError::io("create", &path))?;
-        let mut state = State {
+        let mut state = JournalState {
             compact_at: u64::MAX,
             room_until: 0,
-            ..State::new(file)
+            ..JournalState::new(file)
         };
         let begun = state.append(&Record::Begin(begin.clone(), BootId::current()), &path);
         if begun.is_err() {
@@ -165,7 +165,7 @@ impl Journal {
         }
         begun?;
         Ok(Self {
-            place: Place::Job(Arc::clone(directory)),
+            place: JournalPlace::Job(Arc::clone(directory)),
             path,
             state: Lock::new(state),
             bytes_max,
@@ -187,7 +187,7 @@ impl Journal {
         state.file.set_len(state.end)
     }
 
-    fn check_room(&self, state: &State) -> Result<(), JournalError> {
+    fn check_room(&self, state: &JournalState) -> Result<(), JournalError> {
         if state.end >= self.bytes_max {
             return Err(JournalError::NoRoom {
                 what: "bytes",
@@ -202,7 +202,7 @@ impl Journal {
     /// # Errors
     /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; [`JournalError::NoRoom`]; the system's
     /// error.
-    pub fn part(&self, file: u64, part: &Part) -> Result<(), JournalError> {
+    pub fn part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
@@ -324,7 +324,7 @@ impl Journal {
     }
 
     /// Flushes the journal, and its name if that is new, while others go on writing.
-    fn sync(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
+    fn sync(&self, state: MutexGuard<'_, JournalState>) -> Result<(), JournalError> {
         let file = Arc::clone(&state.file);
         let generation = state.generation;
         let named = state.named;
@@ -333,8 +333,8 @@ impl Journal {
             .map_err(JournalError::io("flush", &self.path))?;
         if !named {
             match &self.place {
-                Place::Own(directory) => locked_file::sync_directory(directory)?,
-                Place::Job(directory) => {
+                JournalPlace::Own(directory) => locked_file::sync_directory(directory)?,
+                JournalPlace::Job(directory) => {
                     let synced = rustix::fs::fsync(directory);
                     synced.map_err(JournalError::io("flush directory of", &self.path))?;
                 }
@@ -346,7 +346,7 @@ impl Journal {
     }
 
     /// Rewrites the journal if most of it is about files that have ended. Where that fails it stays as it is.
-    fn compact(&self, state: &mut State) {
+    fn compact(&self, state: &mut JournalState) {
         let of_use = state.files.values().sum::<u64>();
         if of_use.saturating_mul(COMPACT_SHARE) <= state.end
             && let Ok(Some(anew)) = self.anew(state)
@@ -358,7 +358,7 @@ impl Journal {
 
     /// Replaces the journal by one of the unfinished files; `None` where the present one does not list the expected
     /// files.
-    fn anew(&self, state: &State) -> Result<Option<State>, JournalError> {
+    fn anew(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
             let mut file = &*state.file;
             file.rewind()?;
@@ -375,7 +375,7 @@ impl Journal {
         {
             return Ok(None);
         }
-        let Place::Own(directory) = &self.place else {
+        let JournalPlace::Own(directory) = &self.place else {
             return Ok(None);
         };
         let path = path_with(directory, &unfinished.begin, SUFFIX_NEW);
@@ -397,7 +397,7 @@ impl Journal {
     }
 }
 
-impl State {
+impl JournalState {
     fn new(file: File) -> Self {
         Self {
             file: Arc::new(file),
@@ -454,12 +454,12 @@ impl State {
     }
 }
 
-fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), JournalError> {
+fn check_room(directory: &Path, begin: &Begin, room: JournalRoom) -> Result<(), JournalError> {
     if room.journals == usize::MAX {
         return Ok(());
     }
     let owner = Tags::of(begin).owner;
-    let is_own = |named: &Named| named.tags.owner == owner;
+    let is_own = |named: &NamedJournal| named.tags.owner == owner;
     let own: Vec<_> = journals(directory)?.filter(is_own).collect();
     if own.len() >= room.journals {
         return Err(JournalError::NoRoom {
@@ -488,10 +488,10 @@ fn write_anew(
     begin: Begin,
     files: &[UnfinishedFile],
     generation: u64,
-) -> Result<State, JournalError> {
-    let mut state = State {
+) -> Result<JournalState, JournalError> {
+    let mut state = JournalState {
         generation,
-        ..State::new(held.file)
+        ..JournalState::new(held.file)
     };
     state.append(&Record::Begin(begin, BootId::current()), &held.path)?;
     for unfinished in files {

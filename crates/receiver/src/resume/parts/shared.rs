@@ -14,9 +14,9 @@ use zmove_disk::{Direct, FileIdentity, JobSession, Lease, Staged, set_file_mtime
 use zmove_types::{FileId, Lock, Name, RelPath, Timestamp};
 use zmove_wire::FileHead;
 
-use super::{Parts, State, source_of};
+use super::{PartStore, PartsState, source_of};
 use crate::quota::Quota;
-use crate::resume::journal::{Begin, Journal, Part, SourceVersion, birth_of};
+use crate::resume::journal::{Begin, Journal, PartFile, SourceVersion, birth_of};
 use crate::store::target::file_systems::Flush;
 
 /// The parts that a session writes in a job.
@@ -44,7 +44,7 @@ pub(super) struct SharedPart {
     pub(super) is_closing: bool,
 }
 
-impl Parts {
+impl PartStore {
     /// The parts of a session in a job, with its journal.
     pub(crate) fn in_job(
         lease: &Lease,
@@ -53,9 +53,9 @@ impl Parts {
         begin: Begin,
         quota: &Quota,
     ) -> Self {
-        let state = State {
+        let state = PartsState {
             journal: Some(Arc::new(journal)),
-            ..State::default()
+            ..PartsState::default()
         };
         Self {
             shared: Some(SharedParts::new(lease, session)),
@@ -83,7 +83,7 @@ impl Parts {
             self.unflushed.store(true, Ordering::Relaxed);
         }
         let inode = FileIdentity::of(staged.file())?.inode;
-        let part = Part {
+        let part = PartFile {
             path: path.clone(),
             part: name,
             source,

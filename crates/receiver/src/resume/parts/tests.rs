@@ -52,9 +52,9 @@ impl World {
         }
     }
 
-    fn parts(&self, transfer: u8) -> Parts {
+    fn parts(&self, transfer: u8) -> PartStore {
         let journals = Some(self.home.path().join("journal"));
-        Parts::new(
+        PartStore::new(
             journals,
             TransferId([transfer; 16]),
             "owner".to_owned(),
@@ -90,7 +90,7 @@ impl World {
         let path = &self.head.path;
         let names = LastingNames::new("t");
         let mut part = parts
-            .create(FileId(3), (path, &self.head), &self.directory(), &names)
+            .create(FileId(3), path, &self.head, &self.directory(), &names)
             .unwrap();
         part.reserve(BYTES, None, Direct::Off).unwrap();
         for (number, &index) in groups.iter().enumerate() {
@@ -145,7 +145,7 @@ impl World {
     }
 
     /// The groups of the file that the next transfer holds.
-    fn claim(&self, parts: &Parts, source: &SourceVersion) -> Vec<u32> {
+    fn claim(&self, parts: &PartStore, source: &SourceVersion) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
         held.iter()
@@ -219,7 +219,7 @@ fn what_was_written_is_held_and_goes_on() {
 
 impl World {
     /// The groups that count as held without being read.
-    fn trusted(&self, parts: &Parts) -> Vec<u32> {
+    fn trusted(&self, parts: &PartStore) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || {
             || true
@@ -348,7 +348,8 @@ fn a_part_that_was_never_given_its_size_goes() {
         parts
             .create(
                 FileId(3),
-                (&world.head.path, &world.head),
+                &world.head.path,
+                &world.head,
                 &world.directory(),
                 &names,
             )
@@ -443,7 +444,8 @@ fn a_part_that_cannot_be_removed_stays_in_the_journal() {
         let part = parts
             .create(
                 FileId(1),
-                (&world.head.path, &world.head),
+                &world.head.path,
+                &world.head,
                 &world.directory(),
                 &names,
             )
@@ -521,7 +523,7 @@ fn small_ones_are_not_journalled() {
     let parts = world.parts(1);
     drop(
         parts
-            .create(FileId(1), (&head.path, &head), &world.directory(), &names)
+            .create(FileId(1), &head.path, &head, &world.directory(), &names)
             .unwrap(),
     );
     assert_eq!(
@@ -546,7 +548,8 @@ fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let _part = parts
         .create(
             FileId(3),
-            (&world.head.path, &world.head),
+            &world.head.path,
+            &world.head,
             &world.directory(),
             &names,
         )

@@ -113,7 +113,7 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let names = ["d0", "d1", "d2", "d3"];
     let directories = names.iter().zip(0..).map(|(name, entry)| {
         std::fs::create_dir(home.path().join(name)).unwrap();
-        Directory {
+        DirectoryToSet {
             entry,
             path: path(name),
             metadata: metadata(),

@@ -47,12 +47,12 @@ pub(crate) struct Base {
     /// The values that were sent for its groups, by number.
     cvs: BTreeMap<u32, Cv>,
     _held: Option<Booking>,
-    sources: OnceLock<Sources>,
+    sources: OnceLock<GroupSources>,
 }
 
 /// The places where groups of the old version are found.
 #[derive(Debug)]
-struct Sources {
+struct GroupSources {
     /// Whether groups may be found in the new file: it began as a copy, an earlier transfer has written to it, or it is
     /// the old one, changed in its place. No group is written over another's place.
     in_place: bool,
@@ -119,13 +119,13 @@ impl Base {
         let old = old
             .filter(|_| !in_place)
             .and_then(|old| for_reading(old, direct));
-        let _first = self.sources.set(Sources { in_place, old });
+        let _first = self.sources.set(GroupSources { in_place, old });
         Ok(())
     }
 
     /// Notes that the new file is the old version, changed in its place.
     pub(crate) fn is_the_file_itself(&self, file: &Staged) {
-        let _first = self.sources.set(Sources {
+        let _first = self.sources.set(GroupSources {
             in_place: is_read_from_storage(file),
             old: None,
         });
@@ -150,13 +150,13 @@ impl Base {
         };
         let file_io = bases.file_io.as_ref();
         // How the part began from which the file resumes is not known.
-        let of_part = || Sources {
+        let of_part = || GroupSources {
             in_place: is_read_from_storage(new),
             old: open_old()
                 .ok()
                 .and_then(|old| for_reading(old, bases.direct)),
         };
-        let Sources { in_place, old } = self.sources.get_or_init(of_part);
+        let GroupSources { in_place, old } = self.sources.get_or_init(of_part);
         let mut there = None;
         if *in_place {
             (there, buffer) = read_group(file_io, new.data(), span, buffer);

@@ -13,12 +13,12 @@ use crate::store::target::open_directories::Opened;
 use zmove_types::Lock;
 
 /// The entries that wait, by directory; see the module.
-pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);
+pub(super) struct Runs<'d>(Lock<Vec<WaitingDirectory<'d>>>);
 
-struct Group<'d> {
+struct WaitingDirectory<'d> {
     path: Arc<RelPath>,
-    files: Files,
-    entries: std::vec::IntoIter<Entry<'d>>,
+    files: DirectoryFiles,
+    entries: std::vec::IntoIter<PlacedEntry<'d>>,
     threads: usize,
     side_directories: Arc<SideDirectories>,
     /// The directory, as long as a thread has it open.
@@ -26,7 +26,7 @@ struct Group<'d> {
 }
 
 /// An entry that is being placed.
-pub(super) struct Entry<'d> {
+pub(super) struct PlacedEntry<'d> {
     /// The entry's number in the batch.
     pub(super) number: u32,
     /// The contents, or what there is of them beside holes, where the entry is a file.
@@ -38,8 +38,8 @@ pub(super) struct Entry<'d> {
 pub(super) struct Run<'d> {
     group: usize,
     pub(super) path: Arc<RelPath>,
-    pub(super) files: Files,
-    pub(super) entries: Vec<Entry<'d>>,
+    pub(super) files: DirectoryFiles,
+    pub(super) entries: Vec<PlacedEntry<'d>>,
     pub(super) side_directories: Arc<SideDirectories>,
     /// The directory, where another thread has it open.
     pub(super) opened: Option<Opened>,
@@ -47,14 +47,14 @@ pub(super) struct Run<'d> {
 
 /// The files of a directory that came in one batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Files {
+pub(super) struct DirectoryFiles {
     pub(super) count: usize,
     /// Whether it is the last directory of the batch: the batch was full there, so that others of its files are likely
     /// to follow.
     pub(super) may_go_on: bool,
 }
 
-impl Files {
+impl DirectoryFiles {
     /// Whether they are as many as a staging directory pays for, or are likely to be with those that follow: these find
     /// a directory in use where it was not begun for the first.
     pub(super) const fn are_many(self) -> bool {
@@ -84,15 +84,15 @@ impl<'d> Runs<'d> {
             let entries: Vec<_> = numbers
                 .by_ref()
                 .zip(group.entries)
-                .map(|(number, entry)| Entry {
+                .map(|(number, entry)| PlacedEntry {
                     number,
                     bytes: take_data(&entry, &mut rest),
                     entry,
                 })
                 .collect();
-            Group {
+            WaitingDirectory {
                 path: Arc::new(group.directory),
-                files: Files {
+                files: DirectoryFiles {
                     count,
                     may_go_on: number == last,
                 },

@@ -88,7 +88,7 @@ fn transfer_by(
     let target = Target::resolve(&open, &WriteAccess::Anywhere, &Lease::constant()).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
-    let parts = crate::resume::parts::Parts::new(
+    let parts = crate::resume::parts::PartStore::new(
         journals,
         id,
         String::new(),
@@ -155,7 +155,7 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
 
 /// Places a group as far as possible before anything is published.
 pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
-    let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
+    let batch = PendingBatch::new(ItemId(1), SenderKnowledge::Needed, None);
     placer.place_groups(
         vec![group],
         &batch,
@@ -481,7 +481,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         }
         let transfer = transfer(home.path());
         let mut placer = Placer::new(&transfer);
-        let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
+        let batch = PendingBatch::new(ItemId(1), SenderKnowledge::PerhapsThere, None);
         placer.place_groups(
             vec![files("d", "f", 8)],
             &batch,
@@ -534,7 +534,7 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         }));
         file.metadata.mode = 0o4755;
         let mut placer = Placer::new(&transfer);
-        let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
+        let batch = PendingBatch::new(ItemId(1), SenderKnowledge::PerhapsThere, None);
         placer.place_groups(
             vec![group],
             &batch,
@@ -801,7 +801,7 @@ fn of_one_name_in_two_batches_the_last_stays() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
-    let second = PendingBatch::new(ItemId(2), Known::Needed, None);
+    let second = PendingBatch::new(ItemId(2), SenderKnowledge::Needed, None);
     placer.place_groups(
         vec![files("d", "f", 9)],
         &second,
@@ -840,7 +840,7 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
+    let batch = PendingBatch::new(ItemId(1), SenderKnowledge::Needed, None);
     let groups = vec![files("whole", "f", 2), files("begun", "f", 2)];
     placer.place_groups(groups, &batch, b"xxxx", &transfer.turn(Task::Write));
     begin(&mut placer, files("begun", "g", 2));
@@ -933,7 +933,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
         placer
             .staging(
                 &path("d"),
-                Files {
+                DirectoryFiles {
                     count: 1,
                     may_go_on: false,
                 },

@@ -55,7 +55,7 @@ use zmove_types::Lock;
 /// The files that a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
-    state: Lock<State>,
+    state: Lock<PublisherState>,
     /// Notified when there is work for the thread that publishes, and when it has done some.
     changed: Condvar,
     /// Notified when a directory has been swept.
@@ -67,7 +67,7 @@ pub(crate) struct Publisher {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PublisherState {
     current: Generation,
     /// Every staging directory that has not got its name, by its final path.
     staged: HashMap<RelPath, Arc<StagingDirectory>>,
@@ -159,7 +159,7 @@ pub(crate) struct WholeFile {
 
 /// What the sender knew about a batch's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum SenderKnowledge {
     /// The files do not exist at the target, or are to be replaced.
     Needed,
     /// The sender guessed that the files do not exist: one that exists already stays.
@@ -171,7 +171,7 @@ pub(crate) enum Known {
 #[derive(Debug)]
 pub(crate) struct PendingBatch {
     item: ItemId,
-    pub(crate) known: Known,
+    pub(crate) known: SenderKnowledge,
     faults: Lock<Vec<EntryFault>>,
     /// The memory of the names in it, booked on the key's quota.
     _held: Option<Booking>,
@@ -306,7 +306,7 @@ impl Publisher {
             return None;
         }
         drop(state);
-        let begun = Beginning {
+        let begun = BeginningGuard {
             publisher: self,
             path,
         };
@@ -516,13 +516,13 @@ impl Publisher {
     }
 
     /// Notes that something has come, which the thread that publishes may sleep through otherwise.
-    fn touch(&self, state: &mut State) {
+    fn touch(&self, state: &mut PublisherState) {
         if state.current.touch() {
             self.changed.notify_all();
         }
     }
 
-    fn request_if_full(&self, state: &mut State) {
+    fn request_if_full(&self, state: &mut PublisherState) {
         let full = state.current.is_over(ENTRIES_EARLY, ITEMS_EARLY)
             || state.current.large.len() >= LARGE_MAX;
         if full && !state.requested {
@@ -575,7 +575,7 @@ impl Publisher {
         self.state.lock().staged.remove(path);
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, PublisherState>) -> MutexGuard<'a, PublisherState> {
         self.changed
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner)
@@ -597,12 +597,12 @@ impl Drop for Placing<'_> {
 }
 
 /// A guard that takes a path out of those that are being begun, however that ends.
-struct Beginning<'a> {
+struct BeginningGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
 }
 
-impl Drop for Beginning<'_> {
+impl Drop for BeginningGuard<'_> {
     fn drop(&mut self) {
         self.publisher.state.lock().beginning.remove(self.path);
         self.publisher.changed.notify_all();
@@ -657,7 +657,7 @@ impl Drop for Sweeping<'_> {
     }
 }
 
-impl State {
+impl PublisherState {
     fn note_swept(&mut self, path: &RelPath) {
         if self.swept.len() < SWEPT_MAX {
             self.swept.insert(path);
@@ -688,7 +688,7 @@ impl SmallFile {
 }
 
 impl PendingBatch {
-    pub(crate) fn new(item: ItemId, known: Known, held: Option<Booking>) -> Arc<Self> {
+    pub(crate) fn new(item: ItemId, known: SenderKnowledge, held: Option<Booking>) -> Arc<Self> {
         Arc::new(Self {
             item,
             known,

@@ -109,7 +109,7 @@ fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     let names = LastingNames::new("t");
     let _part = transfer
         .parts
-        .create(FileId(3), (&head.path, &head), &directory, &names)
+        .create(FileId(3), &head.path, &head, &directory, &names)
         .unwrap();
     let written = |index| {
         transfer

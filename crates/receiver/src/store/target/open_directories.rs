@@ -70,7 +70,7 @@ impl<'a> OpenDirectories<'a> {
 
     /// The directory that has the name under which a staging directory was to be published.
     pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
             return self.as_it_is(path);
         };
         let parent = self.as_it_is(&parent)?;

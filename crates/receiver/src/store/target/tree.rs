@@ -68,6 +68,14 @@ pub(crate) struct TargetTree {
     pub(super) giving_way: GivingWay,
 }
 
+/// A file that has just been made in a directory.
+#[derive(Clone, Copy)]
+pub(crate) struct NewFile<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) new_files: &'a NewFiles,
+    pub(crate) directory: &'a OwnedFd,
+}
+
 impl TargetTree {
     pub(crate) fn new(
         target: Target,
@@ -147,7 +155,7 @@ impl TargetTree {
     /// # Errors
     /// The system's error.
     pub(crate) fn open_old_at(&self, path: &RelPath) -> io::Result<File> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
             return Err(io::ErrorKind::IsADirectory.into());
         };
         open_old(self.tree.open_directory(&parent)?.as_fd(), &name)
@@ -171,7 +179,11 @@ impl TargetTree {
     pub(crate) fn set_new_metadata(
         &self,
         permit: Permit<'_>,
-        (file, new_files, directory): (&File, &NewFiles, &OwnedFd),
+        NewFile {
+            file,
+            new_files,
+            directory,
+        }: NewFile<'_>,
         metadata: &Metadata,
         at: At<'_>,
     ) -> Result<(), Failure> {
@@ -199,7 +211,8 @@ impl TargetTree {
     pub(crate) fn first_mode(
         &self,
         metadata: &Metadata,
-        (new_files, directory): (&NewFiles, &OwnedFd),
+        new_files: &NewFiles,
+        directory: &OwnedFd,
     ) -> u32 {
         let is_alone = metadata.extra.is_some() || self.gives_acl(new_files, directory);
         if is_alone {

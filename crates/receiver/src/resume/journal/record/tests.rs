@@ -19,7 +19,7 @@ fn begin() -> Begin {
     }
 }
 
-fn part() -> Part {
+fn part() -> PartFile {
     let (mtime, ctime) = (time(-1, 1), time(5, 6));
     let source = SourceVersion {
         bytes: 9 << 20,
@@ -31,7 +31,7 @@ fn part() -> Part {
         RelPath::from_bytes(b"a/b").unwrap(),
         Name::from_bytes(b".p").unwrap(),
     );
-    Part {
+    PartFile {
         path,
         part,
         source,

@@ -50,10 +50,10 @@ impl Scene {
     }
 
     /// The part as it is now.
-    fn part(&self) -> Part {
+    fn part(&self) -> PartFile {
         let stat = self.part_file().metadata().unwrap();
         let born = birth_of(fs::File::open(self.part_file()).unwrap());
-        Part {
+        PartFile {
             inode: stat.ino(),
             born,
             ..part("x", 9)
@@ -61,7 +61,7 @@ impl Scene {
     }
 
     /// Writes a journal that lists `part` alone.
-    fn journal(&self, part: &Part) -> Journal {
+    fn journal(&self, part: &PartFile) -> Journal {
         let journal = Journal::create(&self.journals(), &self.begin(1)).unwrap();
         journal.part(1, part).unwrap();
         journal
@@ -132,24 +132,24 @@ fn another_file_of_that_name_is_left() {
     let link = path.symlink_metadata().unwrap().ino();
     let name = Name::from_bytes(part_name("link").as_bytes()).unwrap();
     let replaced = [
-        Part {
+        PartFile {
             part: name.clone(),
             inode: link,
             born: Timestamp::default(),
             ..part.clone()
         },
-        Part {
+        PartFile {
             inode: part.inode + 1,
             ..part.clone()
         },
-        Part {
+        PartFile {
             born: Timestamp {
                 seconds: 1,
                 nanos: 1,
             },
             ..part.clone()
         },
-        Part { part: name, ..part },
+        PartFile { part: name, ..part },
     ];
     for part in replaced {
         drop(scene.journal(&part));
@@ -331,7 +331,7 @@ fn a_name_that_no_part_has_is_left() {
         let scene = Scene::new();
         let path = scene.target().join("sub").join(name);
         fs::hard_link(scene.part_file(), &path).unwrap();
-        drop(scene.journal(&Part {
+        drop(scene.journal(&PartFile {
             part: Name::from_bytes(name.as_bytes()).unwrap(),
             ..scene.part()
         }));

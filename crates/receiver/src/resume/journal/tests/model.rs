@@ -18,7 +18,7 @@ type Groups = BTreeMap<u32, (Cv, usize)>;
 /// The expected state, group by group, with the number of the event that set it; zero once it is flushed.
 #[derive(Debug, Default)]
 struct Model {
-    files: BTreeMap<u64, (Part, Groups)>,
+    files: BTreeMap<u64, (PartFile, Groups)>,
     marked: Option<usize>,
 }
 

@@ -72,7 +72,8 @@ impl World {
         let (path, head) = (path(), self.head());
         let part = transfer.parts.create(
             FileId(3),
-            (&path, &head),
+            &path,
+            &head,
             &directory,
             &transfer.target.part_names,
         );
