@@ -21,7 +21,7 @@ pub(crate) mod verify;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 use zmove_disk::Lease;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, PathProbe};
 use zmove_types::{Lock, TransferId};
-use zmove_wire::{Greeting, Intent, Open, Refusal, Role, ToSender};
+use zmove_wire::{Greeting, Intent, Open, Role, ToSender};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -358,14 +358,15 @@ async fn receive_files(
     ended
 }
 
-/// Opens the target, and tells the sender what that waits for.
+/// Opens the target, and tells the sender what that waits for. A stop does not cut that short: what was begun at the
+/// target is given up here, before the next session comes. Whoever waits there for an echo of the sender goes on.
 async fn open_target(
     connections: &mut Connections,
     open: Open,
     transfer: TransferId,
     config: ReceiverConfig,
     lease: Lease,
-    stop: Pin<&mut impl Future<Output = SessionError>>,
+    mut stop: Pin<&mut impl Future<Output = SessionError>>,
 ) -> Result<Resolved, SessionError> {
     let (told, held_up) = mpsc::unbounded_channel();
     connections.held_up = Some(held_up);
@@ -373,42 +374,18 @@ async fn open_target(
     let other_jobs = OtherJobs::new(own, &lease, Some(told));
     let is_over = other_jobs.end_of_waiting();
     let resolving = resolve(open, transfer, config, lease.clone(), other_jobs);
-    let resolving = resolved_or_stopped(resolving, stop, &lease, &is_over);
-    telling(connections, resolving, &is_over).await
-}
-
-/// What a target was resolved to. A stop does not cut that short: what was begun at the target is given up here, before
-/// the next session comes. Whoever waits there for an echo of the sender goes on.
-async fn resolved_or_stopped(
-    resolving: impl Future<Output = Result<Resolved, Refusal>>,
-    stop: Pin<&mut impl Future<Output = SessionError>>,
-    lease: &Lease,
-    is_over: &AtomicBool,
-) -> Result<Resolved, SessionError> {
-    tokio::pin!(resolving);
-    tokio::select! {
-        resolved = &mut resolving => resolved.map_err(SessionError::Refused),
-        error = stop => {
-            lease.end();
-            is_over.store(true, Ordering::Relaxed);
-            let _given_up = resolving.await;
-            Err(error)
-        }
-    }
-}
-
-/// Tells the sender what its opening waits for, until that is decided, or the sender has gone.
-async fn telling(
-    connections: &mut Connections,
-    resolving: impl Future<Output = Result<Resolved, SessionError>>,
-    is_over: &AtomicBool,
-) -> Result<Resolved, SessionError> {
     tokio::pin!(resolving);
     let mut looks = tokio::time::interval(LOOK_EVERY);
     loop {
         tokio::select! {
             _ = looks.tick() => is_over.store(connections.inbox.is_closed(), Ordering::Relaxed),
-            resolved = &mut resolving => return resolved,
+            resolved = &mut resolving => return resolved.map_err(SessionError::Refused),
+            error = stop.as_mut() => {
+                lease.end();
+                is_over.store(true, Ordering::Relaxed);
+                let _given_up = resolving.await;
+                return Err(error);
+            }
             Some(text) = next(&mut connections.held_up) => {
                 connections.send(&ToSender::HeldUp { text }).await?;
             }
