@@ -69,7 +69,7 @@ pub(crate) struct PartStore {
 struct PartsState {
     journal: Option<Arc<Journal>>,
     /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
-    trouble: Option<JournalFailure>,
+    trouble: Option<JournalError>,
     /// The parts that earlier transfers have left, by their final path.
     earlier: HashMap<RelPath, Earlier>,
     /// Older parts of files that have a newer one.
@@ -82,22 +82,6 @@ struct PartsState {
     staying: HashSet<FileId>,
     /// The memory booked for this state.
     held: Option<Booking>,
-}
-
-/// Why nothing more is journalled.
-#[derive(Debug)]
-struct JournalFailure {
-    message: String,
-    errno: Errno,
-}
-
-impl From<JournalError> for JournalFailure {
-    fn from(error: JournalError) -> Self {
-        Self {
-            message: error.to_string(),
-            errno: error.errno(),
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -149,18 +133,14 @@ impl PartStore {
             match orphans_like(directory, &begin, ours) {
                 // A journal that cannot be read is left for `zmove journal`.
                 Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
-                Err(error) => state.trouble = Some(error.into()),
+                Err(error) => state.trouble = Some(error),
             }
         }
         match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => {
-                let trouble = JournalFailure {
-                    message: error.to_string(),
-                    errno: Errno::NOMEM,
-                };
                 state = PartsState {
-                    trouble: Some(trouble),
+                    trouble: Some(error.into()),
                     ..PartsState::default()
                 };
             }
@@ -186,10 +166,7 @@ impl PartStore {
     /// Releases the locks of all journals, for another process to take them over. Nothing is journalled any more.
     pub(crate) fn unlock_journals(&self) {
         let mut state = self.state.lock();
-        state.trouble = Some(JournalFailure {
-            message: "its session was left behind".to_owned(),
-            errno: Errno::CANCELED,
-        });
+        state.trouble = Some(JournalError::LeftBehind);
         state.journal.iter().for_each(|journal| journal.unlock());
         state.orphans.iter().flatten().for_each(Orphan::unlock);
     }
@@ -201,11 +178,7 @@ impl PartStore {
 
     /// Why no journal is kept although it should be.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.state
-            .lock()
-            .trouble
-            .as_ref()
-            .map(|trouble| trouble.message.clone())
+        self.state.lock().trouble.as_ref().map(ToString::to_string)
     }
 
     /// The values of a file's groups that are held and need not come again, by number. At least one group of
@@ -399,7 +372,7 @@ impl PartStore {
                 state
                     .trouble
                     .as_ref()
-                    .map_or(Errno::IO, |trouble| trouble.errno)
+                    .map_or(Errno::IO, JournalError::errno)
             };
             state.running().ok_or_else(why_not)?
         };
@@ -564,7 +537,7 @@ impl PartStore {
         if state.journal.is_none() && state.trouble.is_none() {
             match Journal::create_within(directory, &self.begin, self.quota.room()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
-                Err(error) => state.trouble = Some(error.into()),
+                Err(error) => state.trouble = Some(error),
             }
         }
         state.running()
@@ -582,7 +555,7 @@ impl PartStore {
 
     /// Notes why the journal cannot be written any more. It is kept, since its records are true.
     fn note(&self, error: JournalError) {
-        self.state.lock().trouble = Some(error.into());
+        self.state.lock().trouble = Some(error);
     }
 }
 

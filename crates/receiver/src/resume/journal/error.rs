@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::Escaped;
+use zmove_wire::WireError;
 
 use super::record::VERSION;
 
@@ -64,6 +65,12 @@ pub enum JournalError {
     /// A record that could not be written whole could not be taken back either, so nothing may follow it.
     #[error("an earlier record could not be written whole")]
     Broken,
+    /// The key may not have the memory that the journals of earlier transfers take.
+    #[error("{0}")]
+    OverLimit(#[from] WireError),
+    /// The session was dropped while its threads hung, and another may take the journal over.
+    #[error("its session was left behind")]
+    LeftBehind,
 }
 
 impl JournalError {
@@ -84,6 +91,8 @@ impl JournalError {
         match self {
             Self::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
             Self::NoRoom { .. } => Errno::DQUOT,
+            Self::OverLimit(_) => Errno::NOMEM,
+            Self::LeftBehind => Errno::CANCELED,
             _ => Errno::IO,
         }
     }
