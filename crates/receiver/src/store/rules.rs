@@ -72,10 +72,7 @@ impl Rules {
         if self.kinds.has_any(Kinds::MODE) {
             return self.of_file(metadata);
         }
-        let kept = Metadata {
-            mode: there.mode,
-            ..metadata.clone()
-        };
+        let kept = self.of_compared_file(metadata, there);
         Cow::Owned(self.of_file(&kept).into_owned())
     }
 
