@@ -25,8 +25,9 @@ use crate::meters::TransferMeter;
 use crate::session::connections::{
     Connections, SessionReport, cpu_time, micros, opened, unless_stopped,
 };
-use crate::session::threads::LaneThreads;
+use crate::session::threads::{LaneThreads, PanicGuard};
 use crate::session::verify::is_filler;
+use crate::store::reports::{BookedOutcome, Outcome, Reports};
 use crate::store::target::SeenTarget;
 
 mod sweeping;
@@ -54,7 +55,7 @@ pub(crate) async fn run(
         Ok(seen) => seen,
         Err(error) => return Err(connections.refuse(error).await),
     };
-    let (told, news) = mpsc::channel(usize::from(lanes_max));
+    let (outcomes_in, outcomes) = mpsc::channel(usize::from(lanes_max));
     let tally = ProbeTally::new(
         PROBE_BYTES_MAX,
         usize::from(lanes_max),
@@ -68,8 +69,11 @@ pub(crate) async fn run(
         lanes: LaneThreads::new(config),
         lanes_ended: 0,
         tally: Arc::new(tally),
-        told,
-        news,
+        reports: Reports {
+            outcomes: outcomes_in,
+            quota: config.quota.clone(),
+        },
+        outcomes,
         lanes_max: usize::from(lanes_max),
         waiting: Vec::new(),
         sweeping: Sweeping::new(place, config.measure_storage),
@@ -100,8 +104,8 @@ struct Probe {
     lanes: LaneThreads,
     lanes_ended: u32,
     tally: Arc<ProbeTally>,
-    told: mpsc::Sender<LaneEnded>,
-    news: mpsc::Receiver<LaneEnded>,
+    reports: Reports,
+    outcomes: mpsc::Receiver<BookedOutcome>,
     lanes_max: usize,
     /// Samples that wait for lanes to end, each with the number of ended lanes that it waits for.
     waiting: Vec<(u64, u32)>,
@@ -115,7 +119,10 @@ impl Probe {
                 Some(lane) = self.connections.lanes.recv(), if self.lanes.count() < self.lanes_max => {
                     self.add_lane(lane)?;
                 }
-                Some(LaneEnded { number, ended }) = self.news.recv() => {
+                Some(told) = self.outcomes.recv() => {
+                    let Outcome::LaneEnded { number, ended, .. } = told.outcome else {
+                        return Err(SessionError::Panicked);
+                    };
                     self.lanes.ended(number);
                     self.lanes_ended += 1;
                     ended?;
@@ -148,14 +155,14 @@ impl Probe {
 
     fn add_lane(&mut self, lane: Box<dyn LaneSource>) -> Result<(), SessionError> {
         let tally = Arc::clone(&self.tally);
-        let told = self.told.clone();
+        let reports = self.reports.clone();
         self.lanes.add(lane, move |number, source| {
-            let mut guard = EndGuard {
+            let _guard = PanicGuard(&reports);
+            reports.tell(Outcome::LaneEnded {
                 number,
-                told,
-                ended: Some(Err(SessionError::Panicked)),
-            };
-            guard.ended = Some(tally.count_all(source));
+                has_brought: true,
+                ended: tally.count_all(source),
+            });
         })
     }
 
@@ -189,38 +196,13 @@ impl Probe {
     async fn close(mut self, ended: &Result<(), SessionError>) {
         self.sweeping.stop();
         self.connections.part(ended).await;
-        drop((self.connections, self.news));
+        drop((self.connections, self.outcomes));
         self.sweeping.end().await;
         self.tally.stopping.store(true, Ordering::Relaxed);
         self.tally.pool.close();
         self.lanes.trip();
         let lanes = self.lanes;
         blocking(move || lanes.join()).await;
-    }
-}
-
-/// The end of one lane.
-#[derive(Debug)]
-struct LaneEnded {
-    number: u32,
-    ended: Result<(), SessionError>,
-}
-
-/// Reports the end of a lane when dropped, also when its thread panics.
-struct EndGuard {
-    number: u32,
-    told: mpsc::Sender<LaneEnded>,
-    ended: Option<Result<(), SessionError>>,
-}
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        let ended = self.ended.take().unwrap_or(Ok(()));
-        // Nobody receives it when the probe is over.
-        let _probe_over = self.told.blocking_send(LaneEnded {
-            number: self.number,
-            ended,
-        });
     }
 }
 

@@ -8,6 +8,7 @@ use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
+use crate::error::SessionError;
 use crate::grant::{Coming, Received};
 use crate::session::verify::{
     NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged,
@@ -28,7 +29,7 @@ pub(crate) fn run_lane(
     let ended = match receive_all(transfer, source, queue, &mut has_brought) {
         // A lane that breaks while everything is being stopped is no fault.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
-        ended => ended,
+        ended => ended.map_err(SessionError::from),
     };
     transfer.reports.tell(Outcome::LaneEnded {
         number,

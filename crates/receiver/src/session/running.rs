@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_disk::Task;
-use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
+use zmove_transport::{ControlError, LaneSource, blocking};
 use zmove_types::{Counters, FileId, StageTimes};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, within};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
@@ -226,7 +226,7 @@ impl RunningSession {
                 Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.tell(ToSender::LaneFailed),
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 Some(text) = next(&mut self.connections.held_up) => self.ledger.tell(ToSender::HeldUp { text }),
-                error = self.lost.overdue() => return Err(error.into()),
+                error = self.lost.overdue() => return Err(error),
                 message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
             self.note_stored().await;
@@ -485,7 +485,7 @@ impl RunningSession {
     fn take_ended_lane(
         &mut self,
         has_brought: bool,
-        ended: Result<(), LaneError>,
+        ended: Result<(), SessionError>,
     ) -> Result<(), SessionError> {
         let may_be_unknown = !has_brought && self.connections.failed_lanes.is_some();
         match ended {

@@ -1,12 +1,12 @@
 //! The reports of threads to their session, and the memory booked for each until the peer has it.
 
 use tokio::sync::mpsc::Sender;
-use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{
     Answer, EntryFault, Fault, FileDone, Held, Reply, StoredItem, ToSender, WireError,
 };
 
+use crate::error::SessionError;
 use crate::quota::{Booking, Quota};
 use crate::session::requests::Unanswered;
 
@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
     LaneEnded {
         number: u32,
         has_brought: bool,
-        ended: Result<(), LaneError>,
+        ended: Result<(), SessionError>,
     },
     /// The transfer would take more memory than its key may have.
     OverLimit(WireError),
