@@ -51,7 +51,7 @@ use zmove_wire::{
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
-use crate::control::replies::MirrorReply;
+use crate::control::replies::CountedReply;
 use crate::plan::gathered::MessageLoad;
 use crate::push::session::Session;
 
@@ -87,7 +87,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
 }
 
 /// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
-pub(crate) fn run(session: &Session, answers: &Receiver<MirrorReply>, mirror: &Mirror) {
+pub(crate) fn run(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirror) {
     run_rounds(session, answers, mirror);
     let kept = session.account.totals.counters.source_changed_kept.get();
     if kept > 0 {
@@ -102,7 +102,7 @@ pub(crate) fn run(session: &Session, answers: &Receiver<MirrorReply>, mirror: &M
     }
 }
 
-fn run_rounds(session: &Session, answers: &Receiver<MirrorReply>, mirror: &Mirror) {
+fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirror) {
     loop {
         if stays(&session.account, mirror) {
             return;
@@ -182,7 +182,7 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
 struct Round<'a> {
     session: &'a Session,
     /// The receiver's answers about names at the target.
-    answers: &'a Receiver<MirrorReply>,
+    answers: &'a Receiver<CountedReply>,
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<NameRange>,
@@ -213,7 +213,7 @@ const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl<'a> Round<'a> {
-    fn new(session: &'a Session, answers: &'a Receiver<MirrorReply>, mirror: &'a Mirror) -> Self {
+    fn new(session: &'a Session, answers: &'a Receiver<CountedReply>, mirror: &'a Mirror) -> Self {
         Self {
             session,
             answers,
@@ -398,13 +398,14 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn take(&mut self, reply: MirrorReply) {
+    fn take(&mut self, reply: CountedReply) {
         match reply {
-            MirrorReply::Extraneous(request, names) => self.take_extra(request, names),
-            MirrorReply::Removed(entries) => {
+            CountedReply::Extraneous(request, names) => self.take_extra(request, names),
+            CountedReply::Removed(entries) => {
                 self.removing = self.removing.saturating_sub(1);
                 self.session.account.totals.counters.removed.add(entries);
             }
+            CountedReply::Hashes(..) => {}
         }
     }
 

@@ -41,6 +41,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{Heard, PeerQuota};
+use crate::control::replies::EntryReply;
 use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
 use crate::inspect;
@@ -252,11 +253,9 @@ impl Running<'_> {
 
     /// Waits until the receiver has opened the transfer, and takes what it reports of itself and the target.
     async fn open(&mut self, reader: ControlReader) -> Result<(), SessionError> {
-        // The planner has gone only when the session is being stopped.
-        let tell_state = |state| {
-            let _stopping = self.receipts.reply_sender.state.send(state);
-        };
-        self.known_state.into_iter().for_each(tell_state);
+        if let Some(state) = self.known_state {
+            self.tell_state(state)?;
+        }
         let (inbox, opened) = self.await_permission(reader).await?;
         // a session that is fed does not know what others send there
         if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
@@ -270,10 +269,16 @@ impl Running<'_> {
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
         if self.known_state.is_none() {
-            let _stopping = self.receipts.reply_sender.state.send(opened.state);
+            self.tell_state(opened.state)?;
         }
         self.steering.begin(&self.pipeline.config, self.lanes_max);
         Ok(())
+    }
+
+    fn tell_state(&self, state: TargetState) -> Result<(), WireError> {
+        self.receipts
+            .reply_sender
+            .entry_reply(EntryReply::State(state))
     }
 
     /// Takes what the receiver says; returns its last message.

@@ -22,7 +22,7 @@ use crate::account::manifest::Known;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
 use crate::control::relay::{Heard, PeerQuota};
-use crate::control::replies::{self, EntryReply, MirrorReply, Replies, ReplySender};
+use crate::control::replies::{self, CountedReply, EntryReply, Replies, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
@@ -95,7 +95,7 @@ impl Receipts {
             }
             ToSender::Removed { entries, .. } => self
                 .reply_sender
-                .mirror_reply(MirrorReply::Removed(entries))?,
+                .counted_reply(CountedReply::Removed(entries))?,
             ToSender::Stored(stored) => self.take_stored(stored)?,
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;

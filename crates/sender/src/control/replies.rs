@@ -20,15 +20,15 @@ use crate::plan::links::Word;
 /// The end at which replies are taken.
 #[derive(Debug)]
 pub(crate) struct Replies {
-    pub(crate) state: Receiver<TargetState>,
     pub(crate) entries: Receiver<QueuedReply>,
-    pub(crate) hashes: Receiver<(u64, GroupHashes)>,
-    pub(crate) mirror: Receiver<MirrorReply>,
+    pub(crate) counted: Receiver<CountedReply>,
 }
 
 /// A reply about entries and links; they come in the receiver's order.
 #[derive(Debug)]
 pub(crate) enum EntryReply {
+    /// The state of the target: sent once, before any answer.
+    State(TargetState),
     /// Groups that the receiver holds of one file.
     Held(Held),
     /// The verdicts on all entries of the request with that number.
@@ -37,9 +37,11 @@ pub(crate) enum EntryReply {
     Link(Box<Word>),
 }
 
-/// A reply about names that the target alone has.
+/// A reply of which only a few may be awaited: about hashes, or names that the target alone has.
 #[derive(Debug)]
-pub(crate) enum MirrorReply {
+pub(crate) enum CountedReply {
+    /// Hashes of groups, for the request with that number.
+    Hashes(u64, GroupHashes),
     /// Names, for the request with that number.
     Extraneous(u64, ExtraneousNames),
     /// So many entries have been removed.
@@ -58,19 +60,20 @@ pub(crate) struct QueuedReply {
 /// The end at which replies are put in.
 #[derive(Debug)]
 pub(crate) struct ReplySender {
-    /// The state of the target: sent once, before any answer.
-    pub(crate) state: Sender<TargetState>,
     entries: Sender<QueuedReply>,
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
     /// The quota on which the memory for what the receiver says is booked.
     quota: Arc<dyn PeerQuota>,
-    hashes: Sender<(u64, GroupHashes)>,
-    mirror: Sender<MirrorReply>,
+    counted: Sender<CountedReply>,
 }
 
 /// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
 const WAITING_MAX: usize = 16 << 20;
+
+/// The most counted replies that may be awaited.
+const COUNTED_MAX: usize =
+    HASHES_OUTSTANDING_MAX + LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX;
 
 /// The memory of one value or verdict.
 const REPLY_BYTES: usize = 40;
@@ -81,26 +84,15 @@ const VALUES_BYTES: usize = 1280;
 
 /// The two ends of the channel from the control conversation to the planner.
 pub(crate) fn channel(quota: Arc<dyn PeerQuota>) -> (ReplySender, Replies) {
-    let (state_in, state) = bounded(1);
     let (entries_in, entries) = unbounded();
-    let (hashes_in, hashes) = bounded(HASHES_OUTSTANDING_MAX);
-    let (mirror_in, mirror) = bounded(LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
-    let waiting = Arc::default();
-    let replies = Replies {
-        state,
-        entries,
-        hashes,
-        mirror,
-    };
+    let (counted_in, counted) = bounded(COUNTED_MAX);
     let sender = ReplySender {
-        state: state_in,
         entries: entries_in,
-        waiting,
+        waiting: Arc::default(),
         quota,
-        hashes: hashes_in,
-        mirror: mirror_in,
+        counted: counted_in,
     };
-    (sender, replies)
+    (sender, Replies { entries, counted })
 }
 
 impl ReplySender {
@@ -112,7 +104,7 @@ impl ReplySender {
         let weight = 1 + match &reply {
             EntryReply::Held(held) => held.cvs.len(),
             EntryReply::Verdicts(_, verdicts) => verdicts.len(),
-            EntryReply::Link(_) => 0,
+            EntryReply::State(_) | EntryReply::Link(_) => 0,
         };
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder {
@@ -144,30 +136,25 @@ impl ReplySender {
     pub(crate) fn reply(&self, Reply { number, answer }: Reply) -> Result<(), WireError> {
         match answer {
             Answer::Verdicts(verdicts) => self.entry_reply(EntryReply::Verdicts(number, verdicts)),
-            Answer::Hashes(hashes) => queue(
-                &self.hashes,
-                (number, hashes),
-                "hashes that nobody asked for",
-            ),
-            Answer::Extraneous(names) => self.mirror_reply(MirrorReply::Extraneous(number, names)),
+            Answer::Hashes(hashes) => self.counted_reply(CountedReply::Hashes(number, hashes)),
+            Answer::Extraneous(names) => {
+                self.counted_reply(CountedReply::Extraneous(number, names))
+            }
         }
     }
 
-    /// Passes on a reply about names.
+    /// Passes on a reply about hashes or names.
     ///
     /// # Errors
     /// As for [`reply`](Self::reply).
-    pub(crate) fn mirror_reply(&self, reply: MirrorReply) -> Result<(), WireError> {
-        let what = "an answer about names that nobody asked for";
-        queue(&self.mirror, reply, what)
-    }
-}
-
-fn queue<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), WireError> {
-    match queue.try_send(answer) {
-        Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder { what }),
-        // The thread that asks has gone only when the session is being stopped.
-        Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+    pub(crate) fn counted_reply(&self, reply: CountedReply) -> Result<(), WireError> {
+        match self.counted.try_send(reply) {
+            Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder {
+                what: "an answer that nobody asked for",
+            }),
+            // The thread that asks has gone only when the session is being stopped.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+        }
     }
 }
 
@@ -218,11 +205,7 @@ mod tests {
                 answer: Answer::Hashes(GroupHashes::default()),
             })
         };
-        assert_eq!(told(&hashes), HASHES_OUTSTANDING_MAX);
-        let removed = || sender.mirror_reply(MirrorReply::Removed(0));
-        assert_eq!(
-            told(&removed),
-            LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX
-        );
+        assert_eq!(told(&hashes), COUNTED_MAX);
+        assert!(sender.counted_reply(CountedReply::Removed(0)).is_err());
     }
 }

@@ -12,7 +12,7 @@ mod rereading;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
+use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver};
@@ -77,11 +77,14 @@ pub(crate) fn plan_all(
         guess: Some(guess),
         ..Planner::new(session, task, packer)
     };
-    planner.take_scan(scan, replies, &unread);
-    planner.take_unread(&unread);
+    let mut inputs = Inputs {
+        replies,
+        scan: Some(scan.clone()),
+        unread: Some(unread),
+    };
     let is_answered =
         |planner: &Planner<'_>| planner.requests.as_ref().is_none_or(Requests::is_done);
-    planner.take_replies(replies, is_answered);
+    planner.take(&mut inputs, is_answered);
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
@@ -89,20 +92,20 @@ pub(crate) fn plan_all(
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         // Links are sent when the first names of their files are at the target.
-        planner.take_replies(replies, |planner| {
+        planner.take(&mut inputs, |planner| {
             planner.links.is_done() && is_answered(planner)
         });
         planner.flush_unlisted();
     }
     // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.requests.is_some());
-    let is_known = planner.reread(replies, &unread);
+    let is_known = planner.reread(&mut inputs);
     mirror.inspect(|_| session.in_flight.withhold_end());
     session.queue.end();
     if let Some(mirror) = mirror {
         session.in_flight.wait_until_settled();
         if is_known {
-            mirror::run(session, &replies.mirror, mirror);
+            mirror::run(session, &replies.counted, mirror);
         } else {
             let why = "directories of the source changed each time they were read";
             session
@@ -112,6 +115,23 @@ pub(crate) fn plan_all(
     }
     if mirror.is_some() || has_links || planner.is_again {
         session.in_flight.release_end();
+    }
+}
+
+/// What the planner takes.
+struct Inputs<'a> {
+    replies: &'a Replies,
+    /// The walk, until it has ended.
+    scan: Option<Scan>,
+    /// Files that could not be read before they were known to be needed: they are asked about, or needed. The last
+    /// sending end goes with the last pack that was planned on a guess.
+    unread: Option<Receiver<Unread>>,
+}
+
+impl Inputs<'_> {
+    /// Whether nothing but replies is to come.
+    fn have_ended(&self) -> bool {
+        self.scan.is_none() && self.unread.is_none()
     }
 }
 
@@ -173,60 +193,59 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn take_scan(&mut self, scan: &Scan, replies: &Replies, unread: &Receiver<Unread>) {
-        let (items, nothing, known) = (scan.receiver(), never(), never());
-        let (not_fed, none_unread) = (never(), never());
-        let mut unread = unread;
-        let mut ended = false;
-        while !self.session.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
-            let pauses = ended || self.is_full();
-            let items = if pauses { &nothing } else { items };
-            let fed = self
-                .task
-                .fed
-                .as_ref()
-                .filter(|_| !pauses)
-                .unwrap_or(&not_fed);
-            let (state, put_back) = match self.guess {
-                Some(_) => (&replies.state, &none_unread),
-                None => (&known, unread),
-            };
+    /// Plans all that the scan finds and that replies lead to, until the inputs have ended and `is_done`.
+    fn take(&mut self, inputs: &mut Inputs<'_>, is_done: impl Fn(&Self) -> bool) {
+        let nothing = never();
+        let not_fed = never();
+        let none_unread = never();
+        while !self.session.in_flight.is_stopping() {
+            if inputs.have_ended() && self.guess.is_none() {
+                self.flush_requests();
+                if is_done(self) {
+                    break;
+                }
+            }
+            let scan = inputs.scan.as_ref().filter(|_| !self.is_full());
+            let fed = self.task.fed.as_ref().filter(|_| scan.is_some());
+            let unread = inputs.unread.as_ref().filter(|_| self.guess.is_none());
             let hashed = self.hashed_here();
             select! {
-                recv(items) -> item => match item {
+                recv(scan.map_or(&nothing, Scan::receiver)) -> item => match item {
                     Ok(item) => self.take_item(item, None),
-                    Err(_) => ended = true,
+                    Err(_) => self.end_scan(inputs),
                 },
-                recv(replies.hashes) -> hashes => match hashes {
-                    Ok((request, hashes)) => self.take_hashes(request, hashes),
-                    Err(_) => break,
-                },
-                recv(hashed) -> done => self.take_hashed_here(done),
-                recv(fed) -> fed => match fed {
+                recv(fed.unwrap_or(&not_fed)) -> fed => match fed {
                     Ok(fed) => self.take_fed(fed),
-                    Err(_) => ended = true,
-                },
-                recv(state) -> state => match state {
-                    Ok(state) => self.learn(state),
-                    Err(_) => break,
+                    Err(_) => self.end_scan(inputs),
                 },
                 // whoever feeds the push may wait for these before it feeds more
-                recv(put_back) -> file => match file {
+                recv(unread.unwrap_or(&none_unread)) -> file => match file {
                     Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
-                    Err(_) => unread = &none_unread,
+                    Err(_) => inputs.unread = None,
                 },
-                recv(replies.entries) -> reply => match reply {
+                recv(hashed) -> done => self.take_hashed_here(done),
+                recv(inputs.replies.counted) -> reply => match reply {
+                    Ok(reply) => self.take_hashes(reply),
+                    Err(_) => break,
+                },
+                recv(inputs.replies.entries) -> reply => match reply {
                     Ok(reply) => self.take_reply(reply),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
                     self.flush_pack();
                     self.flush_requests();
-                    self.replace_failed_names(&replies.entries);
+                    self.replace_failed_names(&inputs.replies.entries);
                 }
             }
         }
-        if !self.is_again {
+        self.flush_pack();
+    }
+
+    fn end_scan(&self, inputs: &mut Inputs<'_>) {
+        if let Some(scan) = inputs.scan.take()
+            && !self.is_again
+        {
             self.session.account.end_scan(&scan.parts());
         }
     }
@@ -285,46 +304,6 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-    }
-
-    /// Plans files that could not be read before they were known to be needed: they are asked about, or needed, now.
-    fn take_unread(&mut self, unread: &Receiver<Unread>) {
-        // The last sending end goes with the last pack that was planned on a guess.
-        while !self.session.in_flight.is_stopping() {
-            match unread.recv_timeout(PACK_PATIENCE) {
-                Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.flush_pack();
-                    self.flush_requests();
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-
-    /// Takes replies until `is_done`, and plans all that they lead to.
-    fn take_replies(&mut self, replies: &Replies, is_done: impl Fn(&Self) -> bool) {
-        self.flush_requests();
-        while !self.session.in_flight.is_stopping() && !is_done(self) {
-            let hashed = self.hashed_here();
-            select! {
-                recv(replies.entries) -> reply => match reply {
-                    Ok(reply) => self.take_reply(reply),
-                    Err(_) => break,
-                },
-                recv(replies.hashes) -> hashes => match hashes {
-                    Ok((request, hashes)) => self.take_hashes(request, hashes),
-                    Err(_) => break,
-                },
-                recv(hashed) -> done => self.take_hashed_here(done),
-                default(PACK_PATIENCE) => {
-                    self.flush_pack();
-                    self.replace_failed_names(&replies.entries);
-                }
-            }
-            self.flush_requests();
-        }
-        self.flush_pack();
     }
 
     /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
@@ -640,6 +619,7 @@ impl<'a> Planner<'a> {
             return;
         }
         let answered = match (reply, &mut self.requests) {
+            (EntryReply::State(state), _) => return self.learn(state),
             (EntryReply::Link(word), _) => return self.take_word(*word),
             (EntryReply::Held(held), Some(requests)) => {
                 requests.take_held(&held, booked).into_iter().collect()

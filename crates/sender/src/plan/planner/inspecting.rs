@@ -2,10 +2,9 @@
 
 use crossbeam_channel::{Receiver, RecvError, never};
 use zmove_scan::{Entry, Scan, SharedFile};
-use zmove_wire::GroupHashes;
 
-use super::{Planner, Task};
-use crate::control::replies::Replies;
+use super::{Inputs, Planner, Task};
+use crate::control::replies::{CountedReply, Replies};
 use crate::inspect::hashing::{Done, Hashing};
 use crate::inspect::listing::Listing;
 use crate::mirror;
@@ -27,12 +26,16 @@ pub(crate) fn inspect_all(
         listing: Some(Listing::new(session, task.mirror.is_some(), hashing)),
         ..Planner::new(session, task, Packer::new(1, PackSizes::Within))
     };
-    planner.take_scan(scan, replies, &never());
-    planner.take_replies(replies, |planner| {
+    let mut inputs = Inputs {
+        replies,
+        scan: Some(scan.clone()),
+        unread: None,
+    };
+    planner.take(&mut inputs, |planner| {
         planner.listing.as_ref().is_none_or(Listing::is_done)
     });
     if let Some(mirror) = &task.mirror {
-        mirror::run(session, &replies.mirror, mirror);
+        mirror::run(session, &replies.counted, mirror);
     }
     session.in_flight.end_plan();
 }
@@ -49,8 +52,10 @@ impl Planner<'_> {
         }
     }
 
-    pub(super) fn take_hashes(&mut self, request: u64, hashes: GroupHashes) {
-        if let Some(listing) = &mut self.listing {
+    pub(super) fn take_hashes(&mut self, reply: CountedReply) {
+        if let Some(listing) = &mut self.listing
+            && let CountedReply::Hashes(request, hashes) = reply
+        {
             listing.take_hashes(request, hashes);
         }
     }

@@ -13,12 +13,9 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::Receiver;
 use zmove_scan::{Entry, EntryKind, ScanConfig, ScanRoot, scan};
 
-use super::Planner;
-use crate::control::replies::Replies;
-use crate::plan::pack::Unread;
+use super::{Inputs, Planner};
 use crate::plan::requests::Requests;
 
 /// What is walked again.
@@ -34,7 +31,7 @@ const REREADS_MAX: usize = 4;
 
 impl Planner<'_> {
     /// Reads directories again that have changed; returns whether none is in doubt.
-    pub(super) fn reread(&mut self, replies: &Replies, unread: &Receiver<Unread>) -> bool {
+    pub(super) fn reread(&mut self, inputs: &mut Inputs<'_>) -> bool {
         let Some(Reread { roots, config }) = &self.task.reread else {
             return true;
         };
@@ -45,18 +42,18 @@ impl Planner<'_> {
             if !walked.has_changed() || self.session.in_flight.is_stopping() {
                 return true;
             }
-            self.settle(replies);
+            self.settle(inputs);
             let again = Arc::new(walked.begin_again());
             let config = ScanConfig {
                 first_walk: Some(Arc::clone(&again)),
                 reread: Some(walked),
                 ..config.clone()
             };
-            self.take_scan(&scan(roots.clone(), &config), replies, unread);
+            inputs.scan = Some(scan(roots.clone(), &config));
             let is_done = |planner: &Self| {
                 planner.requests.as_ref().is_none_or(Requests::is_done) && planner.links.is_done()
             };
-            self.take_replies(replies, is_done);
+            self.take(inputs, is_done);
             walked = again;
         }
         let restless = walked.restless();
@@ -67,7 +64,7 @@ impl Planner<'_> {
     }
 
     /// Waits until all that was planned is at the target, so that the receiver finds it there.
-    fn settle(&mut self, replies: &Replies) {
+    fn settle(&mut self, inputs: &mut Inputs<'_>) {
         self.is_again = true;
         self.requests.get_or_insert_default();
         self.session.in_flight.withhold_end();
@@ -76,7 +73,7 @@ impl Planner<'_> {
             planner.session.in_flight.is_settled()
                 && planner.session.account.totals.are_files_told()
         };
-        self.take_replies(replies, is_settled);
+        self.take(inputs, is_settled);
     }
 
     /// Counts a file that a walk has found again and that is sent.
