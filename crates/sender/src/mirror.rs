@@ -52,7 +52,6 @@ use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabo
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::control::replies::CountedReply;
-use crate::plan::gathered::MessageLoad;
 use crate::push::session::Session;
 
 /// The settings of a mirror.
@@ -198,6 +197,13 @@ struct Round<'a> {
     empty: HashMap<RelPath, PathBuf>,
     /// An empty source whose mirror has entries that would be removed.
     emptied: Option<PathBuf>,
+}
+
+/// What a message holds.
+#[derive(Default)]
+struct MessageLoad {
+    names: usize,
+    name_bytes: usize,
 }
 
 struct OpenRequest {

@@ -7,16 +7,14 @@ use std::path::PathBuf;
 use crossbeam_channel::{Receiver, never};
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, RelPath, Root};
-use zmove_wire::limits::{
-    REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
-};
+use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{Differences, Fault, GroupHashes, Question, Request, ToReceiver, Verdict};
 
 use crate::account::failure::FileError;
 use crate::inspect::hashing::{Done, Hashing, Source};
 use crate::inspect::verification::{LargeFile, Taken, Verification};
 use crate::plan::asked::{Asked, entry_groups};
-use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::gathered::Gathered;
 use crate::plan::pack::PackEntry;
 use crate::push::session::Session;
 use crate::read::holes::Holes;
@@ -27,7 +25,7 @@ pub(crate) struct Listing<'a> {
     session: &'a Session,
     /// Whether entries that the target alone has would be removed.
     is_mirror: bool,
-    gathered: Gathered<Asked>,
+    gathered: Gathered,
     /// The bytes of the small files gathered: those of one request are hashed by one thread.
     gathered_bytes: u64,
     outstanding: HashMap<u64, Outstanding>,
@@ -44,14 +42,10 @@ struct Outstanding {
 impl<'a> Listing<'a> {
     /// Lists, and verifies where there is something that hashes.
     pub(crate) fn new(session: &'a Session, is_mirror: bool, hashing: Option<Hashing>) -> Self {
-        let most = MessageLoad {
-            names: REQUESTED_ENTRIES_MAX,
-            name_bytes: REQUESTED_NAME_BYTES_MAX,
-        };
         Self {
             session,
             is_mirror,
-            gathered: Gathered::new(most),
+            gathered: Gathered::default(),
             gathered_bytes: 0,
             outstanding: HashMap::new(),
             verification: hashing.map(Verification::new),
@@ -86,8 +80,7 @@ impl<'a> Listing<'a> {
         if is_small_file(&asked) {
             self.gathered_bytes += asked.what.data_bytes();
         }
-        let text_bytes = asked.text_bytes();
-        self.gathered.add(asked, text_bytes);
+        self.gathered.add(asked);
         let hashes_enough = self.verification.is_some() && self.gathered_bytes >= HASHED_BYTES_MAX;
         if self.gathered.is_full() || hashes_enough {
             self.ask();

@@ -2,43 +2,28 @@
 
 use std::collections::VecDeque;
 
-/// The limits of one message, or its load.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MessageLoad {
-    pub(crate) names: usize,
-    pub(crate) name_bytes: usize,
-}
+use zmove_wire::limits::{REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX};
+
+use crate::plan::asked::Asked;
 
 /// Entries that wait for a message.
-#[derive(Debug)]
-pub(crate) struct Gathered<T> {
-    /// The most that one message may hold.
-    most: MessageLoad,
-    /// The entries, each with the bytes of its name.
-    waiting: VecDeque<(T, usize)>,
-    name_bytes: usize,
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    waiting: VecDeque<Asked>,
+    text_bytes: usize,
     /// The number of the next message.
     next: u64,
 }
 
-impl<T> Gathered<T> {
-    pub(crate) const fn new(most: MessageLoad) -> Self {
-        Self {
-            most,
-            waiting: VecDeque::new(),
-            name_bytes: 0,
-            next: 0,
-        }
-    }
-
-    pub(crate) fn add(&mut self, entry: T, name_bytes: usize) {
-        self.name_bytes += name_bytes;
-        self.waiting.push_back((entry, name_bytes));
+impl Gathered {
+    pub(crate) fn add(&mut self, asked: Asked) {
+        self.text_bytes += asked.text_bytes();
+        self.waiting.push_back(asked);
     }
 
     /// Whether there is enough for a message.
     pub(crate) fn is_full(&self) -> bool {
-        self.waiting.len() >= self.most.names || self.name_bytes >= self.most.name_bytes
+        self.waiting.len() >= REQUESTED_ENTRIES_MAX || self.text_bytes >= REQUESTED_NAME_BYTES_MAX
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -46,17 +31,17 @@ impl<T> Gathered<T> {
     }
 
     /// The number of the next message, and its entries: those that have waited longest.
-    pub(crate) fn take(&mut self) -> (u64, Vec<T>) {
-        let mut entries = Vec::with_capacity(self.waiting.len().min(self.most.names));
+    pub(crate) fn take(&mut self) -> (u64, Vec<Asked>) {
+        let mut entries = Vec::with_capacity(self.waiting.len().min(REQUESTED_ENTRIES_MAX));
         let mut bytes = 0;
-        while entries.len() < self.most.names && bytes < self.most.name_bytes {
-            let Some((entry, name_bytes)) = self.waiting.pop_front() else {
+        while entries.len() < REQUESTED_ENTRIES_MAX && bytes < REQUESTED_NAME_BYTES_MAX {
+            let Some(asked) = self.waiting.pop_front() else {
                 break;
             };
-            bytes += name_bytes;
-            entries.push(entry);
+            bytes += asked.text_bytes();
+            entries.push(asked);
         }
-        self.name_bytes -= bytes;
+        self.text_bytes -= bytes;
         self.next += 1;
         (self.next - 1, entries)
     }
@@ -64,22 +49,37 @@ impl<T> Gathered<T> {
 
 #[cfg(test)]
 mod tests {
+    use zmove_scan::{Entry, EntryKind};
+
     use super::*;
+    use crate::plan::pack::PackEntry;
+    use crate::send::in_flight::tests::vanished;
 
     /// The last name may go beyond the bytes: the limit of a message leaves room for one.
     #[test]
     fn a_message_holds_what_has_waited_longest_within_both_limits() {
-        let mut gathered = Gathered::new(MessageLoad {
-            names: 3,
-            name_bytes: 10,
-        });
-        (0..3).for_each(|entry| gathered.add(entry, 1));
+        let file = vanished(1).remove(0);
+        let asked = |text_bytes: usize| {
+            let name_bytes = file.entry.name.as_bytes().len();
+            let kind = EntryKind::Symlink(vec![b'x'; text_bytes - name_bytes].into());
+            let entry = Entry {
+                kind,
+                ..file.entry.clone()
+            };
+            Asked::new(&file.directory, PackEntry::Within(entry))
+        };
+        let mut gathered = Gathered::default();
+        (0..REQUESTED_ENTRIES_MAX).for_each(|_| gathered.add(asked(1)));
         assert!(gathered.is_full(), "by its names");
-        (3..7).for_each(|entry| gathered.add(entry, 8));
-        assert_eq!(gathered.take(), (0, vec![0, 1, 2]));
-        assert!(gathered.is_full(), "by its bytes");
-        assert_eq!(gathered.take(), (1, vec![3, 4]));
-        assert_eq!(gathered.take(), (2, vec![5, 6]));
-        assert!(gathered.is_empty() && !gathered.is_full());
+        let half = REQUESTED_NAME_BYTES_MAX / 2 + 1;
+        (0..4).for_each(|_| gathered.add(asked(half)));
+        let mut taken = || {
+            let (number, entries) = gathered.take();
+            (number, entries.len(), gathered.is_full())
+        };
+        assert_eq!(taken(), (0, REQUESTED_ENTRIES_MAX, true), "by its bytes");
+        assert_eq!(taken(), (1, 2, true));
+        assert_eq!(taken(), (2, 2, false));
+        assert!(gathered.is_empty());
     }
 }

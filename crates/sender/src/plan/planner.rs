@@ -15,7 +15,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
-use zmove_wire::{Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver};
+use zmove_wire::{
+    Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver, Verdict,
+};
 
 pub(crate) use self::inspecting::inspect_all;
 pub(crate) use self::rereading::Reread;
@@ -26,7 +28,7 @@ use crate::plan::guess::Guess;
 use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
-use crate::plan::requests::{Answered, Requests};
+use crate::plan::requests::{AnsweredFile, Requests};
 use crate::push::feed::Fed;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
@@ -629,31 +631,46 @@ impl<'a> Planner<'a> {
             }
             (_, None) => return,
         };
-        for (directory, entry, answered) in answered {
-            if answered != Answered::Skip {
-                self.find_again(entry.size);
+        for file in answered {
+            self.take_answered(file);
+        }
+    }
+
+    fn take_answered(&mut self, file: AnsweredFile) {
+        let AnsweredFile {
+            directory,
+            entry,
+            verdict,
+            held,
+            there,
+        } = file;
+        if matches!(verdict, Verdict::Same | Verdict::Stays) {
+            return self.skip(&directory, &entry);
+        }
+        self.find_again(entry.size);
+        match verdict {
+            Verdict::Set(_) => self.pack(&directory, PackEntry::Retouch(entry)),
+            Verdict::Contents(_, root) => {
+                self.pack(&directory, PackEntry::Compare(entry, Root(root)))
             }
-            match answered {
-                Answered::Need => self.need(&directory, entry),
-                Answered::Retouch => self.pack(&directory, PackEntry::Retouch(entry)),
-                Answered::Compare(root) => {
-                    self.pack(&directory, PackEntry::Compare(entry, Root(root)))
-                }
-                Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
-                Answered::Skip => {
-                    let path = directory.target_of(&entry.name);
-                    if !self.is_again {
-                        self.count_skipped(&path, &directory, &entry);
-                    }
-                    if let Some(shared) = entry.shared {
-                        self.skipped_name(shared.number, path);
-                    }
-                    let piece = directory.piece();
-                    piece
-                        .into_iter()
-                        .for_each(|piece| piece.stays(directory.source_path(), &entry));
-                }
+            Verdict::Resume | Verdict::Delta if entry.size > GROUP_BYTES => {
+                self.go_on(&directory, entry, held, there)
             }
+            _ => self.need(&directory, entry),
+        }
+    }
+
+    /// Counts a file that stays at the target as it is.
+    fn skip(&mut self, directory: &SourceDirectory, entry: &Entry) {
+        let path = directory.target_of(&entry.name);
+        if !self.is_again {
+            self.count_skipped(&path, directory, entry);
+        }
+        if let Some(shared) = entry.shared {
+            self.skipped_name(shared.number, path);
+        }
+        if let Some(piece) = directory.piece() {
+            piece.stays(directory.source_path(), entry);
         }
     }
 

@@ -4,34 +4,36 @@ use std::collections::HashMap;
 
 use zmove_scan::Entry;
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
-use zmove_wire::limits::{
-    REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX, REQUESTS_OUTSTANDING_MAX,
-};
+use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{EntryGroup, Held, Verdict};
 
 use crate::control::relay::Held as Booked;
 use crate::plan::asked::{Asked, entry_groups};
-use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::gathered::Gathered;
 use crate::plan::pack::PackEntry;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
 use crate::read::source::SourceDirectory;
 
 /// The files that a push asks about.
+#[derive(Default)]
 pub(crate) struct Requests {
-    gathered: Gathered<Asked>,
+    gathered: Gathered,
     outstanding: HashMap<u64, Outstanding>,
     /// Files of which the target is still looking at an old version, by request and number.
-    awaited: HashMap<(u64, u32), Awaited>,
+    awaited: HashMap<(u64, u32), AnsweredFile>,
 }
 
-struct Awaited {
-    directory: SourceDirectory,
-    entry: Entry,
+/// A file about which the receiver has answered.
+#[derive(Debug)]
+pub(crate) struct AnsweredFile {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
+    pub(crate) verdict: Verdict,
     /// The values of the groups that came in an earlier transfer.
-    held: GroupValues,
-    /// The values of the old version's groups, as far as the receiver has sent them.
-    there: GroupValues,
+    pub(crate) held: GroupValues,
+    /// The values of an old version's groups, as far as the receiver has sent them.
+    pub(crate) there: GroupValues,
 }
 
 struct Outstanding {
@@ -40,44 +42,11 @@ struct Outstanding {
     held: HashMap<u32, GroupValues>,
 }
 
-/// The decision about a file.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answered {
-    /// The file is at the target already.
-    Skip,
-    /// The file is to be sent.
-    Need,
-    /// The contents are at the target already, and what else is kept of the file is not.
-    Retouch,
-    /// The file may be there already: this is the root hash of the file at the target.
-    Compare([u8; 32]),
-    /// Some groups are at the target: the values of those that came before, and of those of another version.
-    GoOn {
-        held: GroupValues,
-        there: GroupValues,
-    },
-}
-
-impl Default for Requests {
-    fn default() -> Self {
-        let most = MessageLoad {
-            names: REQUESTED_ENTRIES_MAX,
-            name_bytes: REQUESTED_NAME_BYTES_MAX,
-        };
-        Self {
-            gathered: Gathered::new(most),
-            outstanding: HashMap::new(),
-            awaited: HashMap::new(),
-        }
-    }
-}
-
 impl Requests {
     /// Adds a file.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: Entry) {
-        let asked = Asked::new(directory, PackEntry::Within(entry));
-        let text_bytes = asked.text_bytes();
-        self.gathered.add(asked, text_bytes);
+        self.gathered
+            .add(Asked::new(directory, PackEntry::Within(entry)));
     }
 
     /// A request about what has been gathered, if something has and another may be outstanding: its number, and the
@@ -101,21 +70,11 @@ impl Requests {
     /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
     /// Returns the file if it was awaited and this was the last message about it.
     /// What is booked for them is kept with them.
-    pub(crate) fn take_held(
-        &mut self,
-        held: &Held,
-        booked: Booked,
-    ) -> Option<(SourceDirectory, Entry, Answered)> {
+    pub(crate) fn take_held(&mut self, held: &Held, booked: Booked) -> Option<AnsweredFile> {
         let key = (held.request, held.file);
-        if let Some(Awaited { entry, there, .. }) = self.awaited.get_mut(&key) {
-            fill(there, entry, held, booked);
-            let Awaited {
-                directory,
-                entry,
-                held,
-                there,
-            } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
-            return Some((directory, entry, Answered::GoOn { held, there }));
+        if let Some(file) = self.awaited.get_mut(&key) {
+            fill(&mut file.there, &file.entry, held, booked);
+            return held.end.then(|| self.awaited.remove(&key)).flatten();
         }
         let Outstanding {
             files,
@@ -132,7 +91,7 @@ impl Requests {
         &mut self,
         request: u64,
         verdicts: Vec<Verdict>,
-    ) -> Vec<(SourceDirectory, Entry, Answered)> {
+    ) -> Vec<AnsweredFile> {
         let Some(Outstanding { files, mut held }) = self.outstanding.remove(&request) else {
             return Vec::new();
         };
@@ -143,31 +102,20 @@ impl Requests {
             let PackEntry::Within(entry) = what else {
                 continue;
             };
-            let known = match verdict {
-                // A file of one group is sent whole.
-                Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
-                Verdict::Same | Verdict::Stays => Answered::Skip,
-                Verdict::New | Verdict::Replace(_) | Verdict::Fails(..) => Answered::Need,
-                Verdict::Set(_) => Answered::Retouch,
-                Verdict::Contents(_, root) => Answered::Compare(root),
-                Verdict::Resume => Answered::GoOn {
-                    held: held.remove(&number).unwrap_or_default(),
-                    there: GroupValues::default(),
-                },
-                Verdict::Delta => {
-                    let there = GroupValues::default();
-                    let held = held.remove(&number).unwrap_or_default();
-                    let awaited = Awaited {
-                        directory,
-                        entry,
-                        held,
-                        there,
-                    };
-                    self.awaited.insert((request, number), awaited);
-                    continue;
-                }
+            // A file of one group is sent whole.
+            let is_awaited = verdict == Verdict::Delta && entry.size > GROUP_BYTES;
+            let file = AnsweredFile {
+                directory,
+                entry,
+                verdict,
+                held: held.remove(&number).unwrap_or_default(),
+                there: GroupValues::default(),
             };
-            answered.push((directory, entry, known));
+            if is_awaited {
+                self.awaited.insert((request, number), file);
+            } else {
+                answered.push(file);
+            }
         }
         answered
     }
@@ -235,10 +183,13 @@ mod tests {
         assert_eq!(Arc::strong_count(&booked), 2, "of what is kept");
         let verdicts = vec![Verdict::Resume, Verdict::Delta];
         let mut answered = requests.take_answer(request, verdicts);
-        let (directory, entry, answer) = answered.remove(0);
-        let Answered::GoOn { held, there } = answer else {
-            panic!("{answer:?}")
-        };
+        let AnsweredFile {
+            directory,
+            entry,
+            held,
+            there,
+            ..
+        } = answered.remove(0);
         assert_eq!((held.count(), there.count()), (2, 0));
         let source =
             LargeSource::new(FileId(1), &directory, entry).resuming(held, ByteOrigins::default());
@@ -252,10 +203,7 @@ mod tests {
             cvs: vec![[7; 32]; 2],
             end: true,
         };
-        let (.., answer) = requests.take_held(&held, Box::new(())).unwrap();
-        let Answered::GoOn { there, .. } = answer else {
-            panic!("{answer:?}")
-        };
+        let AnsweredFile { there, .. } = requests.take_held(&held, Box::new(())).unwrap();
         assert_eq!(there.known().collect::<Vec<_>>(), [u32::MAX - 1]);
     }
 }
