@@ -14,10 +14,10 @@ use zmove_disk::is_shared_job_name;
 use zmove_types::{Name, RelPath};
 
 use crate::config::{ScanConfig, ScanRoot};
-use crate::directory::{Directory, Extent, FileSystems, SourceRoot};
+use crate::directory::{Directory, Extent, SourceRoot};
 use crate::error::{Operation, ScanError};
-use crate::first_walk::{Change, FirstWalk, Mounts};
-use crate::selection::{PathKind, Selection};
+use crate::first_walk::{Change, Mounts};
+use crate::selection::PathKind;
 
 /// All names of one directory of the target that sources bring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +37,7 @@ pub struct DirectoryNames {
 #[derive(Debug)]
 pub struct SourceNames {
     waiting: Vec<Result<Waiting, ScanError>>,
-    selection: Option<Arc<Selection>>,
-    file_systems: FileSystems,
-    first_walk: Arc<FirstWalk>,
+    config: ScanConfig,
     /// The mounts that the first walk has met and this one has not yet.
     unmet: Mounts,
     buffer: Vec<u8>,
@@ -70,16 +68,14 @@ struct Found {
 
 impl SourceNames {
     /// The listings of these roots, except for directories that the selection leaves out or that lie in other file
-    /// systems. A root that is no directory has no listing of its own. `first_walk` is the record of the first walk,
-    /// which has ended.
+    /// systems. A root that is no directory has no listing of its own. `config` is that of the first walk, which has
+    /// ended, with its record.
     #[must_use]
-    pub fn of(
-        roots: &[ScanRoot],
-        selection: Option<Arc<Selection>>,
-        file_systems: FileSystems,
-        first_walk: Arc<FirstWalk>,
-    ) -> Self {
-        let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
+        let first_walk = config.first_walk.as_ref();
+        let mut waiting = Vec::new();
+        let mut tops = Vec::new();
+        let mut names = Vec::new();
         for root in roots {
             names.extend(
                 root.prefix
@@ -87,11 +83,14 @@ impl SourceNames {
                     .next()
                     .and_then(|name| Name::from_bytes(name).ok()),
             );
-            if !admits(selection.as_deref(), &root.prefix) {
+            if !admits(&config, &root.prefix) {
                 continue;
             }
             match open_root(root) {
-                Ok(opened) if first_walk.is_other(&root.source, opened.as_ref()) => {
+                Ok(opened)
+                    if first_walk
+                        .is_some_and(|walk| walk.is_other(&root.source, opened.as_ref())) =>
+                {
                     waiting.push(Err(ScanError::Exchanged {
                         path: root.source.clone(),
                     }));
@@ -111,12 +110,10 @@ impl SourceNames {
             waiting.push(Ok(Waiting::top(tops, names)));
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
-        let unmet = first_walk.mounts();
+        let unmet = first_walk.map(|walk| walk.mounts()).unwrap_or_default();
         Self {
             waiting,
-            selection,
-            file_systems,
-            first_walk,
+            config,
             unmet,
             buffer,
         }
@@ -171,7 +168,9 @@ impl SourceNames {
         let shown = || root.path().join(path.as_path());
         let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
         let directory = Directory::open(root, path).map_err(failed)?;
-        let within = directory.is_within(self.file_systems).map_err(failed)?;
+        let within = directory
+            .is_within(self.config.file_systems)
+            .map_err(failed)?;
         let mut found = if within {
             self.read_names(&directory)?
         } else {
@@ -182,7 +181,8 @@ impl SourceNames {
         if let Some(mount) = status.mount(root) {
             self.unmet.remove(&mount);
         }
-        let change = self.first_walk.change(&status);
+        let first_walk = self.config.first_walk.as_ref();
+        let change = first_walk.map_or(Change::Nothing, |walk| walk.change(&status));
         found.changed = change != Change::Nothing;
         // A root cannot have been moved here unnoticed: its number was compared.
         found.moved = change == Change::Place && !path.is_root();
@@ -198,7 +198,7 @@ impl SourceNames {
             })?;
             found.add(
                 directory,
-                self.selection.as_deref(),
+                &self.config,
                 entry.file_name(),
                 entry.file_type(),
             )?;
@@ -223,7 +223,7 @@ impl Found {
     fn add(
         &mut self,
         directory: &Directory,
-        selection: Option<&Selection>,
+        config: &ScanConfig,
         name: &CStr,
         kind: FileType,
     ) -> Result<(), ScanError> {
@@ -254,7 +254,7 @@ impl Found {
         };
         if kind == FileType::Directory
             && admits(
-                selection,
+                config,
                 &directory.target_path().join(&parsed).map_err(refused)?,
             )
         {
@@ -283,7 +283,8 @@ impl Iterator for SourceNames {
 }
 
 /// Whether the selection lets a directory be listed.
-fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
+fn admits(config: &ScanConfig, directory: &RelPath) -> bool {
+    let selection = config.selection.as_ref();
     selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
 }
 
@@ -298,19 +299,20 @@ fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::selection::{Effect, Rule};
+    use crate::first_walk::FirstWalk;
+    use crate::selection::{Effect, Rule, Selection};
 
     fn root(source: PathBuf, prefix: &str) -> ScanRoot {
         ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
     }
 
     fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {
-        SourceNames::of(
-            roots,
+        let config = ScanConfig {
             selection,
-            FileSystems::All,
-            Arc::new(FirstWalk::begin(Vec::new())),
-        )
+            first_walk: Some(Arc::new(FirstWalk::begin(Vec::new()))),
+            ..ScanConfig::default()
+        };
+        SourceNames::of(roots, config)
     }
 
     fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {

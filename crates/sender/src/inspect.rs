@@ -26,7 +26,7 @@ use crate::control::replies::Replies;
 use crate::control::{self, Speaker};
 use crate::error::SessionError;
 use crate::inspect::hashing::Hashing;
-use crate::plan::planner::{Task, inspect_all};
+use crate::plan::planner::inspect_all;
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::session::Session;
@@ -121,7 +121,7 @@ fn start_planner(
     replies: Replies,
     threads: &mut Threads,
 ) -> io::Result<()> {
-    let task = Task::of(&push.open, push.mirror.clone(), None);
+    let task = push.task.clone();
     let hashing = if push.open.verify {
         Some(Hashing::start(session, &push.config, threads)?)
     } else {

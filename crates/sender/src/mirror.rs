@@ -35,9 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{
-    DirectoryNames, FileSystems, FirstWalk, ScanError, ScanRoot, Selection, SourceNames,
-};
+use zmove_scan::{DirectoryNames, ScanConfig, ScanError, ScanRoot, SourceNames};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber, RelPath};
 use zmove_wire::limits::{
     LISTED_NAME_BYTES_MAX, LISTED_NAMES_MAX, LISTINGS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
@@ -57,14 +55,17 @@ use crate::push::session::Session;
 /// The settings of a mirror.
 #[derive(Clone, Debug)]
 pub(crate) struct Mirror {
-    pub(crate) roots: Vec<ScanRoot>,
-    /// The rules: an entry that they leave out by its name is not removed.
-    pub(crate) selection: Option<Arc<Selection>>,
-    pub(crate) file_systems: FileSystems,
-    /// The sources as the first walk found them.
-    pub(crate) first_walk: Arc<FirstWalk>,
+    /// The sources. An entry that their selection leaves out by its name is not removed.
+    pub(crate) sources: SourceWalk,
     pub(crate) removals: Removals,
     pub(crate) intent: Intent,
+}
+
+/// The sources of a push, and the settings of the first walk.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceWalk {
+    pub(crate) roots: Vec<ScanRoot>,
+    pub(crate) config: ScanConfig,
 }
 
 /// Which entries that are at the target alone may be removed.
@@ -231,7 +232,7 @@ impl<'a> Round<'a> {
             outstanding: HashMap::new(),
             removing: 0,
             extraneous: ExtraneousList::new(
-                mirror.selection.clone(),
+                mirror.sources.config.selection.clone(),
                 // a preview counts what the receiver counts when it removes
                 mirror.removals.order.entries_max.is_some() || mirror.intent == Intent::Inspect,
             ),
@@ -254,12 +255,8 @@ impl<'a> Round<'a> {
             .set(0);
         // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
-        let listings = SourceNames::of(
-            &self.mirror.roots,
-            self.mirror.selection.clone(),
-            self.mirror.file_systems,
-            Arc::clone(&self.mirror.first_walk),
-        );
+        let SourceWalk { roots, config } = &self.mirror.sources;
+        let listings = SourceNames::of(roots, config.clone());
         for listing in listings {
             if self.session.in_flight.is_stopping() {
                 return are_those_pushed;

@@ -30,7 +30,7 @@ use zmove_wire::{
 };
 
 use self::echoes::Echoes;
-use self::feed::{Asked, Feed};
+use self::feed::Asked;
 use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, Reading};
@@ -45,7 +45,6 @@ use crate::control::replies::EntryReply;
 use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
 use crate::inspect;
-use crate::plan::planner::Task;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 use crate::tune::path;
@@ -95,15 +94,6 @@ impl Push {
         echoes: Echoes,
         observer: Arc<dyn Observer>,
     ) -> Result<(Running<'_>, ControlReader), SessionError> {
-        let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
-        let (fed, asked) = self
-            .feed
-            .map(|Feed { fed, asked, .. }| (fed, asked))
-            .unzip();
-        let task = Task {
-            reread: self.reread,
-            ..Task::of(&self.open, self.mirror, fed)
-        };
         let known_state = known_state(&self.open, &link);
         let begins_job = may_begin_job(&self.open);
         let Link {
@@ -118,7 +108,7 @@ impl Push {
         let extras = Extras::new(self.open.keeping, &self.config);
         let (receipts, replies, outgoing) =
             Receipts::begin(observer, extras, self.started, quota.clone());
-        if let Some(known) = known_rate {
+        if let Some(known) = self.rate {
             drop(known.set(receipts.session.rate.shared.clone()));
         }
         let totals = &receipts.session.account.totals;
@@ -126,7 +116,7 @@ impl Push {
         totals.extraneous.set(run.earlier.extraneous);
         run.files.begin(self.open.overwrite);
         *receipts.session.account.files() = std::mem::take(&mut run.files);
-        let started = Pipeline::start(self.config, &receipts, self.scan, replies, task);
+        let started = Pipeline::start(self.config, &receipts, self.scan, replies, self.task);
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
         })?;
@@ -147,7 +137,7 @@ impl Push {
             pipeline,
             receipts,
             quota,
-            asked,
+            asked: self.asked,
         };
         Ok((running, reader))
     }

@@ -20,10 +20,9 @@ use zmove_wire::{
 };
 
 pub(crate) use self::inspecting::inspect_all;
-pub(crate) use self::rereading::Reread;
 use crate::control::replies::{EntryReply, QueuedReply, Replies};
 use crate::inspect::listing::Listing;
-use crate::mirror::{self, Mirror};
+use crate::mirror::{self, Mirror, SourceWalk};
 use crate::plan::guess::Guess;
 use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
@@ -36,7 +35,7 @@ use crate::read::group_values::GroupValues;
 use crate::read::source::{LargeSource, Look, SourceDirectory};
 
 /// The task of the planner.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub(crate) compare: Compare,
     /// Whether files that stay at the target are known to be those of the source, as far as they are to be compared.
@@ -46,20 +45,20 @@ pub(crate) struct Task {
     /// What is sent in place of what a walk finds, where the push is fed by pieces.
     pub(crate) fed: Option<Receiver<Fed>>,
     /// How directories are read again that change during the walk. Default: not at all.
-    pub(crate) reread: Option<Reread>,
+    pub(crate) reread: Option<SourceWalk>,
 }
 
 impl Task {
     /// What this opening asks for.
-    pub(crate) fn of(open: &Open, mirror: Option<Mirror>, fed: Option<Receiver<Fed>>) -> Self {
+    pub(crate) fn of(open: &Open) -> Self {
         // By size and time a link is compared itself, when it is made.
         let compares_what_stays =
             open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
         Self {
             compare: open.compare,
             compares_what_stays,
-            mirror,
-            fed,
+            mirror: None,
+            fed: None,
             reread: None,
         }
     }

@@ -1,16 +1,18 @@
 //! The job of a push, and the walk of its sources, which begins before the receiver is dialled.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use tokio::sync::mpsc;
 use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
+use zmove_transport::SharedRate;
 use zmove_wire::{Extraneous, Intent, Open};
 
-use crate::mirror::{Mirror, Removals};
+use crate::mirror::{Mirror, Removals, SourceWalk};
 use crate::plan::pack::packs_of;
-use crate::plan::planner::Reread;
+use crate::plan::planner::Task;
 use crate::push::config::SenderConfig;
-use crate::push::feed::{Feed, Feeder};
+use crate::push::feed::{Asked, Feeder};
 use crate::push::run::Run;
 
 /// One push.
@@ -33,14 +35,14 @@ pub struct PushJob {
 pub struct Push {
     pub(crate) scan: Scan,
     pub(crate) open: Open,
-    pub(crate) mirror: Option<Mirror>,
-    /// How directories are read again that change during the walk.
-    pub(crate) reread: Option<Reread>,
+    pub(crate) task: Task,
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
-    /// What it is fed with in place of the walk.
-    pub(crate) feed: Option<Feed>,
+    /// What is asked for beside, where the push is fed by pieces.
+    pub(crate) asked: Option<mpsc::UnboundedReceiver<Asked>>,
+    /// What the lanes keep, once there is a session, for the end at which the push is fed.
+    pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,
 }
 
 impl Push {
@@ -56,44 +58,43 @@ impl Push {
             list,
         } = job;
         config.walk_for(&open);
-        let selection = config.scan.selection.clone();
-        let file_systems = config.scan.file_systems;
         // A list has each name that is to be sent.
         let rereads = list.is_none() && open.intent != Intent::Inspect;
         if mirror.is_some() || rereads {
             config.scan.first_walk = Some(run.first_walk(mirror.as_ref()));
         }
-        let mirror = mirror.map(|removals| Mirror {
-            roots: sources.clone(),
-            selection,
-            file_systems,
-            first_walk: run.first_walk(Some(&removals)),
-            removals,
-            intent: open.intent,
-        });
-        let reread = rereads.then(|| Reread {
-            roots: sources.clone(),
+        let sources = SourceWalk {
+            roots: sources,
             config: config.scan.clone(),
-        });
+        };
         let extraneous = if mirror.is_some() {
             Extraneous::Goes
         } else {
             Extraneous::Stays
         };
+        let open = Open { extraneous, ..open };
+        let task = Task {
+            mirror: mirror.map(|removals| Mirror {
+                sources: sources.clone(),
+                removals,
+                intent: open.intent,
+            }),
+            reread: rereads.then(|| sources.clone()),
+            ..Task::of(&open)
+        };
         let scan = match list {
             Some(list) => scan_list(list, &config.scan),
-            None => scan(sources, &config.scan),
+            None => scan(sources.roots, &config.scan),
         };
-        let open = Open { extraneous, ..open };
         Self {
             scan,
             open,
-            mirror,
-            reread,
+            task,
             sources_missing,
             config,
             started,
-            feed: None,
+            asked: None,
+            rate: None,
         }
     }
 
@@ -101,20 +102,21 @@ impl Push {
     #[must_use]
     pub fn fed(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
         let (feeder, feed) = Feeder::new();
-        let (scan, feed) = (Scan::none(), Some(feed));
-        (
-            Self {
-                scan,
-                open,
-                mirror: None,
-                reread: None,
-                sources_missing: 0,
-                config,
-                started,
-                feed,
-            },
-            feeder,
-        )
+        let task = Task {
+            fed: Some(feed.fed),
+            ..Task::of(&open)
+        };
+        let push = Self {
+            scan: Scan::none(),
+            open,
+            task,
+            sources_missing: 0,
+            config,
+            started,
+            asked: Some(feed.asked),
+            rate: Some(feed.rate),
+        };
+        (push, feeder)
     }
 
     /// The same push, without a time before its session in which a user was asked for something.

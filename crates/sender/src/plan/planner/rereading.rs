@@ -13,18 +13,11 @@
 
 use std::sync::Arc;
 
-use zmove_scan::{Entry, EntryKind, ScanConfig, ScanRoot, scan};
+use zmove_scan::{Entry, EntryKind, ScanConfig, scan};
 
 use super::{Inputs, Planner};
+use crate::mirror::SourceWalk;
 use crate::plan::requests::Requests;
-
-/// What is walked again.
-#[derive(Clone, Debug)]
-pub(crate) struct Reread {
-    pub(crate) roots: Vec<ScanRoot>,
-    /// The settings of the first walk.
-    pub(crate) config: ScanConfig,
-}
 
 /// The maximum number of walks after the first one.
 const REREADS_MAX: usize = 4;
@@ -32,7 +25,7 @@ const REREADS_MAX: usize = 4;
 impl Planner<'_> {
     /// Reads directories again that have changed; returns whether none is in doubt.
     pub(super) fn reread(&mut self, inputs: &mut Inputs<'_>) -> bool {
-        let Some(Reread { roots, config }) = &self.task.reread else {
+        let Some(SourceWalk { roots, config }) = &self.task.reread else {
             return true;
         };
         let Some(mut walked) = config.first_walk.clone() else {
