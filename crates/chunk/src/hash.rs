@@ -131,7 +131,8 @@ fn fill_holes(
     data: &[u8],
     mut update: impl FnMut(&[u8]),
 ) {
-    let (mut at, mut rest) = (0, data);
+    let mut at = 0;
+    let mut rest = data;
     for range in ranges {
         zeros(range.start - at).for_each(&mut update);
         let (piece, left) = rest.split_at(range.len());

@@ -115,11 +115,7 @@ impl SharedJob {
     /// Looks at the sources, so that all nodes compare what they see with each other. May block on files.
     #[must_use]
     pub fn with_marks(self) -> Self {
-        let source_marks = self
-            .sources
-            .iter()
-            .map(|source| mark_root(source, &self.config.scan))
-            .collect();
+        let source_marks = self.sources.iter().map(mark_root).collect();
         Self {
             source_marks,
             ..self

@@ -15,6 +15,7 @@ use zmove_disk::{cores, is_part, is_passing, is_shared_job_name, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
+use crate::error::{Operation, ScanError};
 use crate::first_walk::FirstWalk;
 use crate::selection::Selection;
 
@@ -150,14 +151,29 @@ impl ScanRoot {
         Ok(is_directory.then_some(OFlags::NOFOLLOW))
     }
 
-    /// Opens the directory that it names, or for a single entry the one that holds it.
-    pub(crate) fn open(&self, extent: Extent, flags: OFlags) -> Result<SourceRoot, Errno> {
+    /// Makes the error of an operation on it.
+    pub(crate) fn failed(&self, operation: Operation) -> impl Fn(Errno) -> ScanError {
+        move |errno| ScanError::io(self.source.clone(), operation, errno)
+    }
+
+    /// Opens the directory that it names with these flags, or without any, for a single entry, the one that holds it.
+    pub(crate) fn open(&self, flags: Option<OFlags>) -> Result<SourceRoot, Errno> {
+        let extent = if flags.is_some() {
+            Extent::Tree
+        } else {
+            Extent::SingleEntry
+        };
         let path = match (extent, self.parent_and_name()) {
             (Extent::SingleEntry, Some((parent, _))) => parent,
             _ => self.source.clone(),
         };
         let Some((above, below)) = &self.beneath else {
-            return SourceRoot::open(&path, &self.prefix, extent, flags);
+            return SourceRoot::open(
+                &path,
+                &self.prefix,
+                extent,
+                flags.unwrap_or(OFlags::empty()),
+            );
         };
         let below = match extent {
             Extent::Tree => below.clone(),

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
-    AtFlags, CWD, FsWord, Mode, OFlags, Statx, StatxAttributes, StatxFlags, fstat, fstatfs,
-    makedev, open, statx,
+    AtFlags, CWD, FsWord, Mode, OFlags, RawDir, RawDirEntry, Statx, StatxAttributes, StatxFlags,
+    StatxTimestamp, fstat, fstatfs, makedev, open, statx,
 };
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
+use crate::error::{Operation, ScanError};
 use crate::generated::{Generated, GeneratedFileSystems};
 
 /// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
@@ -83,6 +84,20 @@ pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
         .stx_attributes_mask
         .contains(StatxAttributes::MOUNT_ROOT);
     is_told.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+pub(crate) fn number_of(stat: &Statx) -> FileNumber {
+    FileNumber {
+        device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
+        inode: stat.stx_ino,
+    }
+}
+
+pub(crate) fn time_of(time: StatxTimestamp) -> Timestamp {
+    Timestamp {
+        seconds: time.tv_sec,
+        nanos: time.tv_nsec,
+    }
 }
 
 /// Whether something is mounted at a path, as [`Entry::is_mount`](crate::Entry::is_mount) says it of an entry there.
@@ -183,6 +198,11 @@ impl SourceRoot {
         )?)
     }
 
+    /// Makes the error of opening the directory at a path below this root.
+    pub(crate) fn not_opened(&self, path: &RelPath) -> impl Fn(Errno) -> ScanError {
+        move |errno| ScanError::listed(self.path.join(path.as_path()), Operation::Open, errno)
+    }
+
     /// The files of the file system of a device whose contents are made when they are read, as on proc. `None` if the
     /// device is not known yet.
     #[must_use]
@@ -227,14 +247,31 @@ impl Directory {
         let target_path = root
             .target_of(source_path)
             .expect("the scan descends only into paths that fit");
-        let (root, source_path) = (Arc::clone(root), source_path.clone());
         Ok(Self {
-            root,
-            source_path,
+            root: Arc::clone(root),
+            source_path: source_path.clone(),
             target_path,
             fd,
             entries_found: AtomicU64::new(0),
         })
+    }
+
+    /// Reads the directory's entries until `take` returns `false`.
+    pub(crate) fn list(
+        &self,
+        buffer: &mut Vec<u8>,
+        mut take: impl FnMut(&RawDirEntry<'_>) -> std::result::Result<bool, ScanError>,
+    ) -> std::result::Result<(), ScanError> {
+        let failed = |errno| ScanError::listed(self.full_path(), Operation::List, errno);
+        let mut listing = RawDir::new(&self.fd, buffer.spare_capacity_mut());
+        while let Some(next) = listing.next() {
+            let entry = next.map_err(failed)?;
+            let is_other = !matches!(entry.file_name().to_bytes(), b"" | b"." | b"..");
+            if is_other && !take(&entry)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Whether a walk of these file systems lists this directory.
@@ -257,19 +294,10 @@ impl Directory {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
         let stat = statx(&self.fd, c"", flags | AtFlags::EMPTY_PATH, asked)?;
         let status = Status {
-            number: FileNumber {
-                device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
-                inode: stat.stx_ino,
-            },
+            number: number_of(&stat),
             is_mount: is_mount(&stat),
-            mtime: Timestamp {
-                seconds: stat.stx_mtime.tv_sec,
-                nanos: stat.stx_mtime.tv_nsec,
-            },
-            ctime: Timestamp {
-                seconds: stat.stx_ctime.tv_sec,
-                nanos: stat.stx_ctime.tv_nsec,
-            },
+            mtime: time_of(stat.stx_mtime),
+            ctime: time_of(stat.stx_ctime),
         };
         Ok(if self.is_placeholder(&status)? {
             Status {

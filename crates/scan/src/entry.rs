@@ -13,7 +13,7 @@ use zmove_chunk::xattr_digest;
 use zmove_disk::{FoundXattrs, HasXattrs, NameAt, mode_without_acl};
 use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, NeverCopied, Special, Timestamp};
 
-use crate::directory::{Directory, is_mount};
+use crate::directory::{Directory, is_mount, number_of, time_of};
 use crate::error::{Operation, ScanError};
 
 /// One item that the walk emits.
@@ -160,17 +160,15 @@ impl Entry {
             kinds,
             &mut metadata,
         );
+        let number = number_of(&stat);
         Ok(Self {
             name,
             kind,
             size: stat.stx_size,
             metadata,
-            inode: stat.stx_ino,
-            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
-            ctime: Timestamp {
-                seconds: stat.stx_ctime.tv_sec,
-                nanos: stat.stx_ctime.tv_nsec,
-            },
+            inode: number.inode,
+            device: number.device,
+            ctime: time_of(stat.stx_ctime),
             may_have_holes: beside.xattrs.is_some() || is_sparse(&stat),
             is_mount: is_mount(&stat),
             shared,
@@ -182,12 +180,8 @@ impl Entry {
 
 impl SharedFile {
     fn of(stat: &Statx) -> Self {
-        let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
         Self {
-            number: FileNumber {
-                device,
-                inode: stat.stx_ino,
-            },
+            number: number_of(stat),
             names: stat.stx_nlink,
         }
     }
@@ -203,20 +197,15 @@ impl Beside {
         kinds: Option<Kinds>,
         metadata: &mut Metadata,
     ) -> (Self, NeverCopied) {
-        let ids = Ids {
-            user: stat.stx_uid,
-            group: stat.stx_gid,
-        };
-        let atime = Timestamp {
-            seconds: stat.stx_atime.tv_sec,
-            nanos: stat.stx_atime.tv_nsec,
+        let mut beside = Self {
+            ids: Ids {
+                user: stat.stx_uid,
+                group: stat.stx_gid,
+            },
+            atime: time_of(stat.stx_atime),
+            xattrs: None,
         };
         let Some(kinds) = kinds else {
-            let beside = Self {
-                ids,
-                atime,
-                xattrs: None,
-            };
             return (beside, NeverCopied::default());
         };
         let none_read = FoundXattrs {
@@ -232,11 +221,6 @@ impl Beside {
         } = found;
         // An entry without a mark is taken to have no attributes, and those at the target go.
         if xattrs.is_empty() && unread.is_empty() {
-            let beside = Self {
-                ids,
-                atime,
-                xattrs: None,
-            };
             return (beside, never_copied);
         }
         let unread = unread.common(kinds);
@@ -258,11 +242,7 @@ impl Beside {
                 .sum(),
             mode_without_acl,
         };
-        let beside = Self {
-            ids,
-            atime,
-            xattrs: Some(Box::new(mark)),
-        };
+        beside.xattrs = Some(Box::new(mark));
         (beside, never_copied)
     }
 }
@@ -289,11 +269,7 @@ impl EntryKind {
 }
 
 pub(crate) fn metadata_of(stat: &Statx) -> Metadata {
-    let mtime = Timestamp {
-        seconds: stat.stx_mtime.tv_sec,
-        nanos: stat.stx_mtime.tv_nsec,
-    };
-    Metadata::new(u32::from(stat.stx_mode) & 0o7777, mtime)
+    Metadata::new(u32::from(stat.stx_mode) & 0o7777, time_of(stat.stx_mtime))
 }
 
 fn device_of(stat: &Statx) -> u64 {

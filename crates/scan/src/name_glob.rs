@@ -17,7 +17,8 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && glob.first() != Some(&b'.') {
         return false;
     }
-    let (mut at_glob, mut at_name) = (0, 0);
+    let mut at_glob = 0;
+    let mut at_name = 0;
     // Where the last star stood, and the name when it was met: it takes one more byte each time that the rest fails.
     let mut star: Option<(usize, usize)> = None;
     loop {

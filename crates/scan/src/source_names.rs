@@ -9,12 +9,12 @@ use std::ffi::CStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, RawDir, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use zmove_disk::is_shared_job_name;
 use zmove_types::{Name, RelPath};
 
 use crate::config::{ScanConfig, ScanRoot};
-use crate::directory::{Directory, Extent, SourceRoot};
+use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::first_walk::{Change, Mounts};
 use crate::selection::PathKind;
@@ -100,10 +100,7 @@ impl SourceNames {
                 Ok(Some(opened)) => {
                     waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new())))
                 }
-                Err(errno) => {
-                    let path = root.source.clone();
-                    waiting.push(Err(ScanError::io(path, Operation::Open, errno)));
-                }
+                Err(errno) => waiting.push(Err(root.failed(Operation::Open)(errno))),
             }
         }
         if !tops.is_empty() {
@@ -165,19 +162,18 @@ impl SourceNames {
         root: &Arc<SourceRoot>,
         path: &RelPath,
     ) -> Result<Option<(RelPath, Found)>, ScanError> {
-        let shown = || root.path().join(path.as_path());
-        let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
-        let directory = Directory::open(root, path).map_err(failed)?;
+        let failed = root.not_opened(path);
+        let directory = Directory::open(root, path).map_err(&failed)?;
         let within = directory
             .is_within(self.config.file_systems)
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let mut found = if within {
             self.read_names(&directory)?
         } else {
             Found::default()
         };
         // The times are read after the names: a later change is not in the names.
-        let status = directory.status().map_err(failed)?;
+        let status = directory.status().map_err(&failed)?;
         if let Some(mount) = status.mount(root) {
             self.unmet.remove(&mount);
         }
@@ -191,18 +187,14 @@ impl SourceNames {
 
     fn read_names(&mut self, directory: &Directory) -> Result<Found, ScanError> {
         let mut found = Found::default();
-        let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
-        while let Some(next) = listing.next() {
-            let entry = next.map_err(|errno| {
-                ScanError::listed(directory.full_path(), Operation::List, errno)
-            })?;
+        directory.list(&mut self.buffer, |entry| {
             found.add(
                 directory,
                 &self.config,
                 entry.file_name(),
                 entry.file_type(),
-            )?;
-        }
+            )
+        })?;
         Ok(found)
     }
 }
@@ -220,16 +212,17 @@ impl Waiting {
 }
 
 impl Found {
+    /// Adds an entry; returns that there may be more.
     fn add(
         &mut self,
         directory: &Directory,
         config: &ScanConfig,
         name: &CStr,
         kind: FileType,
-    ) -> Result<(), ScanError> {
+    ) -> Result<bool, ScanError> {
         // a job's directory is nobody's to name, and a mirror spares those that it finds
-        if matches!(name.to_bytes(), b"." | b"..") || is_shared_job_name(name.to_bytes()) {
-            return Ok(());
+        if is_shared_job_name(name.to_bytes()) {
+            return Ok(true);
         }
         let refused = |source| ScanError::Path {
             path: directory.full_path(),
@@ -262,7 +255,7 @@ impl Found {
                 .push(directory.source_path().join(&parsed).map_err(refused)?);
         }
         self.names.push(parsed);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -293,7 +286,7 @@ fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else {
         return Ok(None);
     };
-    Ok(Some(root.open(Extent::Tree, flags)?))
+    Ok(Some(root.open(Some(flags))?))
 }
 
 #[cfg(test)]

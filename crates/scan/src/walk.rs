@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Sender, TrySendError};
-use rustix::fs::{AtFlags, FileType, OFlags, RawDir, RawDirEntry, statx};
+use rustix::fs::{AtFlags, FileType, OFlags, RawDirEntry, statx};
 use rustix::io::Errno;
 use zmove_disk::Descriptor;
 use zmove_types::{Doing, Lock, RelPath, Stopwatch};
@@ -152,35 +152,27 @@ impl<'walk> Worker<'walk> {
             _ if self.walk.config.reread.is_some() => self.visit_tree_again(root),
             Ok(Some(flags)) => self.visit_tree(root, flags),
             Ok(None) => self.visit_single(root),
-            Err(errno) => Err((Operation::Stat, errno)),
+            Err(errno) => Err(root.failed(Operation::Stat)(errno)),
         };
-        if let Err((operation, errno)) = visited {
-            self.report_root(root, operation, errno);
+        if let Err(error) = visited {
+            self.report(error);
         }
     }
 
-    /// Reports that a root cannot be visited at all.
-    fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
-        self.report(ScanError::io(root.source.clone(), operation, errno));
-    }
-
-    fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), (Operation, Errno)> {
+    fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), ScanError> {
         if !self.admits(&root.prefix, PathKind::Directory) {
             self.leave_out(1);
             return Ok(());
         }
-        let directory = self.open_root(root, Extent::Tree, flags)?;
-        if let Some(first_walk) = &self.walk.config.first_walk {
-            first_walk.note_root(directory.root());
-        }
+        let directory = self.open_root(root, Some(flags))?;
+        self.note_root(&directory);
         self.send_root(&directory)
-            .map_err(failed(Operation::Stat))?;
-        self.visit(&directory, Visit::Entries)
-            .map_err(failed(Operation::Stat))
+            .and_then(|()| self.visit(&directory, Visit::Entries))
+            .map_err(root.failed(Operation::Stat))
     }
 
     /// Visits a root that the walk before has opened as a directory. A rename cannot hide an entry whose name is given.
-    fn visit_tree_again(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {
+    fn visit_tree_again(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
         let Some(walked) = self.walk.config.reread.clone() else {
             return Ok(());
         };
@@ -189,21 +181,24 @@ impl<'walk> Worker<'walk> {
             Some(Some(known)) => known.again(&root.prefix),
             Some(None) => root
                 .directory_flags()
-                .and_then(|flags| root.open(Extent::Tree, flags.unwrap_or(OFlags::NOFOLLOW))),
+                .and_then(|flags| root.open(flags.or(Some(OFlags::NOFOLLOW)))),
         };
-        let opened = opened.map_err(failed(Operation::Open))?;
+        let opened = opened.map_err(root.failed(Operation::Open))?;
         if walked.is_other(&root.source, Some(&opened)) {
             let path = root.source.clone();
-            self.report(ScanError::Exchanged { path });
-            return Ok(());
+            return Err(ScanError::Exchanged { path });
         }
         let directory = self.walk.open(&Arc::new(opened), &RelPath::root());
-        let directory = directory.map_err(failed(Operation::Open))?;
+        let directory = directory.map_err(root.failed(Operation::Open))?;
+        self.note_root(&directory);
+        self.visit(&directory, Visit::Entries)
+            .map_err(root.failed(Operation::Stat))
+    }
+
+    fn note_root(&self, directory: &Directory) {
         if let Some(first_walk) = &self.walk.config.first_walk {
             first_walk.note_root(directory.root());
         }
-        self.visit(&directory, Visit::Entries)
-            .map_err(failed(Operation::Stat))
     }
 
     /// Emits a root itself.
@@ -231,13 +226,13 @@ impl<'walk> Worker<'walk> {
         })
     }
 
-    fn visit_single(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {
-        let directory = self.open_root(root, Extent::SingleEntry, OFlags::empty())?;
+    fn visit_single(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
+        let directory = self.open_root(root, None)?;
         let name = root
             .parent_and_name()
             .and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
-        names.push(&name.ok_or((Operation::Stat, Errno::INVAL))?);
+        names.push(&name.ok_or_else(|| root.failed(Operation::Stat)(Errno::INVAL))?);
         // The root may have become a directory just now. Listing it then fails loudly, since it is opened with O_PATH
         // only.
         self.look_up(&directory, &names, Visit::Entries);
@@ -247,28 +242,21 @@ impl<'walk> Worker<'walk> {
     fn open_root(
         &self,
         root: &ScanRoot,
-        extent: Extent,
-        flags: OFlags,
-    ) -> Result<Arc<Directory>, (Operation, Errno)> {
+        flags: Option<OFlags>,
+    ) -> Result<Arc<Directory>, ScanError> {
         let open = || {
-            let root = Arc::new(root.open(extent, flags)?);
+            let root = Arc::new(root.open(flags)?);
             Directory::open(&root, &RelPath::root())
         };
-        self.walk
-            .descriptor_wait
-            .open(open)
-            .map(Arc::new)
-            .map_err(failed(Operation::Open))
+        let opened = self.walk.descriptor_wait.open(open);
+        opened.map(Arc::new).map_err(root.failed(Operation::Open))
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath, visit: Visit) {
         let opened = self.walk.open(root, path);
-        if let Err(errno) = opened.and_then(|directory| self.visit(&directory, visit)) {
-            self.report(ScanError::listed(
-                root.path().join(path.as_path()),
-                Operation::Open,
-                errno,
-            ));
+        let visited = opened.and_then(|directory| self.visit(&directory, visit));
+        if let Err(error) = visited.map_err(root.not_opened(path)) {
+            self.report(error);
         }
     }
 
@@ -293,7 +281,7 @@ impl<'walk> Worker<'walk> {
 
     /// The part of a directory that is visited.
     fn visits(&self, directory: &Directory, before: Option<&Status>, moved: Visit) -> Visit {
-        let (Some(walked), Some(before)) = (&self.walk.config.reread, before) else {
+        let Some((walked, before)) = self.walk.config.reread.as_ref().zip(before) else {
             return Visit::Entries;
         };
         match walked.change(before) {
@@ -307,32 +295,26 @@ impl<'walk> Worker<'walk> {
 
     /// Reads a directory's names and looks them up, a batch at a time.
     fn list(&mut self, directory: &Arc<Directory>, visit: Visit) {
-        let mut scratch = self.walk.take_scratch();
-        let mut listing = RawDir::new(directory.fd(), scratch.listing.spare_capacity_mut());
-        while let Some(next) = listing.next() {
-            match next {
-                Ok(entry) if visit == Visit::Directories && !may_be_directory(&entry) => {}
-                Ok(entry) => scratch.names.push(entry.file_name()),
-                Err(errno) => {
-                    self.report(ScanError::listed(
-                        directory.full_path(),
-                        Operation::List,
-                        errno,
-                    ));
-                    break;
-                }
+        let Scratch {
+            mut listing,
+            mut names,
+        } = self.walk.take_scratch();
+        let listed = directory.list(&mut listing, |entry| {
+            if visit != Visit::Directories || may_be_directory(entry) {
+                names.push(entry.file_name());
             }
-            if scratch.names.len() >= self.walk.config.batch_entries_max.max(1) {
+            if names.len() >= self.walk.config.batch_entries_max.max(1) {
                 let directory = Arc::clone(directory);
-                let names = std::mem::take(&mut scratch.names);
+                let names = std::mem::take(&mut names);
                 self.share(move |worker| worker.look_up(&directory, &names, visit));
-                if self.walk.is_stopped() {
-                    break;
-                }
             }
+            Ok(!self.walk.is_stopped())
+        });
+        if let Err(error) = listed {
+            self.report(error);
         }
-        self.look_up(directory, &scratch.names, visit);
-        self.walk.put_back(scratch);
+        self.look_up(directory, &names, visit);
+        self.walk.put_back(Scratch { listing, names });
     }
 
     /// Gives a job to another thread; does it itself when enough are waiting.
@@ -457,11 +439,6 @@ impl Default for Scratch {
             names: NameList::default(),
         }
     }
-}
-
-/// Adds the operation to an error.
-fn failed(operation: Operation) -> impl Fn(Errno) -> (Operation, Errno) {
-    move |errno| (operation, errno)
 }
 
 /// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what

@@ -102,7 +102,7 @@ impl<W: WorkQueue> Mover<W> {
         size: PortionSize,
     ) -> Result<Portion, Stop> {
         let look =
-            move |root: &_, config: &_| look_up_portion(root, (&directory, &names), size, config);
+            move |root: &_, config: &_| look_up_portion(root, &directory, &names, size, config);
         self.job.scan(source, look).await
     }
 

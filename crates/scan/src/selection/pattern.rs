@@ -147,12 +147,11 @@ impl Rule {
             .literal_separator(true)
             .backslash_escape(true)
             .build();
-        let (glob, pattern) = (glob.map_err(PatternError::Compile)?, pattern.into());
         Ok(Self {
             effect,
             applies_to,
-            glob,
-            pattern,
+            glob: glob.map_err(PatternError::Compile)?,
+            pattern: pattern.into(),
         })
     }
 }

@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zmove_types::{Lock, Name, RelPath};
 
-use crate::directory::{Directory, Extent, SourceRoot};
+use crate::directory::{Directory, SourceRoot};
 use crate::entry::{Entry, EntryKind};
 use crate::error::{ListFault, Operation, ScanError};
 use crate::path_list::PathList;
@@ -62,9 +62,9 @@ enum Closed {
 impl Worker<'_> {
     /// Visits and emits the paths of a list.
     pub(crate) fn visit_list(&mut self, mut list: PathList) {
-        let top = match self.open_root(&list.root, Extent::Tree, OFlags::empty()) {
+        let top = match self.open_root(&list.root, Some(OFlags::empty())) {
             Ok(top) => top,
-            Err((operation, errno)) => return self.report_root(&list.root, operation, errno),
+            Err(error) => return self.report(error),
         };
         let ground = Arc::new(Ground {
             root: Arc::clone(top.root()),

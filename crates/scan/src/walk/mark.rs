@@ -27,7 +27,7 @@ use zmove_types::{RelPath, Timestamp};
 use crate::config::ScanConfig;
 use crate::directory::{Directory, SourceRoot, Status};
 use crate::entry::Entry;
-use crate::error::{Difference, Operation, ScanError};
+use crate::error::{Difference, ScanError};
 
 /// What has been seen of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +101,7 @@ pub(super) fn open_as_seen(
     config: &ScanConfig,
     open: impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<(Arc<Directory>, DirectoryMark), ScanError> {
-    let failed =
-        |errno| ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno);
+    let failed = root.not_opened(path);
     let mut pauses = PAUSES.into_iter();
     let mut above = None;
     let mut may_be_replaced = false;
@@ -180,7 +179,7 @@ pub(super) fn as_mounted(
     is_mount: Option<bool>,
     path: impl FnOnce() -> PathBuf,
 ) -> Result<(), ScanError> {
-    let (Some(mounts), Some(is_mount)) = (&config.mounts, is_mount) else {
+    let Some((mounts, is_mount)) = config.mounts.as_ref().zip(is_mount) else {
         return Ok(());
     };
     if !is_mount && mounts.is_empty() {
@@ -246,10 +245,7 @@ mod tests {
 
     /// Walks the root alone; returns what was found in it.
     fn found_in(home: &Path) -> Vec<MarkedPath> {
-        let mark = mark_root(
-            &ScanRoot::new(home, RelPath::root()),
-            &ScanConfig::default(),
-        );
+        let mark = mark_root(&ScanRoot::new(home, RelPath::root()));
         assert!(mark.is_some());
         let portion = walk(
             home,
@@ -444,11 +440,7 @@ mod tests {
     #[test]
     fn a_root_is_compared_too() {
         let home = tempfile::tempdir().unwrap();
-        let mark = mark_root(
-            &ScanRoot::new(home.path(), RelPath::root()),
-            &ScanConfig::default(),
-        )
-        .unwrap();
+        let mark = mark_root(&ScanRoot::new(home.path(), RelPath::root())).unwrap();
         let mark = Some(DirectoryMark {
             inode: mark.inode + 1,
             ..mark

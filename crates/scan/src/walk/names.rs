@@ -1,7 +1,7 @@
 //! The names of one stretch of a directory, packed end to end.
 //!
 //! The job that lists a directory fills the list, and a job looks each name up. **Invariant:** the bytes are a row of
-//! NUL-terminated names, none of them `.`, `..` or empty.
+//! NUL-terminated names.
 
 use std::ffi::CStr;
 
@@ -13,12 +13,10 @@ pub(crate) struct NameList {
 }
 
 impl NameList {
-    /// Appends a name, unless it is that of the directory itself or of its parent.
+    /// Appends a name.
     pub(crate) fn push(&mut self, name: &CStr) {
-        if !matches!(name.to_bytes(), b"" | b"." | b"..") {
-            self.bytes.extend_from_slice(name.to_bytes_with_nul());
-            self.count += 1;
-        }
+        self.bytes.extend_from_slice(name.to_bytes_with_nul());
+        self.count += 1;
     }
 
     pub(crate) fn clear(&mut self) {
@@ -45,9 +43,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_without_the_dots() {
+    fn names_come_back_in_order() {
         let mut names = NameList::default();
-        [c"b", c".", c"..", c"...", c"caf\xe9"]
+        [c"b", c"...", c"caf\xe9"]
             .into_iter()
             .for_each(|name| names.push(name));
         assert_eq!(names.len(), 3);

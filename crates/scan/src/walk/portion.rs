@@ -9,8 +9,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{OFlags, RawDir};
-use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
 use crate::config::{ScanConfig, ScanRoot};
@@ -20,7 +18,7 @@ use crate::error::{Operation, ScanError};
 
 use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
-use super::{Parts, Tally, Walk, Worker, failed, may_be_directory};
+use super::{DescriptorWait, Parts, Tally, Walk, Worker, may_be_directory};
 
 /// How much one portion has.
 #[derive(Clone, Copy, Debug)]
@@ -100,37 +98,26 @@ pub fn walk_portion(
 #[must_use]
 pub fn look_up_portion(
     root: &ScanRoot,
-    (directory, names): (&MarkedPath, &[Name]),
+    directory: &MarkedPath,
+    names: &[Name],
     size: PortionSize,
     config: &ScanConfig,
 ) -> Portion {
     portion(config, size, |walker| match walker.open_root(root) {
-        Ok((root, _)) => walker.look_up_in(&root, directory, names),
-        Err((operation, errno)) => walker.report_root(root, operation, errno),
+        Ok(opened) => walker.look_up_in(opened.root(), directory, names),
+        Err(error) => walker.report(error),
     })
 }
 
 /// The mark of a root, or of the directory that holds one which is a single entry; `None` where it cannot be opened.
 #[must_use]
-pub fn mark_root(root: &ScanRoot, config: &ScanConfig) -> Option<DirectoryMark> {
-    let mut mark = None;
-    portion(
-        config,
-        PortionSize {
-            entries: 0,
-            bytes: 0,
-            large_bytes: 0,
-            wanted: Wanted::All,
-        },
-        |walker| {
-            let opened = walker.open_root(root).map_err(|(_, errno)| errno);
-            let directory =
-                opened.and_then(|(root, _)| walker.worker.walk.open(&root, &RelPath::root()));
-            let status = directory.and_then(|directory| directory.status_at_server());
-            mark = status.ok().map(|status| DirectoryMark::of_root(&status));
-        },
-    );
-    mark
+pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
+    let open = || {
+        let opened = Arc::new(root.open(root.directory_flags()?)?);
+        Directory::open(&opened, &RelPath::root())?.status_at_server()
+    };
+    let status = DescriptorWait::new().open(open).ok()?;
+    Some(DirectoryMark::of_root(&status))
 }
 
 fn portion(
@@ -174,24 +161,24 @@ impl Walker<'_, '_> {
     }
 
     fn walk(&mut self, root: &ScanRoot, directories: &[MarkedPath]) {
-        let (opened, extent) = match self.open_root(root) {
+        let opened = match self.open_root(root) {
             Ok(opened) => opened,
-            Err((operation, errno)) => return self.report_root(root, operation, errno),
+            Err(error) => return self.report(error),
         };
-        if extent == Extent::SingleEntry {
+        if opened.root().extent == Extent::SingleEntry {
             let name = root
                 .parent_and_name()
                 .and_then(|(_, name)| Name::from_bytes(name.as_bytes()).ok());
             let Some(directory) = directories.first() else {
                 return;
             };
-            return self.look_up_in(&opened, directory, name.as_slice());
+            return self.look_up_in(opened.root(), directory, name.as_slice());
         }
         let mut ahead: Vec<_> = directories.iter().rev().cloned().collect();
         while !self.is_full()
             && let Some(place) = ahead.pop()
         {
-            let below = self.visit(&opened, &place);
+            let below = self.visit(opened.root(), &place);
             ahead.extend(below.into_iter().rev());
         }
         ahead.reverse();
@@ -199,20 +186,10 @@ impl Walker<'_, '_> {
     }
 
     /// Opens a root: a directory, or the one that holds a single entry.
-    fn open_root(
-        &mut self,
-        root: &ScanRoot,
-    ) -> Result<(Arc<SourceRoot>, Extent), (Operation, Errno)> {
-        let flags = root.directory_flags().map_err(failed(Operation::Stat))?;
-        let (extent, flags) = flags.map_or((Extent::SingleEntry, OFlags::empty()), |flags| {
-            (Extent::Tree, flags)
-        });
-        let directory = self.worker.open_root(root, extent, flags)?;
-        Ok((Arc::clone(directory.root()), extent))
-    }
-
-    fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
-        self.report(ScanError::io(root.source.clone(), operation, errno));
+    fn open_root(&self, root: &ScanRoot) -> Result<Arc<Directory>, ScanError> {
+        let flags = root.directory_flags();
+        self.worker
+            .open_root(root, flags.map_err(root.failed(Operation::Stat))?)
     }
 
     fn report(&mut self, error: ScanError) {
@@ -225,7 +202,7 @@ impl Walker<'_, '_> {
         let opened = self.open(root, place).and_then(|directory| {
             match directory.is_within(self.worker.walk.config.file_systems) {
                 Ok(within) => Ok((directory, within)),
-                Err(errno) => Err(not_opened(root, path, errno)),
+                Err(errno) => Err(root.not_opened(path)(errno)),
             }
         });
         let (directory, within) = match opened {
@@ -267,7 +244,7 @@ impl Walker<'_, '_> {
                 .worker
                 .walk
                 .open(root, path)
-                .map_err(|errno| not_opened(root, path, errno));
+                .map_err(root.not_opened(path));
         };
         let walk = &self.worker.walk;
         let (directory, now) =
@@ -285,26 +262,18 @@ impl Walker<'_, '_> {
         }
     }
 
-    /// All names of a directory; those that cannot be told are reported.
+    /// All names of a directory, as far as it can be read.
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
         let mut buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
-        let mut listing = RawDir::new(directory.fd(), buffer.spare_capacity_mut());
-        while let Some(next) = listing.next() {
-            match next {
-                Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Ok(entry)
-                    if self.size.wanted == Wanted::Directories && !may_be_directory(&entry) => {}
-                Ok(entry) => names.push(entry.file_name().to_owned()),
-                Err(errno) => {
-                    self.report(ScanError::listed(
-                        directory.full_path(),
-                        Operation::List,
-                        errno,
-                    ));
-                    break;
-                }
+        let listed = directory.list(&mut buffer, |entry| {
+            if self.size.wanted == Wanted::All || may_be_directory(entry) {
+                names.push(entry.file_name().to_owned());
             }
+            Ok(true)
+        });
+        if let Err(error) = listed {
+            self.report(error);
         }
         names
     }
@@ -358,7 +327,8 @@ impl Walker<'_, '_> {
         let below = directories_below(&marked, &entries);
         self.entries += entries.len();
         let mut taken = Vec::with_capacity(entries.len());
-        let (mut left, mut left_bytes) = (Vec::new(), 0);
+        let mut left = Vec::new();
+        let mut left_bytes = 0;
         let is_wanted =
             |entry: &Entry| self.size.wanted == Wanted::All || entry.kind == EntryKind::Directory;
         for entry in entries.into_iter().filter(is_wanted) {
@@ -418,10 +388,6 @@ fn directories_below(directory: &MarkedPath, entries: &[Entry]) -> Vec<MarkedPat
         .filter(|entry| entry.kind == EntryKind::Directory)
         .map(below)
         .collect()
-}
-
-fn not_opened(root: &SourceRoot, path: &RelPath, errno: Errno) -> ScanError {
-    ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno)
 }
 
 #[cfg(test)]
@@ -490,7 +456,7 @@ mod tests {
                 ahead.push(walk_portion(root, &portion.directories, SIZE, config));
             }
             for (directory, names) in &portion.names {
-                ahead.push(look_up_portion(root, (directory, names), SIZE, config));
+                ahead.push(look_up_portion(root, directory, names, SIZE, config));
             }
         }
         (portions, all)

@@ -43,7 +43,8 @@ impl Parts {
     /// such a name.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
-        let (count, first) = (self.count, Escaped::path(self.first.as_ref()?));
+        let count = self.count;
+        let first = Escaped::path(self.first.as_ref()?);
         Some(if count == 1 {
             format!(
                 "a part of an unfinished transfer lies in the source, and is left out: '{first}'"

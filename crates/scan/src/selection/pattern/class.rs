@@ -49,10 +49,8 @@ impl Class {
                 .for_each(|byte| self.named[usize::from(byte)] = true);
             return Ok((None, after));
         }
-        if let (Some(from), Some(end)) = (
-            before,
-            rest.strip_prefix('-').filter(|rest| !rest.starts_with(']')),
-        ) {
+        let range_end = rest.strip_prefix('-').filter(|rest| !rest.starts_with(']'));
+        if let Some((from, end)) = before.zip(range_end) {
             let (to, after) = read_character(end)?;
             if to < from {
                 return Err(PatternError::Range(from.into(), to.into()));
