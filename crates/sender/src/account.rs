@@ -91,12 +91,12 @@ impl Account {
 
     /// Counts a file of so many bytes as moved that an earlier session has sent.
     fn found_moved(&self, bytes: u64, sent: &Unconfirmed) {
-        let Unconfirmed::File { origins, .. } = sent else {
+        let Some(origins) = sent.origins else {
             return self.linked(bytes);
         };
         self.moved(&Moved {
             files: 1,
-            whole: *origins,
+            whole: origins,
             bytes: origins.sent,
             shown: 0,
         });

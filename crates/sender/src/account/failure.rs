@@ -87,23 +87,17 @@ pub fn file_changed(path: PathBuf) -> String {
 impl FileError {
     /// Whether a file or link that the scan has found could not be read completely.
     pub(crate) fn is_unread(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::Open { .. }
-            | Self::Read { .. }
-            | Self::Replaced { .. }
-            | Self::Changed { .. }
-            | Self::TooLarge { .. }
-            | Self::LinkTarget { .. } => true,
-            Self::Scan(_)
-            | Self::Receiver(_)
-            | Self::Guarded { .. }
-            | Self::EmptySource { .. }
-            | Self::OtherSource(_)
-            | Self::Damaged { .. }
-            | Self::Unconfirmed { .. }
-            | Self::Unaccounted { .. } => false,
-        }
+                | Self::Read { .. }
+                | Self::Replaced { .. }
+                | Self::Changed { .. }
+                | Self::TooLarge { .. }
+                | Self::LinkTarget { .. }
+        )
     }
+
     /// Whether an entry that was to be at the target is not there, or not as it should be.
     pub(crate) fn is_unplaced(&self) -> bool {
         match self {

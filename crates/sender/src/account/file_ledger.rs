@@ -31,40 +31,23 @@ pub(crate) struct FileLedger {
 
 /// A name that may be at the target because of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unconfirmed {
-    /// A file that was sent.
-    File {
-        look: Look,
-        /// None of a file whose holes were not hashed.
-        root: Option<Root>,
-        origins: ByteOrigins,
-    },
-    /// A link to another name of the file.
-    Link {
-        look: Look,
-        root: Option<Root>,
-        known: Known,
-    },
+pub(crate) struct Unconfirmed {
+    look: Look,
+    /// None of a file whose holes were not hashed.
+    root: Option<Root>,
+    known: Known,
+    /// The origins of the bytes of a file that was sent. None of a link to another name of the file.
+    pub(crate) origins: Option<ByteOrigins>,
 }
 
 impl Unconfirmed {
     fn of(file: &SentFile) -> Self {
-        let SentFile {
-            look, root, known, ..
-        } = *file;
-        match file.part {
-            NamePart::Link => Self::Link { look, root, known },
-            NamePart::Alone | NamePart::First(_) => Self::File {
-                look,
-                root,
-                origins: ByteOrigins::of(Origin::Sent, file.data_bytes),
-            },
-        }
-    }
-
-    const fn look(&self) -> Look {
-        match self {
-            Self::File { look, .. } | Self::Link { look, .. } => *look,
+        let is_sent = !matches!(file.part, NamePart::Link);
+        Self {
+            look: file.look,
+            root: file.root,
+            known: file.known,
+            origins: is_sent.then(|| ByteOrigins::of(Origin::Sent, file.data_bytes)),
         }
     }
 }
@@ -111,7 +94,9 @@ impl FileLedger {
             self.unconfirmed.remove(path);
         }
         let renamed = self.renamed();
-        if let (Some(manifest), Some(root)) = (&mut self.manifest, root) {
+        if let Some(manifest) = &mut self.manifest
+            && let Some(root) = root
+        {
             manifest.add(renamed.as_ref().unwrap_or(path), root, known);
         }
     }
@@ -129,13 +114,9 @@ impl FileLedger {
             return None;
         }
         let sent = self.unconfirmed.remove(path);
-        let sent = sent.filter(|sent| sent.look() == look)?;
+        let sent = sent.filter(|sent| sent.look == look)?;
         // The session that sent it has asked for the same proof, without which it would have no name.
-        let (root, known) = match &sent {
-            Unconfirmed::File { root, .. } => (root, Known::Received),
-            Unconfirmed::Link { root, known, .. } => (root, *known),
-        };
-        self.confirm_moved(path, root.as_ref(), known);
+        self.confirm_moved(path, sent.root.as_ref(), sent.known);
         Some(sent)
     }
 
@@ -191,10 +172,11 @@ impl FileLedger {
         if file.is_all_read() && !file.is_dead() {
             let mut origins = file.counted();
             origins += unsettled;
-            let sent = Unconfirmed::File {
+            let sent = Unconfirmed {
                 look: Look::of(&file.entry),
                 root: file.root(),
-                origins,
+                known: Known::Received,
+                origins: Some(origins),
             };
             self.remember(file.target.clone(), sent);
         }
@@ -324,24 +306,29 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut ledger = FileLedger::default();
-        let sent = Unconfirmed::File {
+        let sent = Unconfirmed {
             look: look(5),
             root: Some(Root([7; 32])),
-            origins: ByteOrigins::of(Origin::Sent, 5),
+            known: Known::Received,
+            origins: Some(ByteOrigins::of(Origin::Sent, 5)),
         };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
         assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);
         // A path that is known already takes the new entry.
         ledger.remember(
             path("0"),
-            Unconfirmed::Link {
+            Unconfirmed {
                 look: look(6),
                 root: None,
                 known: Known::Looked,
+                origins: None,
             },
         );
         let found = ledger.confirm_earlier(&path("0"), look(6));
-        assert!(matches!(found, Some(Unconfirmed::Link { .. })), "{found:?}");
+        assert!(
+            found.is_some_and(|found| found.origins.is_none()),
+            "{found:?}"
+        );
     }
 
     #[test]
