@@ -2,14 +2,11 @@
 //! `zmove clean` runs it.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
 
-use zmove_wire::{Fault, Leftover, Open, ToReceiver, ToSender, WireError, encode_message};
+use zmove_wire::{Fault, Leftover, Open, ToSender, out_of_order};
 
 use crate::control::link::Link;
-use crate::control::relay::{NoQuota, inbox};
-use crate::control::{permission, receive};
+use crate::control::{open_now, receive};
 use crate::error::SessionError;
 
 /// An event of a cleaning.
@@ -45,17 +42,9 @@ async fn run(
     link: Link,
     tell: &mut (dyn FnMut(CleanEvent) + Send),
 ) -> Result<(), SessionError> {
-    let greeting = link.greeting().encode();
-    let (mut reader, mut writer) = link.control;
-    writer.send(&greeting).await?;
-    let greeted = async {
-        reader.greeting().await?;
-        // A receiver that refuses need not have read the opening: its answer has the reason.
-        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
-        Ok(inbox(reader, Arc::new(NoQuota)))
-    };
-    // Do not wait for a turn in the queue: a user waits for the answer.
-    let (mut inbox, _opened) = permission(greeted, Duration::ZERO, |_said| ()).await?;
+    let greeting = link.greeting();
+    let (reader, mut writer) = link.control;
+    let (mut inbox, _opened) = open_now(greeting, reader, &mut writer, open).await?;
     loop {
         match receive(&mut inbox).await? {
             ToSender::Leftover(leftover) => tell(CleanEvent::Found(leftover)),
@@ -64,10 +53,7 @@ async fn run(
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Finished(_) => return Ok(writer.finish().await?),
             _ => {
-                return Err(WireError::OutOfOrder {
-                    what: "a result of a cleaning",
-                }
-                .into());
+                return out_of_order("a result of a cleaning");
             }
         }
     }

@@ -14,10 +14,11 @@ use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Opened, Refusal, RefusalCode, Summary, ToReceiver, ToSender, Waiting, WireError, encode_message,
+    Greeting, Open, Opened, Refusal, RefusalCode, Summary, ToReceiver, ToSender, Waiting,
+    WireError, encode_message,
 };
 
-use crate::control::relay::{Beside, Heard, Last, PeerQuota, Relay, inbox};
+use crate::control::relay::{Beside, Heard, Last, NoQuota, PeerQuota, Relay, inbox};
 use crate::error::SessionError;
 
 /// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. What it says is booked on
@@ -41,6 +42,24 @@ pub(crate) enum BeforeOpening {
     RateMax(RateLimit),
     /// What else the receiver waits for.
     HeldUp(String),
+}
+
+/// Greets the receiver, and opens a conversation without lanes. Does not wait for a turn in the queue: a user waits for
+/// the answer.
+pub(crate) async fn open_now(
+    greeting: Greeting,
+    mut reader: ControlReader,
+    writer: &mut ControlWriter,
+    open: Open,
+) -> Result<(Inbox<Heard>, Opened), SessionError> {
+    writer.send(&greeting.encode()).await?;
+    let greeted = async {
+        reader.greeting().await?;
+        // A receiver that refuses need not have read the opening: its answer has the reason.
+        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
+        Ok(inbox(reader, Arc::new(NoQuota)))
+    };
+    permission(greeted, Duration::ZERO, |_said| ()).await
 }
 
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it

@@ -11,7 +11,6 @@
 //! returns its threads have ended.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -19,13 +18,13 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink, blocking};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Intent, Moment, Open, Overwrite, Sampled, SweepOrder, Swept, ToReceiver, ToSender, WireError,
-    encode_message,
+    Intent, Moment, Open, Overwrite, Sampled, SweepOrder, Swept, ToReceiver, ToSender,
+    encode_message, out_of_order,
 };
 
 use crate::control::link::Link;
-use crate::control::relay::{Heard, NoQuota, inbox};
-use crate::control::{GOODBYE_TIMEOUT, permission, receive};
+use crate::control::relay::Heard;
+use crate::control::{GOODBYE_TIMEOUT, open_now, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path;
@@ -85,24 +84,15 @@ async fn run(
     link: Link,
     tell: &mut (dyn FnMut(ProbeEvent) + Send),
 ) -> Result<ProbeReport, SessionError> {
-    let greeting = link.greeting().encode();
+    let greeting = link.greeting();
     let more = link.supply.map(|supply| supply.more);
     let (reader, mut writer) = link.control;
-    writer.send(&greeting).await?;
-    let greeted = async {
-        let mut reader = reader;
-        reader.greeting().await?;
-        let open = Open {
-            intent: Intent::Measure,
-            overwrite: Overwrite::Nothing,
-            ..Open::new(config.target.clone(), link.transfer.0)
-        };
-        // A receiver that refuses need not have read the opening: its answer has the reason.
-        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
-        Ok(inbox(reader, Arc::new(NoQuota)))
+    let open = Open {
+        intent: Intent::Measure,
+        overwrite: Overwrite::Nothing,
+        ..Open::new(config.target.clone(), link.transfer.0)
     };
-    // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, opened) = permission(greeted, Duration::ZERO, |_said| ()).await?;
+    let (inbox, opened) = open_now(greeting, reader, &mut writer, open).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,
@@ -244,7 +234,7 @@ impl Probing {
                 round_trip: asked.elapsed(),
                 sampled,
             }),
-            _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
+            _ => out_of_order("an answer"),
         }
     }
 
@@ -258,7 +248,7 @@ impl Probing {
             .unwrap_or(Err(SessionError::Silent))?;
         match answer {
             ToSender::Swept(swept) => Ok(swept),
-            _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
+            _ => out_of_order("an answer"),
         }
     }
 
@@ -310,10 +300,7 @@ impl Probing {
         match self.answer().await? {
             ToSender::Finished(_) => {}
             _ => {
-                return Err(WireError::OutOfOrder {
-                    what: "the last answer",
-                }
-                .into());
+                return out_of_order("the last answer");
             }
         }
         let closed: Result<(), ControlError> = self.writer.finish().await;

@@ -26,7 +26,7 @@ use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
     Cipher, Extraneous, Finished, FoundSoFar, Intent, Limit, Open, Opened, Refusal, RefusalCode,
     SharedJobOrder, SharedJobResult, Summary, TargetShape, TargetState, ToReceiver, ToSender,
-    Waiting, WireError,
+    Waiting, WireError, out_of_order,
 };
 
 use self::echoes::Echoes;
@@ -475,10 +475,7 @@ impl Running<'_> {
     /// Waits no longer for a lane that the receiver has dialled.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
         if self.speaker.dialled_by() == DialledBy::Sender {
-            return Err(WireError::OutOfOrder {
-                what: "a lane that the receiver has dialled",
-            }
-            .into());
+            return out_of_order("a lane that the receiver has dialled");
         }
         self.take_lane(Some(Err(LaneError::Closed)), self.lanes_max);
         self.need_lanes()

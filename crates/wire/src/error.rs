@@ -72,3 +72,11 @@ pub enum WireError {
         what: &'static str,
     },
 }
+
+/// The error of a message that must not come here; `what` names it.
+///
+/// # Errors
+/// Always.
+pub fn out_of_order<T, E: From<WireError>>(what: &'static str) -> Result<T, E> {
+    Err(WireError::OutOfOrder { what }.into())
+}

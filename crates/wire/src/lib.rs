@@ -31,7 +31,7 @@ pub use batch::{
     directory_batches,
 };
 pub use control_frame::{ControlHeader, encode_ping, encode_pong};
-pub use error::WireError;
+pub use error::{WireError, out_of_order};
 pub use extensions::{Extensions, KnownExtension};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};

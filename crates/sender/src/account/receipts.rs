@@ -13,7 +13,7 @@ use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem,
-    ToReceiver, ToSender, WireError,
+    ToReceiver, ToSender, WireError, out_of_order,
 };
 
 use crate::account::Moved;
@@ -117,17 +117,11 @@ impl Receipts {
             | ToSender::Granted(_)
             | ToSender::Copy(_)
             | ToSender::Result(_) => {
-                return Err(WireError::OutOfOrder {
-                    what: "a second answer",
-                }
-                .into());
+                return out_of_order("a second answer");
             }
             ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
             ToSender::Sampled(_) | ToSender::Swept(_) | ToSender::Leftover(_) => {
-                return Err(WireError::OutOfOrder {
-                    what: "an answer of a probe or a cleaning",
-                }
-                .into());
+                return out_of_order("an answer of a probe or a cleaning");
             }
             ToSender::Counters(counters) => self.counters = counters.into(),
             ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
@@ -281,9 +275,7 @@ impl Receipts {
         PublishedItem { item, faults }: PublishedItem,
     ) -> Result<(), WireError> {
         let Sent::Batch(mut batch) = self.session.in_flight.published(ItemId(item))? else {
-            return Err(WireError::OutOfOrder {
-                what: "a name of a group",
-            });
+            return out_of_order("a name of a group");
         };
         let shown = batch.stored_bytes();
         let known: HashSet<_> = batch.faults.iter().map(|fault| fault.entry).collect();
@@ -443,9 +435,7 @@ impl Receipts {
             return Ok(());
         };
         if done.fault.is_none() && !file.is_all_read() {
-            return Err(WireError::OutOfOrder {
-                what: "a whole file that has not been sent",
-            });
+            return out_of_order("a whole file that has not been sent");
         }
         file.close();
         if let Some((operation, code)) = done.fault {
@@ -490,10 +480,7 @@ impl Receipts {
     /// Checks the end: it is good only if nothing is left open, and of each file that was found something was reported.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.session.in_flight.is_settled() {
-            return Err(WireError::OutOfOrder {
-                what: "the end before everything is settled",
-            }
-            .into());
+            return out_of_order("the end before everything is settled");
         }
         let open = self.session.in_flight.take_large();
         for file in open.into_values() {

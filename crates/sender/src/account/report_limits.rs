@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zmove_types::{AtomicCounter, GroupSpan, Name, RelPath};
 use zmove_wire::limits::within;
-use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError};
+use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError, out_of_order};
 
 /// What was sent to the receiver, and so what it may report about.
 #[derive(Debug, Default)]
@@ -133,9 +133,7 @@ pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
     if says {
         Ok(())
     } else {
-        Err(WireError::OutOfOrder {
-            what: "a message that says nothing",
-        })
+        out_of_order("a message that says nothing")
     }
 }
 

@@ -12,6 +12,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{
     Answer, ExtraneousNames, GroupHashes, Held, Reply, TargetState, Verdict, WireError,
+    out_of_order,
 };
 
 use crate::control::relay::{Held as Booked, PeerQuota};
@@ -107,9 +108,7 @@ impl ReplySender {
             EntryReply::State(_) | EntryReply::Link(_) => 0,
         };
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "more answers than there are requests",
-            });
+            return out_of_order("more answers than there are requests");
         }
         let beside = if matches!(reply, EntryReply::Held(_)) {
             VALUES_BYTES
@@ -149,9 +148,7 @@ impl ReplySender {
     /// As for [`reply`](Self::reply).
     pub(crate) fn counted_reply(&self, reply: CountedReply) -> Result<(), WireError> {
         match self.counted.try_send(reply) {
-            Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder {
-                what: "an answer that nobody asked for",
-            }),
+            Err(TrySendError::Full(_)) => out_of_order("an answer that nobody asked for"),
             // The thread that asks has gone only when the session is being stopped.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
         }
