@@ -457,7 +457,7 @@ impl<'a> Round<'a> {
                 self.full |=
                     !self
                         .extraneous
-                        .add(&range.directory, (extra.name, form), whereabouts, room);
+                        .add(&range.directory, extra.name, form, whereabouts, room);
                 if self.emptied.is_none() && self.extraneous.names() > names {
                     self.emptied = self.empty.get(&range.directory).cloned();
                 }

@@ -68,14 +68,16 @@ impl Hashing {
         config: &SenderConfig,
         threads: &mut Threads,
     ) -> io::Result<Self> {
-        let ((jobs, waiting), (done_in, done)) = (unbounded(), unbounded());
+        let (jobs, waiting) = unbounded::<Job>();
+        let (done_in, done) = unbounded();
         let storage = Arc::new(StorageReader::new(&config.file_io, config.buffers_max));
         for number in 0..THREADS.min(config.readers_max) {
             let reader = Reader {
                 session: Arc::clone(session),
                 storage: Arc::clone(&storage),
             };
-            let (waiting, done): (Receiver<Job>, _) = (waiting.clone(), done_in.clone());
+            let waiting = waiting.clone();
+            let done = done_in.clone();
             let work = move || {
                 for job in waiting {
                     // The thread that asks has gone only when the session is being stopped.

@@ -172,7 +172,7 @@ impl<'a> Listing<'a> {
         let verdicts = answer.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut changes = Vec::new();
         for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
-            changes.extend(self.compare(&asked, verdict, (request, place)));
+            changes.extend(self.compare(&asked, verdict, request, place));
         }
         if let Some(verification) = &mut self.verification {
             verification.forget(request);
@@ -186,7 +186,8 @@ impl<'a> Listing<'a> {
         &mut self,
         asked: &Asked,
         verdict: Verdict,
-        (request, place): (u64, usize),
+        request: u64,
+        place: usize,
     ) -> Option<Change> {
         let Some(verification) = &mut self.verification else {
             let verdict = match verdict {
@@ -329,7 +330,7 @@ impl<'a> Listing<'a> {
             return entry.size;
         };
         let stop = || self.session.in_flight.is_stopping();
-        let (data, _) = holes.find((&file, identity.bytes), true, stop);
+        let (data, _) = holes.find(&file, identity.bytes, true, stop);
         data.map_or(entry.size, |data| data.data_bytes())
     }
 

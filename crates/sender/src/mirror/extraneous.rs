@@ -102,7 +102,8 @@ impl ExtraneousList {
     pub(super) fn add(
         &mut self,
         directory: &RelPath,
-        (name, form): (ListedName, EntryForm),
+        name: ListedName,
+        form: EntryForm,
         whereabouts: Whereabouts,
         room: bool,
     ) -> bool {
@@ -286,7 +287,7 @@ mod tests {
         } else {
             Whereabouts::Source
         };
-        assert!(extraneous.add(&path(directory), (name, form), whereabouts, true));
+        assert!(extraneous.add(&path(directory), name, form, whereabouts, true));
     }
 
     fn taken(extraneous: &mut ExtraneousList) -> Vec<String> {
@@ -375,7 +376,8 @@ mod tests {
         let name = ListedName(Name::from_bytes(b"g").unwrap());
         assert!(!extraneous.add(
             &path("d/old"),
-            (name, EntryForm::File),
+            name,
+            EntryForm::File,
             Whereabouts::Extraneous,
             false
         ));
@@ -402,7 +404,7 @@ mod tests {
                 EntryForm::File
             };
             let name = ListedName(Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap());
-            assert!(extraneous.add(&path("e"), (name, form), Whereabouts::ChangedSource, true));
+            assert!(extraneous.add(&path("e"), name, form, Whereabouts::ChangedSource, true));
         };
         ["g", "h.o", "old/", "other/"]
             .into_iter()
@@ -432,13 +434,15 @@ mod tests {
         let name = |text: &str| ListedName(Name::from_bytes(text.as_bytes()).unwrap());
         assert!(!extraneous.add(
             &path("d/old"),
-            (name("a"), EntryForm::Directory),
+            name("a"),
+            EntryForm::Directory,
             Whereabouts::Extraneous,
             false
         ));
         assert!(extraneous.add(
             &path("d/old/a"),
-            (name("x.o"), EntryForm::File),
+            name("x.o"),
+            EntryForm::File,
             Whereabouts::Extraneous,
             false
         ));

@@ -184,7 +184,8 @@ impl Links {
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
-        (number, tried): (FileNumber, &Arc<FirstName>),
+        number: FileNumber,
+        tried: &Arc<FirstName>,
     ) -> Part {
         if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&number) {
             return Part::Copy(
@@ -447,7 +448,7 @@ mod tests {
         let (tried, names) = links.named(number, first("0"));
         let back = |links: &mut Links, place: usize| {
             let (directory, entry) = names[place].clone();
-            links.unlinked(&directory, entry, (number, &tried))
+            links.unlinked(&directory, entry, number, &tried)
         };
         assert!(matches!(back(&mut links, 0), Part::File(_)));
         assert!(matches!(back(&mut links, 1), Part::Waits));
@@ -469,14 +470,14 @@ mod tests {
         for _ in 0..LOST_MAX {
             let (tried, names) = links.named(number, first("0"));
             for (place, (directory, entry)) in names.into_iter().enumerate() {
-                let part = links.unlinked(&directory, entry, (number, &tried));
+                let part = links.unlinked(&directory, entry, number, &tried);
                 assert_eq!(matches!(part, Part::File(_)), place == 0, "{part:?}");
             }
         }
         let (tried, names) = links.named(number, first("0"));
         assert_eq!(names.len(), 6);
         for (directory, entry) in names {
-            let part = links.unlinked(&directory, entry, (number, &tried));
+            let part = links.unlinked(&directory, entry, number, &tried);
             assert!(matches!(part, Part::Copy(..)), "{part:?}");
         }
     }

@@ -340,7 +340,9 @@ impl Pack {
     /// Divides the entries, in their order, into packs with data of at most `bytes_max` or a single file; a directory
     /// that fits into one pack is not split.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
-        let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
+        let mut pieces = Vec::new();
+        let mut piece = Vec::<PackGroup>::new();
+        let mut bytes = 0;
         for group in self.groups {
             let whole = group.data_bytes();
             let mut full = bytes + whole > bytes_max && whole <= bytes_max;

@@ -456,7 +456,7 @@ impl<'a> Planner<'a> {
                 let number = entry.shared.map(|shared| shared.number);
                 let part = match (why, number) {
                     (NoLink::Lost | NoLink::Full(_), Some(number)) => {
-                        self.links.unlinked(&directory, entry, (number, &tried))
+                        self.links.unlinked(&directory, entry, number, &tried)
                     }
                     _ => Part::File(Entry {
                         shared: None,

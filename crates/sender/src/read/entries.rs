@@ -64,7 +64,7 @@ pub(super) struct EntryReader<'a> {
 }
 
 /// An entry that waits for a thread.
-struct Waiting<'a> {
+struct PendingEntry<'a> {
     group: usize,
     entry: &'a PackEntry,
     /// The place of the entry's result, so that threads which read side by side need no order among them.
@@ -97,12 +97,12 @@ impl EntryReader<'_> {
         &self,
         turn: &Turn<'_>,
         groups: &[PackGroup],
-        waiting: &Lock<std::vec::IntoIter<Waiting<'_>>>,
+        waiting: &Lock<std::vec::IntoIter<PendingEntry<'_>>>,
     ) {
         let mut opened: Option<(usize, SourceDirectory)> = None;
         while !turn.is_over() {
             let next = waiting.lock().next();
-            let Some(Waiting {
+            let Some(PendingEntry {
                 group,
                 entry,
                 read,
@@ -138,9 +138,9 @@ impl EntryReader<'_> {
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
-            PackEntry::Within(entry) => return self.within(directory, entry, None, (offset, room)),
+            PackEntry::Within(entry) => return self.within(directory, entry, None, offset, room),
             PackEntry::Link(entry, first) => {
-                return self.within(directory, entry, Some(first), (offset, room));
+                return self.within(directory, entry, Some(first), offset, room);
             }
         })
     }
@@ -151,7 +151,8 @@ impl EntryReader<'_> {
         directory: &SourceDirectory,
         entry: &Entry,
         first: Option<&Arc<FirstName>>,
-        room: (usize, &mut [u8]),
+        offset: usize,
+        room: &mut [u8],
     ) -> Result<EntryRead, FileError> {
         let name = || entry.name.clone();
         let beside_contents = || {
@@ -163,7 +164,9 @@ impl EntryReader<'_> {
             (metadata, lacks)
         };
         let (entry, lacks) = match (&entry.kind, first) {
-            (EntryKind::File, None) => return read_file(self.extras, directory, entry, room),
+            (EntryKind::File, None) => {
+                return read_file(self.extras, directory, entry, offset, room);
+            }
             (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
             (EntryKind::Directory, _) => {
                 let (metadata, lacks) = beside_contents();
@@ -246,7 +249,7 @@ impl EntryReader<'_> {
         let (root, known) = match first.root {
             Some(root) => (Some(root), Known::Received),
             None => (
-                self.root_of_what_stays(directory, entry, (&file, &now))?,
+                self.root_of_what_stays(directory, entry, &file, &now)?,
                 Known::Looked,
             ),
         };
@@ -266,7 +269,7 @@ impl EntryReader<'_> {
     /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_as_seen(entry)?;
-        let root = self.root_of_what_stays(directory, entry, (&file, &before))?;
+        let root = self.root_of_what_stays(directory, entry, &file, &before)?;
         let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
         let known = Known::Looked;
         let file = SentFile {
@@ -286,12 +289,15 @@ impl EntryReader<'_> {
         &self,
         directory: &SourceDirectory,
         entry: &Entry,
-        opened: (&File, &FileIdentity),
+        file: &File,
+        before: &FileIdentity,
     ) -> Result<Option<Root>, FileError> {
         if !self.lists_what_stays {
             return Ok(None);
         }
-        root_of(directory, entry, opened, || self.in_flight.is_stopping())
+        root_of(directory, entry, file, before, || {
+            self.in_flight.is_stopping()
+        })
     }
 }
 
@@ -302,14 +308,15 @@ pub(super) fn unsent_root(
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
     let (file, before) = directory.open_as_seen(entry)?;
-    root_of(directory, entry, (&file, &before), stop)
+    root_of(directory, entry, &file, &before, stop)
 }
 
 /// The root of an open file that does not change while it is read.
 fn root_of(
     directory: &SourceDirectory,
     entry: &Entry,
-    (file, before): (&File, &FileIdentity),
+    file: &File,
+    before: &FileIdentity,
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
     let root = read_root(file, stop).map_err(directory.unreadable(&entry.name))?;
@@ -325,7 +332,7 @@ fn with_room<'a>(
     groups: &'a [PackGroup],
     results: &'a mut [EntryRead],
     mut room: &'a mut [u8],
-) -> Vec<Waiting<'a>> {
+) -> Vec<PendingEntry<'a>> {
     let mut all = Vec::with_capacity(results.len());
     let mut results = results.iter_mut();
     let mut offset = 0;
@@ -335,7 +342,7 @@ fn with_room<'a>(
                 .unwrap_or(usize::MAX)
                 .min(room.len());
             let (own, rest) = room.split_at_mut(bytes);
-            all.push(Waiting {
+            all.push(PendingEntry {
                 group,
                 entry,
                 read,
@@ -364,7 +371,8 @@ pub(super) fn read_file(
     extras: &Extras,
     directory: &SourceDirectory,
     entry: &Entry,
-    (offset, room): (usize, &mut [u8]),
+    offset: usize,
+    room: &mut [u8],
 ) -> Result<EntryRead, FileError> {
     let (file, before) = directory.open_file(&entry.name)?;
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
@@ -383,7 +391,7 @@ pub(super) fn read_file(
     };
     let (data, lack) = extras
         .holes()
-        .find((&file, before.bytes), entry.may_have_holes, || false);
+        .find(&file, before.bytes, entry.may_have_holes, || false);
     let filled = data.as_ref().map_or(wanted, |data| {
         usize::try_from(data.data_bytes()).unwrap_or(wanted)
     });

@@ -34,7 +34,8 @@ impl Holes {
     /// tells why.
     pub(crate) fn find(
         self,
-        (file, bytes): (&File, u64),
+        file: &File,
+        bytes: u64,
         may_have: bool,
         stop: impl Fn() -> bool,
     ) -> (Option<DataRanges>, Option<Lack>) {

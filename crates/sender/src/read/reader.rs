@@ -253,7 +253,7 @@ impl Reader<'_> {
         filling: &mut Filling,
     ) -> Option<PackGroup> {
         let extras = &self.session.extras;
-        let read = read_file(extras, &directory, &entry, (filling.filled, filling.rest()));
+        let read = read_file(extras, &directory, &entry, filling.filled, filling.rest());
         let entry = match (read.unwrap_or_else(EntryRead::Failed), unread) {
             (EntryRead::Done(read), _) => {
                 filling.begin_group(&directory);
@@ -486,7 +486,8 @@ impl Reader<'_> {
         mut buffer: Buffer,
     ) -> Result<(Cv, Buffer), FileError> {
         let mut hasher = GroupHasher::new(span.index);
-        let (mut at, mut filled) = (0, 0);
+        let mut at = 0;
+        let mut filled = 0;
         for range in file.data_within(span) {
             hasher.update_zeros(range.start - at);
             let part = Span::new(

@@ -403,7 +403,7 @@ impl LargeSource {
         let mut found = FoundHoles::default();
         if is_first {
             // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
-            let (data, lack) = holes.find((&file, identity.bytes), true, stop);
+            let (data, lack) = holes.find(&file, identity.bytes, true, stop);
             found.lack = lack;
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();

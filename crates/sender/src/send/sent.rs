@@ -170,7 +170,8 @@ impl SentBatch {
                 .filter(move |fault| is_there(fault) == are_there);
             some.map(|fault| fault.entry).collect::<HashSet<_>>()
         };
-        let (there, failed) = (of(true), of(false));
+        let there = of(true);
+        let failed = of(false);
         let entries = self
             .pack
             .groups

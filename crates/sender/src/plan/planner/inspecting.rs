@@ -47,7 +47,9 @@ impl Planner<'_> {
     }
 
     pub(super) fn take_hashed_here(&mut self, done: Result<Done, RecvError>) {
-        if let (Some(listing), Ok(done)) = (&mut self.listing, done) {
+        if let Some(listing) = &mut self.listing
+            && let Ok(done) = done
+        {
             listing.take_done(done);
         }
     }
