@@ -84,32 +84,6 @@ impl Histogram {
         }
     }
 
-    /// Adds the counts of another part of the same tree, or of another tree.
-    pub fn merge(&mut self, other: Self) {
-        self.buckets.resize(
-            self.buckets.len().max(other.buckets.len()),
-            Share::default(),
-        );
-        for (mine, theirs) in self.shares().into_iter().zip(other.clone().shares()) {
-            mine.files += theirs.files;
-            mine.bytes += theirs.bytes;
-        }
-        self.directories += other.directories;
-        self.symlinks += other.symlinks;
-        self.specials += other.specials;
-        self.errors += other.errors;
-        self.vanished += other.vanished;
-        for (mine, theirs) in [
-            (&mut self.largest_file, other.largest_file),
-            (&mut self.deepest_path, other.deepest_path),
-            (&mut self.largest_directory, other.largest_directory),
-        ] {
-            if let Some(theirs) = theirs {
-                raise(mine, theirs.value, || theirs.path);
-            }
-        }
-    }
-
     /// The buckets from the first occupied one on: the least size in each, and its files. Bucket `0` is the empty
     /// files, bucket `n` the files from `n` to below `2 × n` bytes.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
@@ -170,16 +144,6 @@ impl Histogram {
             share.files += 1;
             share.bytes += bytes;
         }
-    }
-
-    fn shares(&mut self) -> Vec<&mut Share> {
-        let named = [
-            &mut self.files,
-            &mut self.losf,
-            &mut self.medium,
-            &mut self.large,
-        ];
-        named.into_iter().chain(&mut self.buckets).collect()
     }
 }
 
@@ -273,26 +237,6 @@ mod tests {
             histogram.files.bytes
         );
         assert_eq!(histogram.files.files, 7);
-    }
-
-    #[test]
-    fn merged_parts_equal_the_whole() {
-        let mut merged = of(&[0, 7]);
-        merged.largest_file = Some(Extreme {
-            value: 7,
-            path: "a".into(),
-        });
-        let mut other = of(&[9, 1 << 30]);
-        other.largest_file = Some(Extreme {
-            value: 1 << 30,
-            path: "b".into(),
-        });
-        other.vanished = 2;
-        merged.merge(other.clone());
-        let mut whole = of(&[0, 7, 9, 1 << 30]);
-        whole.largest_file = other.largest_file;
-        whole.vanished = 2;
-        assert_eq!(merged, whole);
     }
 
     #[test]
