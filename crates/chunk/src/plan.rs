@@ -54,72 +54,49 @@ struct Unread<F> {
 
 /// The groups of a large file that are still to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Groups {
-    /// All groups from this one on.
-    From(u32),
-    /// These groups, in ascending order.
-    Only(VecDeque<Range<u32>>),
-}
+pub struct Groups(
+    /// Ranges of groups, in ascending order, none of them empty.
+    pub VecDeque<Range<u32>>,
+);
 
 impl Groups {
-    /// How many of a file's groups are still to be read; the file has `bytes` bytes.
+    /// All groups of a file of `bytes` bytes.
     #[must_use]
-    pub fn count(&self, bytes: u64) -> u32 {
-        match self {
-            Self::From(first) => GroupSpan::count(bytes).unwrap_or(0).saturating_sub(*first),
-            Self::Only(ranges) => ranges
-                .iter()
-                .map(|range| range.end.saturating_sub(range.start))
-                .sum(),
-        }
+    pub fn all(bytes: u64) -> Self {
+        let count = GroupSpan::count(bytes).filter(|count| *count > 0);
+        Self(count.map(|count| 0..count).into_iter().collect())
     }
 
-    /// Whether nothing is to be read, without counting.
-    fn is_empty(&self, bytes: u64) -> bool {
-        match self {
-            Self::From(_) => self.count(bytes) == 0,
-            Self::Only(ranges) => ranges.is_empty(),
-        }
+    /// How many groups are still to be read.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        let groups = |range: &Range<u32>| range.end.saturating_sub(range.start);
+        self.0.iter().map(groups).sum()
     }
 
     /// Takes out those before `index`; returns how many.
-    fn skip_to(&mut self, bytes: u64, index: u32) -> u32 {
-        let before = self.count(bytes);
-        match self {
-            Self::From(next) => *next = index.max(*next),
-            Self::Only(ranges) => {
-                while let Some(range) = ranges.front_mut()
-                    && range.start < index
-                {
-                    if range.end > index {
-                        range.start = index;
-                    } else {
-                        ranges.pop_front();
-                    }
-                }
+    fn skip_to(&mut self, index: u32) -> u32 {
+        let before = self.count();
+        while let Some(range) = self.0.front_mut()
+            && range.start < index
+        {
+            if range.end > index {
+                range.start = index;
+            } else {
+                self.0.pop_front();
             }
         }
-        before - self.count(bytes)
+        before - self.count()
     }
 
-    fn take(&mut self, bytes: u64) -> Option<GroupSpan> {
-        let index = match self {
-            Self::From(next) => {
-                let index = *next;
-                *next = index.saturating_add(1);
-                index
-            }
-            Self::Only(ranges) => {
-                let range = ranges.front_mut()?;
-                let index = range.start;
-                range.start += 1;
-                if range.start >= range.end {
-                    ranges.pop_front();
-                }
-                index
-            }
-        };
-        GroupSpan::of(bytes, index)
+    fn take(&mut self) -> Option<u32> {
+        let range = self.0.front_mut()?;
+        let index = range.start;
+        range.start += 1;
+        if range.start >= range.end {
+            self.0.pop_front();
+        }
+        Some(index)
     }
 }
 
@@ -205,7 +182,7 @@ impl<P, F: Clone> Plan<P, F> {
     pub fn push_file_again(&self, file: F, bytes: u64) {
         self.state.lock().waiting.push(Unread {
             bytes,
-            groups: Groups::From(0),
+            groups: Groups::all(bytes),
             file,
         });
         self.changed.notify_all();
@@ -216,10 +193,8 @@ impl<P, F: Clone> Plan<P, F> {
     pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
         let mut state = self.state.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
-        let skipped = file.map_or(0, |active| active.groups.skip_to(active.bytes, index));
-        state
-            .active
-            .retain(|active| !active.groups.is_empty(active.bytes));
+        let skipped = file.map_or(0, |active| active.groups.skip_to(index));
+        state.active.retain(|active| !active.groups.0.is_empty());
         self.changed.notify_all();
         skipped
     }
@@ -240,15 +215,6 @@ impl<P, F: Clone> Plan<P, F> {
         state.active.clear();
         state.ended = true;
         self.changed.notify_all();
-    }
-
-    /// The next work, or `None` when nothing waits right now.
-    pub fn try_take(&self) -> Option<Work<P, F>> {
-        let work = self.state.lock().next();
-        if work.is_some() {
-            self.changed.notify_all();
-        }
-        work
     }
 
     /// The next work; waits for some until `stop`, which is given whether the plan has ended, returns `true`. It is
@@ -325,11 +291,12 @@ impl<P, F: Clone> State<P, F> {
                 self.active.push_back(file);
             }
             let mut active = self.active.pop_front()?;
-            let Some(span) = active.groups.take(active.bytes) else {
+            let index = active.groups.take();
+            let Some(span) = index.and_then(|index| GroupSpan::of(active.bytes, index)) else {
                 continue;
             };
             let file = active.file.clone();
-            if !active.groups.is_empty(active.bytes) {
+            if !active.groups.0.is_empty() {
                 self.active.push_back(active);
             }
             return Some(Work::Group(file, span));
@@ -376,17 +343,21 @@ mod tests {
     use super::*;
     use zmove_types::GROUP_BYTES;
 
+    fn next<P, F: Clone>(plan: &Plan<P, F>) -> Option<Work<P, F>> {
+        plan.take(|_| true)
+    }
+
     #[test]
     fn the_end_is_near_when_only_few_packs_are_left() {
         let plan = Plan::<_, &str>::new(100, 2);
         plan.push_pack("first", 1).unwrap();
         plan.push_pack("second", 1).unwrap();
         assert_eq!(plan.last_packs(), None, "more may come");
-        plan.push_file("large", 2 * GROUP_BYTES, Groups::From(0))
+        plan.push_file("large", 2 * GROUP_BYTES, Groups::all(2 * GROUP_BYTES))
             .unwrap();
         plan.end();
         assert_eq!(plan.last_packs(), None, "a large file waits");
-        while !matches!(plan.try_take(), Some(Work::Group(_, span)) if span.index == 1) {}
+        while !matches!(next(&plan), Some(Work::Group(_, span)) if span.index == 1) {}
         assert_eq!(plan.last_packs(), Some(0));
         plan.push_again(Work::Pack("again"));
         assert_eq!(plan.last_packs(), None);
@@ -395,14 +366,18 @@ mod tests {
     #[test]
     fn largest_file_goes_first_and_each_group_once() {
         let plan: Plan<(), &str> = Plan::new(4, 4);
-        plan.push_file("small", 2 * GROUP_BYTES, Groups::From(0))
+        plan.push_file("small", 2 * GROUP_BYTES, Groups::all(2 * GROUP_BYTES))
             .unwrap();
-        plan.push_file("large", 3 * GROUP_BYTES + 1, Groups::From(0))
-            .unwrap();
-        plan.push_file("later", GROUP_BYTES + 1, Groups::From(0))
+        plan.push_file(
+            "large",
+            3 * GROUP_BYTES + 1,
+            Groups::all(3 * GROUP_BYTES + 1),
+        )
+        .unwrap();
+        plan.push_file("later", GROUP_BYTES + 1, Groups::all(GROUP_BYTES + 1))
             .unwrap();
         plan.end();
-        let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| next(&plan)).collect();
         let Work::Group(first, _) = &taken[0] else {
             panic!("a group")
         };
@@ -426,24 +401,21 @@ mod tests {
         for pack in 1..=3 {
             plan.push_pack(pack, 2).unwrap();
         }
-        assert_eq!(plan.try_take(), Some(Work::Pack(1)));
+        assert_eq!(next(&plan), Some(Work::Pack(1)));
         assert_eq!(plan.take_back(|&pack| pack < 3), [2]);
         assert_eq!(plan.state.lock().packed_entries, 2);
-        assert_eq!(
-            [plan.try_take(), plan.try_take()],
-            [Some(Work::Pack(3)), None]
-        );
+        assert_eq!([next(&plan), next(&plan)], [Some(Work::Pack(3)), None]);
     }
 
     #[test]
     fn only_the_groups_that_are_wanted_are_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
         let wanted =
-            |groups: &[u32]| Groups::Only(groups.iter().map(|group| *group..group + 1).collect());
-        assert_eq!(wanted(&[1, 3]).count(4 * GROUP_BYTES), 2);
+            |groups: &[u32]| Groups(groups.iter().map(|group| *group..group + 1).collect());
+        assert_eq!(wanted(&[1, 3]).count(), 2);
         plan.push_file(1, 4 * GROUP_BYTES, wanted(&[1, 3])).unwrap();
         plan.push_file(2, 3 * GROUP_BYTES, wanted(&[])).unwrap();
-        let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| next(&plan)).collect();
         let group = |index| Work::Group(1, GroupSpan::of(4 * GROUP_BYTES, index).unwrap());
         assert_eq!(taken, [group(1), group(3)]);
     }
@@ -451,28 +423,23 @@ mod tests {
     #[test]
     fn groups_that_are_skipped_are_counted_and_not_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
-        plan.push_file(1, 9 * GROUP_BYTES, Groups::From(0)).unwrap();
-        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1..2, 3..4, 6..7].into()))
+        plan.push_file(1, 9 * GROUP_BYTES, Groups::all(9 * GROUP_BYTES))
+            .unwrap();
+        plan.push_file(2, 8 * GROUP_BYTES, Groups([1..2, 3..4, 6..7].into()))
             .unwrap();
         plan.end();
         let index = |work| match work {
             Some(Work::Group(file, span)) => (file, span.index),
             other => panic!("{other:?}"),
         };
-        assert_eq!(
-            [index(plan.try_take()), index(plan.try_take())],
-            [(1, 0), (2, 1)]
-        );
+        assert_eq!([index(next(&plan)), index(next(&plan))], [(1, 0), (2, 1)]);
         assert_eq!(plan.skip_groups(|file| *file == 1, 7), 6);
         assert_eq!(plan.skip_groups(|file| *file == 1, 3), 0, "they have gone");
         assert_eq!(plan.skip_groups(|file| *file == 2, 6), 1);
-        assert_eq!(
-            [index(plan.try_take()), index(plan.try_take())],
-            [(1, 7), (2, 6)]
-        );
+        assert_eq!([index(next(&plan)), index(next(&plan))], [(1, 7), (2, 6)]);
         assert_eq!(plan.skip_groups(|file| *file == 1, u32::MAX), 1);
         assert_eq!(plan.last_packs(), Some(0), "nothing is left of either");
-        assert_eq!(plan.try_take(), None);
+        assert_eq!(next(&plan), None);
     }
 
     #[test]
@@ -480,11 +447,12 @@ mod tests {
         let plan: Plan<u8, u8> = Plan::new(4, 4);
         plan.push_pack(1, 1).unwrap();
         plan.push_pack(2, 1).unwrap();
-        plan.push_file(9, 2 * GROUP_BYTES, Groups::From(0)).unwrap();
+        plan.push_file(9, 2 * GROUP_BYTES, Groups::all(2 * GROUP_BYTES))
+            .unwrap();
         let packs = |work: &Work<u8, u8>| matches!(work, Work::Pack(_));
-        let taken: Vec<_> = (0..4).map(|_| packs(&plan.try_take().unwrap())).collect();
+        let taken: Vec<_> = (0..4).map(|_| packs(&next(&plan).unwrap())).collect();
         assert_eq!(taken, [true, false, true, false]);
-        assert_eq!(plan.try_take(), None);
+        assert_eq!(next(&plan), None);
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
                 let id = ids.next().expect("there are fewer files");
                 let bytes = entry.size;
                 let source = Arc::new(LargeSource::new(id, &directory, entry));
-                plan.push_file(source, bytes, Groups::From(0))
+                plan.push_file(source, bytes, Groups::all(bytes))
                     .expect("the plan has not ended");
             } else {
                 packer

@@ -80,7 +80,7 @@ impl Queue {
         let bytes = file.entry.size;
         let groups = file.groups();
         self.in_flight
-            .begin_file(Arc::clone(&file), u64::from(groups.count(bytes)));
+            .begin_file(Arc::clone(&file), u64::from(groups.count()));
         match when {
             When::Room => drop(self.plan.push_file(file, bytes, groups)),
             When::Now => self.plan.push_file_again(file, bytes),

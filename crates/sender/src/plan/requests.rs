@@ -193,7 +193,7 @@ mod tests {
         assert_eq!((held.count(), there.count()), (2, 0));
         let source =
             LargeSource::new(FileId(1), &directory, entry).resuming(held, ByteOrigins::default());
-        assert_eq!(source.groups(), Groups::Only([0..5, 7..u32::MAX].into()));
+        assert_eq!(source.groups(), Groups([0..5, 7..u32::MAX].into()));
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");
         let held = Held {

@@ -367,13 +367,10 @@ impl LargeSource {
 
     /// The groups that are to be read.
     pub(crate) fn groups(&self) -> Groups {
-        if let Some(range) = &self.range {
-            return Groups::Only(std::iter::once(range.clone()).collect());
-        }
-        if !self.resumed {
-            return Groups::From(0);
-        }
-        Groups::Only(self.lock().cvs.unknown(self.groups_in_all()).collect())
+        Groups(match &self.range {
+            Some(range) => std::iter::once(range.clone()).collect(),
+            None => self.lock().cvs.unknown(self.groups_in_all()).collect(),
+        })
     }
 
     /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.
