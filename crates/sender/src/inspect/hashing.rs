@@ -45,8 +45,11 @@ pub(crate) enum Done {
     /// The roots of the files of a request.
     Files(u64, Vec<(usize, Result<Root, FileError>)>),
     /// The values of the groups of an order; `None` for one that is a hole.
-    Groups(u64, Result<Vec<Option<Cv>>, FileError>),
+    Groups(u64, OwnValues),
 }
+
+/// The values of the groups of an order, or why the file cannot be read.
+pub(super) type OwnValues = Result<Vec<Option<Cv>>, FileError>;
 
 /// The threads that hash, which end when this is dropped.
 pub(crate) struct Hashing {

@@ -11,8 +11,8 @@ use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{Differences, Fault, GroupHashes, Question, Request, ToReceiver, Verdict};
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Done, Hashing, Source};
-use crate::inspect::verification::{LargeFile, Taken, Verification};
+use crate::inspect::hashing::{Done, Hashing, Job, Source};
+use crate::inspect::verification::{LargeFile, Verification};
 use crate::plan::asked::{Asked, entry_groups};
 use crate::plan::gathered::Gathered;
 use crate::plan::pack::PackEntry;
@@ -35,8 +35,9 @@ pub(crate) struct Listing<'a> {
 /// A request that has not been judged.
 struct Outstanding {
     asked: Vec<Asked>,
-    /// The answer, where small files are still to be hashed here.
     answer: Option<Vec<Verdict>>,
+    /// The roots of small files, by their places in the request, once they have been hashed here.
+    roots: Option<SmallRoots>,
 }
 
 impl<'a> Listing<'a> {
@@ -95,14 +96,22 @@ impl<'a> Listing<'a> {
                 in_flight, extras, ..
             } = self.session;
             self.gathered_bytes = 0;
-            if let Some(verification) = &self.verification {
-                verification.hash_small(number, small_files(&asked));
-            }
+            let roots = match &self.verification {
+                Some(verification) => {
+                    let files = small_files(&asked);
+                    verification.hashing.hash(Job::Files(number, files));
+                    None
+                }
+                None => Some(SmallRoots::new()),
+            };
             let question = Question::Report(entry_groups(&asked, extras));
             in_flight.tell(ToReceiver::Request(Request { number, question }));
-            let answer = None;
-            self.outstanding
-                .insert(number, Outstanding { asked, answer });
+            let outstanding = Outstanding {
+                asked,
+                answer: None,
+                roots,
+            };
+            self.outstanding.insert(number, outstanding);
         }
         self.order();
     }
@@ -125,45 +134,39 @@ impl<'a> Listing<'a> {
     /// Takes what the receiver has hashed.
     pub(crate) fn take_hashes(&mut self, order: u64, hashes: GroupHashes) {
         if let Some(verification) = &mut self.verification {
-            let taken = verification.take_theirs(order, hashes);
-            self.go_on(taken);
+            let compared = verification.take_theirs(order, hashes);
+            self.judge_large(compared);
         }
     }
 
     /// Takes what has been hashed here.
     pub(crate) fn take_done(&mut self, done: Done) {
-        if let Some(verification) = &mut self.verification {
-            let taken = verification.take_ours(done);
-            self.go_on(taken);
-        }
-    }
-
-    fn go_on(&mut self, taken: Taken) {
-        match taken {
-            Taken::Nothing => {}
-            Taken::Request(request) => self.judge_request(request),
-            Taken::Large(file) => {
-                let changes = self.judge_large(*file).into_iter().collect();
-                self.session.account.observer.on(&Event::Listed { changes });
+        match done {
+            Done::Files(request, roots) => {
+                if let Some(open) = self.outstanding.get_mut(&request) {
+                    open.roots = Some(roots.into_iter().collect());
+                    self.judge_request(request);
+                }
+            }
+            Done::Groups(order, values) => {
+                if let Some(verification) = &mut self.verification {
+                    let compared = verification.take_ours(order, values);
+                    self.judge_large(compared);
+                }
             }
         }
-        self.order();
     }
 
     /// Judges the entries of a request once it has been answered, and what it takes has been hashed here.
     fn judge_request(&mut self, request: u64) {
-        let is_hashed = |verification: &Verification| verification.has_roots(request);
-        let is_ready = self.verification.as_ref().is_none_or(is_hashed)
-            && self
-                .outstanding
-                .get(&request)
-                .is_some_and(|open| open.answer.is_some());
-        if !is_ready {
+        let is_ready = |open: &Outstanding| open.answer.is_some() && open.roots.is_some();
+        if !self.outstanding.get(&request).is_some_and(is_ready) {
             return;
         }
         let Some(Outstanding {
             asked,
             answer: Some(answer),
+            roots: Some(mut roots),
         }) = self.outstanding.remove(&request)
         else {
             return;
@@ -172,10 +175,7 @@ impl<'a> Listing<'a> {
         let verdicts = answer.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut changes = Vec::new();
         for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
-            changes.extend(self.compare(&asked, verdict, request, place));
-        }
-        if let Some(verification) = &mut self.verification {
-            verification.forget(request);
+            changes.extend(self.compare(&asked, verdict, roots.remove(&place)));
         }
         self.session.account.observer.on(&Event::Listed { changes });
         self.order();
@@ -186,8 +186,7 @@ impl<'a> Listing<'a> {
         &mut self,
         asked: &Asked,
         verdict: Verdict,
-        request: u64,
-        place: usize,
+        own: Option<Result<Root, FileError>>,
     ) -> Option<Change> {
         let Some(verification) = &mut self.verification else {
             let verdict = match verdict {
@@ -198,7 +197,6 @@ impl<'a> Listing<'a> {
             };
             return self.judge(asked, verdict, String::new());
         };
-        let own = verification.take_root(request, place);
         let verdict = match (verdict, large_file(asked), verdict.beside_contents()) {
             // another name of a file that is compared under its first one
             (Verdict::Contents(differences, _), ..)
@@ -227,8 +225,16 @@ impl<'a> Listing<'a> {
         self.judge(asked, verdict, String::new())
     }
 
-    /// Judges a file whose groups have been compared.
-    fn judge_large(&self, file: LargeFile) -> Option<Change> {
+    /// Lists a file whose groups have been compared, if there is one, and asks for those of others.
+    fn judge_large(&mut self, compared: Option<LargeFile>) {
+        if let Some(file) = compared {
+            let changes = self.judge_groups(file).into_iter().collect();
+            self.session.account.observer.on(&Event::Listed { changes });
+        }
+        self.order();
+    }
+
+    fn judge_groups(&self, file: LargeFile) -> Option<Change> {
         if let Some(error) = &file.failed {
             self.session.account.fail(error);
             return None;
@@ -370,6 +376,8 @@ impl<'a> Listing<'a> {
         Some(Verdict::compared(differences, own.0 == root))
     }
 }
+
+type SmallRoots = HashMap<usize, Result<Root, FileError>>;
 
 /// The most bytes of small files in one request of a verification: one thread hashes them at either end.
 const HASHED_BYTES_MAX: u64 = 16 << 20;

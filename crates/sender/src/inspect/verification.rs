@@ -20,13 +20,11 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Done, Hashing, Holes, Job, Source};
+use crate::inspect::hashing::{Hashing, Holes, Job, OwnValues, Source};
 
 /// A verification under way.
 pub(super) struct Verification {
     pub(super) hashing: Hashing,
-    /// The roots of small files, by request and place in it.
-    roots: HashMap<u64, HashMap<usize, Result<Root, FileError>>>,
     /// Large files of which not all groups have been asked for; the first one is being asked for.
     waiting: VecDeque<LargeFile>,
     /// Large files of which all groups have been asked for, or some while others were.
@@ -68,7 +66,7 @@ struct Whole {
 struct Order {
     file: u64,
     groups: Range<u32>,
-    ours: Option<Result<Vec<Option<Cv>>, FileError>>,
+    ours: Option<OwnValues>,
     theirs: Option<GroupHashes>,
 }
 
@@ -76,36 +74,11 @@ impl Verification {
     pub(super) fn new(hashing: Hashing) -> Self {
         Self {
             hashing,
-            roots: HashMap::new(),
             waiting: VecDeque::new(),
             comparing: HashMap::new(),
             orders: HashMap::new(),
             next: 0,
         }
-    }
-
-    /// Has the small files of a request hashed.
-    pub(super) fn hash_small(&self, request: u64, files: Vec<(usize, Source)>) {
-        self.hashing.hash(Job::Files(request, files));
-    }
-
-    /// Whether the small files of a request have been hashed.
-    pub(super) fn has_roots(&self, request: u64) -> bool {
-        self.roots.contains_key(&request)
-    }
-
-    /// The root of a small file of a request; `None` where it was not one of those to be hashed.
-    pub(super) fn take_root(
-        &mut self,
-        request: u64,
-        place: usize,
-    ) -> Option<Result<Root, FileError>> {
-        self.roots.get_mut(&request)?.remove(&place)
-    }
-
-    /// Forgets a request that has been judged.
-    pub(super) fn forget(&mut self, request: u64) {
-        self.roots.remove(&request);
     }
 
     /// Queues a file of several groups; `root` is all that the receiver knows of it, if it has no groups.
@@ -153,7 +126,8 @@ impl Verification {
             let count = GroupSpan::count(file.source.entry.size).unwrap_or(u32::MAX);
             let first = file.next;
             let end = count.min(first.saturating_add(GROUPS_PER_ORDER));
-            (file.next, file.open) = (end, file.open + 1);
+            file.next = end;
+            file.open += 1;
             self.next += 1;
             let order = self.next;
             let (holes, theirs) = if file.whole.is_some() {
@@ -194,50 +168,24 @@ impl Verification {
         }
     }
 
-    /// Takes what this side has hashed; returns a large file that has been compared with that, or a request whose
-    /// small files are known.
-    pub(super) fn take_ours(&mut self, done: Done) -> Taken {
-        match done {
-            Done::Files(request, roots) => {
-                self.roots.insert(request, roots.into_iter().collect());
-                Taken::Request(request)
-            }
-            Done::Groups(order, values) => {
-                if let Some(open) = self.orders.get_mut(&order) {
-                    open.ours = Some(values);
-                }
-                self.compare(order)
-            }
-        }
+    /// Takes the values that this side has hashed for an order; returns a large file that has been compared with that.
+    pub(super) fn take_ours(&mut self, order: u64, values: OwnValues) -> Option<LargeFile> {
+        self.orders.get_mut(&order)?.ours = Some(values);
+        self.compare(order)
     }
 
     /// Takes what the receiver has hashed.
-    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Taken {
-        if let Some(open) = self.orders.get_mut(&order) {
-            open.theirs = Some(hashes);
-        }
+    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Option<LargeFile> {
+        self.orders.get_mut(&order)?.theirs = Some(hashes);
         self.compare(order)
     }
 
     /// Compares the groups of an order that both ends have hashed.
-    fn compare(&mut self, number: u64) -> Taken {
-        let Some(Order {
-            ours: Some(_),
-            theirs: Some(_),
-            ..
-        }) = self.orders.get(&number)
-        else {
-            return Taken::Nothing;
-        };
-        let Some(Order {
-            file: number,
-            groups,
-            ours: Some(ours),
-            theirs: Some(theirs),
-        }) = self.orders.remove(&number)
-        else {
-            return Taken::Nothing;
-        };
+    fn compare(&mut self, number: u64) -> Option<LargeFile> {
+        let is_hashed = |order: &Order| order.ours.is_some() && order.theirs.is_some();
+        self.orders.get(&number).filter(|order| is_hashed(order))?;
+        let order = self.orders.remove(&number)?;
+        let number = order.file;
         let is_first = self
             .waiting
             .front()
@@ -246,32 +194,19 @@ impl Verification {
             self.waiting.front_mut()
         } else {
             self.comparing.get_mut(&number)
-        };
-        let Some(file) = file else {
-            return Taken::Nothing;
-        };
+        }?;
         file.open -= 1;
-        match (ours, theirs.fault) {
+        let theirs = order.theirs?;
+        match (order.ours?, theirs.fault) {
             (Err(error), _) => file.fail(error),
             (Ok(_), Some(code)) => file.fail(file.receiver_failed(code)),
-            (Ok(ours), None) => file.compare(groups, &ours, &theirs.values),
+            (Ok(ours), None) => file.compare(order.groups, &ours, &theirs.values),
         }
         if is_first || file.open > 0 {
-            return Taken::Nothing;
+            return None;
         }
-        self.comparing
-            .remove(&number)
-            .map_or(Taken::Nothing, |file| Taken::Large(Box::new(file)))
+        self.comparing.remove(&number)
     }
-}
-
-/// What is known after something has been hashed.
-pub(super) enum Taken {
-    Nothing,
-    /// All groups of a large file have been compared.
-    Large(Box<LargeFile>),
-    /// The small files of a request have been hashed here.
-    Request(u64),
 }
 
 /// The number of groups in one order: 64 MiB, so that several threads share a file.
