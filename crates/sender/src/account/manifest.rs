@@ -48,9 +48,8 @@ struct Teller(Box<Tell>);
 type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
 
 /// The form of the lines.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 enum Form {
-    #[default]
     B3sum,
     Proofs(Prover),
 }
@@ -174,26 +173,7 @@ impl Manifest {
     }
 }
 
-/// The names that have a line, each by 128 bits of its hash.
-#[derive(Debug, Default)]
-struct ListedNames {
-    names: HashSet<NameHash>,
-    form: Form,
-}
-
-impl ListedNames {
-    fn has(&self, path: &RelPath) -> bool {
-        if self.names.is_empty() {
-            return false;
-        }
-        let mut line = Vec::new();
-        let root = Root([0; 32]);
-        let written = self.form.write(&mut line, path, &root, Known::Looked);
-        let name = self.form.name_in(line.trim_ascii_end());
-        written.is_ok_and(|is_there| is_there && self.names.contains(&hash_of(name)))
-    }
-}
-
+/// 128 bits of the hash of a name that has a line.
 type NameHash = [u8; 16];
 
 fn hash_of(name: &[u8]) -> NameHash {
@@ -212,7 +192,7 @@ struct Lines {
     /// Whether the same name may come again.
     repeats: bool,
     /// The names that earlier sessions have listed; read back when a file is found at the target.
-    earlier: Option<ListedNames>,
+    earlier: Option<HashSet<NameHash>>,
 }
 
 /// Where the manifest's lines go when the push ends well.
@@ -278,30 +258,32 @@ impl Lines {
         if !self.repeats {
             return false;
         }
-        let earlier = self.earlier.take().unwrap_or_else(|| self.names());
-        self.earlier.insert(earlier).has(path)
+        if self.earlier.is_none() {
+            self.earlier = Some(self.names());
+        }
+        let mut line = Vec::new();
+        let written = self
+            .form
+            .write(&mut line, path, &Root([0; 32]), Known::Looked);
+        let name = hash_of(self.form.name_in(line.trim_ascii_end()));
+        let is_listed = |names: &HashSet<_>| names.contains(&name);
+        written.is_ok_and(|is_there| is_there) && self.earlier.as_ref().is_some_and(is_listed)
     }
 
     /// The names of the lines so far. What cannot be read back counts as not there.
-    fn names(&mut self) -> ListedNames {
-        let flushed = self.out.flush();
+    fn names(&mut self) -> HashSet<NameHash> {
+        if self.out.flush().is_err() {
+            return HashSet::new();
+        }
         let lines = BufReader::new(At {
             file: self.out.get_ref(),
             offset: 0,
         })
         .split(b'\n');
-        let names = lines
+        lines
             .map_while(Result::ok)
-            .map(|line| hash_of(self.form.name_in(&line)));
-        let names = if flushed.is_ok() {
-            names.collect()
-        } else {
-            HashSet::new()
-        };
-        ListedNames {
-            names,
-            form: self.form.clone(),
-        }
+            .map(|line| hash_of(self.form.name_in(&line)))
+            .collect()
     }
 
     /// Writes what is buffered; returns how many names could not be written.
