@@ -8,7 +8,9 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_transport::Inbox;
-use zmove_types::{ByteOrigins, Counters, Event, FileId, ItemId, Observer, Origin};
+use zmove_types::{
+    ByteOrigins, Counters, Event, FileId, FileNumber, ItemId, Observer, Origin, RelPath, Root,
+};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -352,11 +354,7 @@ impl Receipts {
                 .get(&path)
                 .is_none_or(|code| *code == FaultCode::AlreadyThere);
             if matches!(what, PackEntry::Within(_)) && is_there {
-                self.reply_sender
-                    .entry_reply(EntryReply::Link(Box::new(Word::Named(
-                        number,
-                        FirstName { path, root: None },
-                    ))))?;
+                self.tell_first_name(number, path, None)?;
             }
         }
         for file in &batch.files {
@@ -380,6 +378,18 @@ impl Receipts {
         Ok(())
     }
 
+    /// Tells the planner that a file with several names is at the target.
+    fn tell_first_name(
+        &self,
+        number: FileNumber,
+        path: RelPath,
+        root: Option<Root>,
+    ) -> Result<(), WireError> {
+        let word = Word::Named(number, FirstName { path, root });
+        self.reply_sender
+            .entry_reply(EntryReply::Link(Box::new(word)))
+    }
+
     /// Settles a file of a batch; returns whether it was moved.
     fn take_batch_file(
         &self,
@@ -390,12 +400,7 @@ impl Receipts {
         if let NamePart::First(number) = file.part
             && fault.is_none_or(|code| code == FaultCode::AlreadyThere)
         {
-            let first = FirstName {
-                path: file.path.clone(),
-                root: file.root,
-            };
-            self.reply_sender
-                .entry_reply(EntryReply::Link(Box::new(Word::Named(number, first))))?;
+            self.tell_first_name(number, file.path.clone(), file.root)?;
         }
         match (fault, &file.part) {
             (Some(FaultCode::AlreadyThere), _) => {
@@ -464,15 +469,7 @@ impl Receipts {
             Known::Received,
         );
         if let Some(shared) = file.entry.shared {
-            let first = FirstName {
-                path: file.target.clone(),
-                root: file.root(),
-            };
-            self.reply_sender
-                .entry_reply(EntryReply::Link(Box::new(Word::Named(
-                    shared.number,
-                    first,
-                ))))?;
+            self.tell_first_name(shared.number, file.target.clone(), file.root())?;
         }
         Ok(())
     }
@@ -507,7 +504,7 @@ fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let path = batch
         .pack
         .entry(entry)
-        .map_or_else(zmove_types::RelPath::root, |(directory, entry)| {
+        .map_or_else(RelPath::root, |(directory, entry)| {
             entry.failed_path(directory, operation)
         });
     Fault {

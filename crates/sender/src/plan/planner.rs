@@ -253,17 +253,10 @@ impl<'a> Planner<'a> {
 
     /// Whether the scan has to wait.
     fn is_full(&self) -> bool {
-        let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask);
-        !may_ask
-            || self
-                .requests
-                .as_ref()
-                .is_some_and(|requests| !requests.may_ask())
-            || self
-                .guess
-                .as_ref()
-                .is_some_and(|guess| !guess.held.is_empty())
-            || self.links.is_full()
+        let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask)
+            && self.requests.as_ref().is_none_or(Requests::may_ask);
+        let has_held = |guess: &Guess| !guess.held.is_empty();
+        !may_ask || self.guess.as_ref().is_some_and(has_held) || self.links.is_full()
     }
 
     /// Goes on with the entries that were held back until the state of the target is known.
