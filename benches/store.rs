@@ -21,7 +21,7 @@ use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
 use zmove_disk::{
-    ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, Threads, Tree, Uring,
+    ContentsWriter, DataFile, Direct, FileIo, Ring, RingConfig, Staged, StorageEngine, Tree,
 };
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
@@ -146,9 +146,9 @@ fn bytes() -> u64 {
 }
 
 fn disks() -> Vec<(&'static str, Arc<dyn FileIo>)> {
-    let mut disks: Vec<(_, Arc<dyn FileIo>)> = vec![("threads", Arc::new(Threads))];
-    match Uring::start(RingConfig::default()) {
-        Ok(uring) => disks.push(("uring", Arc::new(uring))),
+    let mut disks: Vec<(_, Arc<dyn FileIo>)> = vec![("threads", Arc::new(StorageEngine::Threads))];
+    match Ring::start(RingConfig::default()) {
+        Ok(ring) => disks.push(("uring", Arc::new(StorageEngine::Uring(ring)))),
         Err(error) => println!("without uring: {error}"),
     }
     disks

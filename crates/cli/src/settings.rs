@@ -17,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use zmove_disk::{Auto, Direct, FileIo, OwnPaths, RingConfig, Threads, Unavailable, Uring};
+use zmove_disk::{Direct, FileIo, OwnPaths, Ring, RingConfig, StorageEngine, Unavailable};
 
 use zmove_engine::{DialSettings, UnknownHost};
 use zmove_jobs::{NotifyConfig, NotifyMethod};
@@ -214,34 +214,37 @@ pub(crate) struct Storage {
 
 /// The storage engine that was asked for, or the one that works here; `tell` gets the reason then.
 pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
-    storage_with(args, tell, || Uring::start(RingConfig::default()))
+    storage_with(args, tell, || Ring::start(RingConfig::default()))
 }
 
 fn storage_with(
     args: StorageArgs,
     tell: impl Fn(&str),
-    start_uring: impl FnOnce() -> Result<Uring, Unavailable>,
+    start_uring: impl FnOnce() -> Result<Ring, Unavailable>,
 ) -> Storage {
     let direct = match args.direct {
         DirectArg::Auto => Direct::Auto,
         DirectArg::On => Direct::On,
         DirectArg::Off => Direct::Off,
     };
-    let file_io: Arc<dyn FileIo> = match args.io_engine {
-        EngineArg::Auto => Arc::new(Auto::default()),
-        EngineArg::Threads => Arc::new(Threads),
+    let engine = match args.io_engine {
+        EngineArg::Auto => StorageEngine::default(),
+        EngineArg::Threads => StorageEngine::Threads,
         EngineArg::Uring => match start_uring() {
-            Ok(uring) => Arc::new(uring),
+            Ok(ring) => StorageEngine::Uring(ring),
             Err(error) => {
                 tell(&format!(
                     "{:#}: using threads instead",
                     anyhow::Error::new(error)
                 ));
-                Arc::new(Threads)
+                StorageEngine::Threads
             }
         },
     };
-    Storage { file_io, direct }
+    Storage {
+        file_io: Arc::new(engine),
+        direct,
+    }
 }
 
 #[cfg(test)]

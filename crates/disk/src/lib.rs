@@ -57,15 +57,12 @@ pub use entry::{
     FileIdentity, is_kept_by_other_names, is_of_another_user, is_refused_to_others, is_same_file,
     number_at, number_of, retouch, set_file_mtime,
 };
-pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct, free_bytes};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
-pub use file_io::storage_reader::{BUFFER_BYTES, StorageReader, value_or_zeros};
-pub use file_io::stored_file::StoredFile;
-pub use file_io::threads::Threads;
-pub use file_io::uring::Uring;
-pub use file_io::{FileIo, Moved, Slices};
+pub use file_io::storage_engine::StorageEngine;
+pub use file_io::storage_reader::{BUFFER_BYTES, StorageReader, StoredFile, value_or_zeros};
+pub use file_io::{FileIo, Moved, Slices, Way};
 pub use hidden::{
     Hidden, LastingNames, has_process_ended, hidden_in, is_hidden, is_part, is_passing,
     make_hidden, own_process,
@@ -100,4 +97,4 @@ pub use storage_threads::{StorageThreads, Task, Turn, cores};
 pub use tree::roots::{OwnPaths, RootGuard, Roots};
 pub use tree::trusted_path::path_parts;
 pub use tree::{DirectoryModes, Tree, open_beneath};
-pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};
+pub use zmove_uring::{Ring, RingConfig, Span, Unavailable, cached_bytes, close};

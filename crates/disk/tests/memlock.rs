@@ -17,7 +17,7 @@ mod suite;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use zmove_disk::{FileIo, RingConfig, Unavailable, Uring};
+use zmove_disk::{FileIo, Ring, RingConfig, StorageEngine, Unavailable};
 
 #[test]
 fn without_locked_memory_nothing_is_missed() {
@@ -39,8 +39,8 @@ fn without_locked_memory_nothing_is_missed() {
     both_ways(&*file_io);
     drop(file_io);
     lower_limit(0);
-    match Uring::start(RingConfig::default()) {
-        Ok(uring) => both_ways(&uring),
+    match Ring::start(RingConfig::default()) {
+        Ok(ring) => both_ways(&StorageEngine::Uring(ring)),
         Err(error) => assert!(matches!(error, Unavailable::Setup { .. }), "{error:?}"),
     }
 }

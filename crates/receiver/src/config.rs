@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub(crate) use zmove_disk::BUFFER_BYTES;
-use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory, Tree, cores};
+use zmove_disk::{Direct, FileIo, RemovalBudget, StorageEngine, StorageMemory, Tree, cores};
 use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
 use zmove_wire::{SweepOrder, Swept};
 
@@ -107,7 +107,7 @@ impl Default for ReceiverConfig {
             allow_clear: false,
             journals: None,
             parts_kept: Duration::from_secs(7 * 24 * 60 * 60),
-            file_io: Arc::new(Auto::default()),
+            file_io: Arc::new(StorageEngine::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),
             measure_storage: None,

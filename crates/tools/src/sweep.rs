@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree, cores};
+use zmove_disk::{Direct, FileIo, ProvenKinds, StorageEngine, Tree, cores};
 use zmove_types::{ByteCount, Timestamp};
 
 pub(crate) use ceiling::Ceiling;
@@ -102,7 +102,7 @@ impl SweepConfig {
             budget: ByteCount(10 << 30),
             time: Duration::from_secs(120),
             threads: cores().clamp(2, 16),
-            file_io: Arc::new(Threads),
+            file_io: Arc::new(StorageEngine::Threads),
             direct: Direct::default(),
         }
     }

@@ -49,7 +49,7 @@ pub struct Ring {
     requests: Option<Sender<Request>>,
     wake: Arc<File>,
     thread: Option<JoinHandle<()>>,
-    part_bytes: usize,
+    config: RingConfig,
 }
 
 impl Ring {
@@ -86,8 +86,14 @@ impl Ring {
             requests: Some(requests_in),
             wake,
             thread: Some(thread),
-            part_bytes: config.part_bytes,
+            config,
         })
+    }
+
+    /// The settings of the ring.
+    #[must_use]
+    pub fn config(&self) -> RingConfig {
+        self.config
     }
 
     /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count
@@ -104,7 +110,7 @@ impl Ring {
         seen: &mut dyn FnMut(&[u8]),
     ) -> (io::Result<usize>, Buffer) {
         self.move_bytes(
-            Op::new(Direction::Read, file, span, self.part_bytes, buffer),
+            Op::new(Direction::Read, file, span, self.config.part_bytes, buffer),
             seen,
         )
     }
@@ -121,7 +127,7 @@ impl Ring {
         buffer: Buffer,
     ) -> (io::Result<usize>, Buffer) {
         self.move_bytes(
-            Op::new(Direction::Write, file, span, self.part_bytes, buffer),
+            Op::new(Direction::Write, file, span, self.config.part_bytes, buffer),
             &mut |_| (),
         )
     }

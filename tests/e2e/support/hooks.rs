@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use zmove_disk::{DataFile, FileIo, Slices, Span, Threads};
+use zmove_disk::{DataFile, FileIo, Slices, Span, StorageEngine, Way};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Buffer, Stopwatch};
 
@@ -33,8 +33,18 @@ impl HookedDisk {
 }
 
 impl FileIo for HookedDisk {
-    fn anew(&self) -> Option<Arc<dyn FileIo>> {
-        None
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<usize>, Buffer) {
+        StorageEngine::Threads.read_some(way, span, buffer, seen)
+    }
+
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+        StorageEngine::Threads.write_some(way, span, buffer)
     }
 
     fn read_part(
@@ -45,12 +55,12 @@ impl FileIo for HookedDisk {
         seen: Slices<'_>,
     ) -> (io::Result<usize>, Buffer) {
         (self.before_read)();
-        Threads.read_part(file, span, buffer, seen)
+        StorageEngine::Threads.read_part(file, span, buffer, seen)
     }
 
     fn write_part(&self, file: &DataFile, span: Span, buffer: Buffer) -> (io::Result<()>, Buffer) {
         (self.before_write)();
-        Threads.write_part(file, span, buffer)
+        StorageEngine::Threads.write_part(file, span, buffer)
     }
 }
 

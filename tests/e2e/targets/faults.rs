@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
-use zmove_disk::{Direct, Fault, FaultAt, Faulty, FileIo, Request, Threads};
+use zmove_disk::{Direct, Fault, FaultAt, Faulty, FileIo, Request};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_types::GROUP_BYTES;
@@ -96,7 +96,7 @@ impl FaultCase {
             number,
             fault: self.fault,
         };
-        let file_io = Arc::new(Faulty::new(Threads, [at]));
+        let file_io = Arc::new(Faulty::new([at]));
         let pushed = push_by(Arc::clone(&file_io) as Arc<dyn FileIo>, self.request)
             .push(&site.source(), &site.target());
         assert_nothing_half_written(&site);
@@ -198,7 +198,7 @@ fn ends_in_a_write() {
         number,
         fault: Fault::StopsTheProcess,
     };
-    let file_io = Arc::new(Faulty::new(Threads, [at]));
+    let file_io = Arc::new(Faulty::new([at]));
     push_by(file_io, Request::Write).push(Path::new("source"), Path::new("target"));
 }
 

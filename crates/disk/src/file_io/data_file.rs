@@ -372,7 +372,7 @@ const FUSE: u64 = 0x6573_5546;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FileIo, Threads};
+    use crate::{FileIo, StorageEngine};
     use std::os::unix::fs::FileExt;
     use zmove_types::BufferPool;
 
@@ -389,7 +389,7 @@ mod tests {
         let buffer = BufferPool::new(9_000, 1).take().unwrap();
         let mut shown = 0;
         let (outcome, buffer) =
-            Threads.read(&data, 3, 9_000, buffer, &mut |slice| shown += slice.len());
+            StorageEngine::Threads.read(&data, 3, 9_000, buffer, &mut |slice| shown += slice.len());
         outcome.unwrap();
         assert_eq!((*buffer).to_vec(), [7; 9_000]);
         assert_eq!(shown, 9_000);

@@ -1,4 +1,4 @@
-//! Storage that fails where a script says so: for tests, which hand it to a role in the place of the engine it wraps.
+//! Storage that fails where a script says so: for tests, which hand it to a role in the place of an engine.
 //!
 //! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays
 //! nothing. **Invariant:** requests are counted in the order in which they arrive, reads and writes each from
@@ -10,19 +10,19 @@ use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::file_io::{Engine, Moved, Slices, Way};
+use crate::file_io::storage_engine::StorageEngine;
+use crate::file_io::{FileIo, Moved, Slices, Way};
 
-/// An engine that fails by a script.
+/// Plain system calls that fail by a script.
 ///
 /// ```
-/// use zmove_disk::{Fault, FaultAt, Faulty, Request, Threads};
+/// use zmove_disk::{Fault, FaultAt, Faulty, Request};
 /// let no_space = FaultAt { request: Request::Write, number: 3, fault: Fault::Fails(28) };
-/// let disk = Faulty::new(Threads, [no_space]);
+/// let disk = Faulty::new([no_space]);
 /// assert_eq!(disk.requests(Request::Write), 0);
 /// ```
 #[derive(Debug)]
-pub struct Faulty<E> {
-    inner: E,
+pub struct Faulty {
     script: Vec<FaultAt>,
     reads: AtomicU64,
     writes: AtomicU64,
@@ -59,13 +59,11 @@ pub enum Fault {
     StopsTheProcess,
 }
 
-impl<E> Faulty<E> {
-    /// An engine like `inner`, with the faults of `script`.
-    pub fn new(inner: E, script: impl IntoIterator<Item = FaultAt>) -> Self {
-        let script = script.into_iter().collect();
+impl Faulty {
+    /// An engine with the faults of `script`.
+    pub fn new(script: impl IntoIterator<Item = FaultAt>) -> Self {
         Self {
-            inner,
-            script,
+            script: script.into_iter().collect(),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
         }
@@ -115,7 +113,7 @@ impl<E> Faulty<E> {
     }
 }
 
-impl<E: Engine> Engine for Faulty<E> {
+impl FileIo for Faulty {
     fn read_some(
         &self,
         way: Way<'_>,
@@ -123,12 +121,12 @@ impl<E: Engine> Engine for Faulty<E> {
         buffer: Buffer,
         seen: Slices<'_>,
     ) -> Moved<usize> {
-        let read = |span, buffer| self.inner.read_some(way, span, buffer, seen);
+        let read = |span, buffer| StorageEngine::Threads.read_some(way, span, buffer, seen);
         self.serve(Request::Read, span, buffer, read)
     }
 
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
-        let write = |span, buffer| self.inner.write_some(way, span, buffer);
+        let write = |span, buffer| StorageEngine::Threads.write_some(way, span, buffer);
         self.serve(Request::Write, span, buffer, write)
     }
 }
@@ -141,19 +139,15 @@ mod tests {
     use super::*;
     use crate::file_io::FileIo;
     use crate::file_io::data_file::DataFile;
-    use crate::file_io::threads::Threads;
 
     const CONTENTS: &[u8] = b"0123456789";
 
-    fn faulty(request: Request, number: u64, fault: Fault) -> Faulty<Threads> {
-        Faulty::new(
-            Threads,
-            [FaultAt {
-                request,
-                number,
-                fault,
-            }],
-        )
+    fn faulty(request: Request, number: u64, fault: Fault) -> Faulty {
+        Faulty::new([FaultAt {
+            request,
+            number,
+            fault,
+        }])
     }
 
     fn file() -> (tempfile::TempDir, DataFile) {

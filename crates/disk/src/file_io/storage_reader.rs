@@ -1,14 +1,54 @@
 //! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored
 //! or look whether a failed flush has lost it.
+//!
+//! After a write-back that failed, or on a disk that has changed a bit, the page cache still has what was written. So
+//! clean pages are dropped before anything is read, and what can be read past the page cache is. Pages that are still
+//! to be written, or that somebody has mapped, are read from memory: the storage does not have them yet.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
 use zmove_types::{BufferPool, Cv, GROUP_BYTES, GroupSpan, Root};
 
-use crate::file_io::FileIo;
-use crate::file_io::stored_file::StoredFile;
+use crate::file_io::data_file::{DataFile, Direct};
+use crate::file_io::{FileIo, Slices};
+use crate::holes::data_begins;
+
+/// A file that is read as its storage holds it.
+#[derive(Debug)]
+pub struct StoredFile {
+    data: DataFile,
+    bytes: u64,
+}
+
+impl StoredFile {
+    /// An open file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn new(file: File) -> io::Result<Self> {
+        let bytes = file.metadata()?.len();
+        Ok(Self {
+            data: DataFile::for_reading(file, bytes, Direct::On),
+            bytes,
+        })
+    }
+
+    /// The length of the file in bytes when it was opened.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.data.file()
+    }
+}
 
 /// What it takes to read files from their storage.
 #[derive(Debug)]
@@ -69,17 +109,24 @@ impl StorageReader {
         Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
     }
 
-    fn show(
-        &self,
-        file: &StoredFile,
-        span: GroupSpan,
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> io::Result<bool> {
-        file.show(
-            (self.file_io.as_ref(), &self.buffers),
-            (span.offset(), span.len as usize),
-            seen,
-        )
+    /// Shows `seen` all bytes of a group; nothing of one that is a hole. Returns whether there was data. It is an error
+    /// if the file ends within the group.
+    fn show(&self, file: &StoredFile, span: GroupSpan, seen: Slices<'_>) -> io::Result<bool> {
+        let offset = span.offset();
+        let data = data_begins(file.file(), offset)?;
+        if data.is_none_or(|begin| begin >= offset + u64::from(span.len)) {
+            return Ok(false);
+        }
+        file.data.drop_cached_span(offset, span.len.into())?;
+        let buffer = self.buffers.take().ok_or(Errno::NOBUFS)?;
+        let len = span.len as usize;
+        let (outcome, buffer) = self.file_io.read(&file.data, offset, len, buffer, seen);
+        outcome?;
+        if buffer.len() == len {
+            Ok(true)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
     }
 }
 
@@ -94,8 +141,41 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::file_io::threads::Threads;
+    use crate::file_io::storage_engine::StorageEngine;
     use zmove_types::GROUP_BYTES;
+
+    fn reader() -> StorageReader {
+        StorageReader::new(&(Arc::new(StorageEngine::Threads) as Arc<dyn FileIo>), 1)
+    }
+
+    fn shown(file: &StoredFile, index: u32) -> io::Result<Option<Vec<u8>>> {
+        let mut all = Vec::new();
+        let span = GroupSpan::of(file.bytes(), index).unwrap();
+        let has_data = reader().show(file, span, &mut |slice| all.extend_from_slice(slice))?;
+        Ok(has_data.then_some(all))
+    }
+
+    #[test]
+    fn data_is_shown_and_holes_are_not_read() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
+        let file = StoredFile::new(file).unwrap();
+        assert_eq!(file.bytes(), 2 * GROUP_BYTES + 4);
+        assert_eq!(shown(&file, 2).unwrap().unwrap(), b"data");
+        assert_eq!(shown(&file, 1).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_meanwhile_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 8192], 0).unwrap();
+        let stored = StoredFile::new(file.try_clone().unwrap()).unwrap();
+        file.set_len(4096).unwrap();
+        assert_eq!(
+            shown(&stored, 0).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
 
     /// Groups of zeros that are a hole, and one that is allocated.
     #[test]
@@ -103,7 +183,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[0; 4096], GROUP_BYTES).unwrap();
         file.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
-        let reader = StorageReader::new(&(Arc::new(Threads) as Arc<dyn FileIo>), 1);
+        let reader = reader();
         let bytes = 2 * GROUP_BYTES + 4;
         let file = StoredFile::new(file).unwrap();
         let is = |index, wanted| {

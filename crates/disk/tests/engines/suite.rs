@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use zmove_disk::{Auto, DataFile, Direct, FileIo, RingConfig, Threads, Uring};
+use zmove_disk::{DataFile, Direct, FileIo, Ring, RingConfig, StorageEngine};
 use zmove_types::{BufferPool, GROUP_BYTES};
 
 /// Sizes at which something changes, each with its neighbours.
@@ -33,11 +33,11 @@ const _: () = assert!(GROUP as u64 == GROUP_BYTES);
 pub(crate) type Engine = Option<Box<dyn FileIo>>;
 
 pub(crate) fn auto() -> Engine {
-    Some(Box::new(Auto::default()))
+    Some(Box::new(StorageEngine::default()))
 }
 
 pub(crate) fn threads() -> Engine {
-    Some(Box::new(Threads))
+    Some(Box::new(StorageEngine::Threads))
 }
 
 pub(crate) fn uring() -> Engine {
@@ -54,8 +54,8 @@ pub(crate) fn small_ring() -> Engine {
 }
 
 fn ring(config: RingConfig) -> Engine {
-    match Uring::start(config) {
-        Ok(uring) => Some(Box::new(uring)),
+    match Ring::start(config) {
+        Ok(ring) => Some(Box::new(StorageEngine::Uring(ring))),
         Err(error) => {
             skip(&error.to_string());
             None

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use zmove_disk::BUFFER_BYTES;
-use zmove_disk::{Auto, Direct, FileIo, StorageMemory, cores};
+use zmove_disk::{Direct, FileIo, StorageEngine, StorageMemory, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
 use zmove_types::{Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
@@ -76,7 +76,7 @@ impl Default for SenderConfig {
             instead: Instead::default(),
             sample_interval: None,
             silence_max: CONTROL_SILENCE_MAX,
-            file_io: Arc::new(Auto::default()),
+            file_io: Arc::new(StorageEngine::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),
             rate_max: None,

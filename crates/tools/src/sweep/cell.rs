@@ -205,7 +205,7 @@ const READ_MIN: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_disk::{Fault, FaultAt, Faulty, Request, Threads, Tree};
+    use zmove_disk::{Fault, FaultAt, Faulty, Request, StorageEngine, Tree};
 
     fn measured(
         cell: Cell,
@@ -238,7 +238,9 @@ mod tests {
         for direct in [Direct::Auto, Direct::On, Direct::Off] {
             for (file_bytes, files) in [(1 << 10, 100), (1 << 20, 9), (4 << 20, 3), (9 << 20, 3)] {
                 let cell = Cell { file_bytes, files };
-                let measured = measured(cell, Arc::new(Threads), direct).1.unwrap();
+                let measured = measured(cell, Arc::new(StorageEngine::Threads), direct)
+                    .1
+                    .unwrap();
                 for moved in [measured.write, measured.read].map(Option::unwrap) {
                     assert_eq!(
                         (moved.files, moved.bytes),
@@ -259,7 +261,7 @@ mod tests {
                 number: 1,
                 fault: Fault::Fails(28),
             };
-            let file_io = Faulty::new(Threads, [fault]);
+            let file_io = Faulty::new([fault]);
             let cell = Cell {
                 file_bytes: 9 << 20,
                 files: 2,
@@ -280,7 +282,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let place =
             Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
-        let (stop, file_io): (_, Arc<dyn FileIo>) = (AtomicBool::new(false), Arc::new(Threads));
+        let (stop, file_io): (_, Arc<dyn FileIo>) =
+            (AtomicBool::new(false), Arc::new(StorageEngine::Threads));
         for (number, file_bytes) in [1 << 10, 64 << 20].into_iter().enumerate() {
             let cell = Cell {
                 file_bytes,

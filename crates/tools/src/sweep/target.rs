@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
-    use zmove_disk::{Direct, Threads, Tree};
+    use zmove_disk::{Direct, StorageEngine, Tree};
     use zmove_wire::limits::SWEEP_MILLIS_MAX;
 
     use super::*;
@@ -81,7 +81,7 @@ mod tests {
             tree: Tree::open(home).unwrap(),
             shown: home.to_owned(),
             threads: 2,
-            file_io: Arc::new(Threads),
+            file_io: Arc::new(StorageEngine::Threads),
             direct: Direct::default(),
         };
         // The sweep ends when all is measured; the long time limit is for a busy host.

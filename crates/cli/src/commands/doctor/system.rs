@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
-use zmove_disk::{RingConfig, Uring};
+use zmove_disk::{Ring, RingConfig};
 
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::root::Root;
 
 /// Judges this host.
 pub(crate) fn judge(root: &Root) -> Vec<Finding> {
-    let io_uring = Uring::start(RingConfig::default());
+    let io_uring = Ring::start(RingConfig::default());
     vec![
         judge_kernel(root),
         judge_io_uring(root, io_uring.map(drop).map_err(anyhow::Error::new)),
