@@ -75,7 +75,7 @@ pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use region::{Region, mounts};
-pub use remembered::{Remembered, today};
+pub use remembered::{Rememberable, Remembered, today};
 pub use remove::{
     RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,
 };

@@ -1,18 +1,17 @@
 //! Small files of what earlier work has found, one line for each thing that it is about: a key without blanks, and what
-//! is known. The line written last is at the end, the first line names the format version, and the file is replaced
+//! is known in JSON. The line written last is at the end, the first line names the format version, and the file is replaced
 //! atomically.
 //!
 //! It is advice only: a file that cannot be read or parsed is of no use as a whole, and is written anew.
 
-use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::marker::PhantomData;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::{Serialize, de::DeserializeOwned};
 use zmove_types::Escaped;
 
 use crate::replace_file::replace_file;
@@ -26,7 +25,13 @@ pub struct Remembered<V> {
     values: PhantomData<fn() -> V>,
 }
 
-impl<V: FromStr + Display> Remembered<V> {
+/// A value that is kept in a file.
+pub trait Rememberable: Serialize + DeserializeOwned {
+    /// Whether a value that was read can have been written.
+    fn is_possible(&self) -> bool;
+}
+
+impl<V: Rememberable> Remembered<V> {
     /// A file with this first line, and at most so many others.
     #[must_use]
     pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
@@ -107,7 +112,8 @@ impl<V: FromStr + Display> Remembered<V> {
         let is_one = lines.next()? == self.header && text.len() <= BYTES_MAX;
         let split = |line: &str| {
             let (key, value) = line.split_once(' ')?;
-            Some((key.to_owned(), value.parse().ok()?))
+            let value = serde_json::from_str(value).ok().filter(V::is_possible)?;
+            Some((key.to_owned(), value))
         };
         if is_one {
             lines.map(split).collect()
@@ -124,6 +130,7 @@ impl<V: FromStr + Display> Remembered<V> {
         let surplus = lines.len().saturating_sub(self.lines_max);
         let mut text = format!("{}\n", self.header);
         for (key, value) in &lines[surplus..] {
+            let value = serde_json::to_string(value).expect("it is plain data");
             text += &format!("{key} {value}\n");
         }
         text
@@ -146,6 +153,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    impl Rememberable for u64 {
+        fn is_possible(&self) -> bool {
+            true
+        }
+    }
 
     #[test]
     fn what_is_kept_is_recalled_until_it_is_forgotten() {

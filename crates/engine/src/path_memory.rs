@@ -8,7 +8,7 @@
 //! What the path has carried within a round trip is remembered for a day, with the addresses at its ends: QUIC jumps
 //! to half of that (`zmove-transport: quic/resume.rs`), and [`dial`](crate::dial) weighs TCP and QUIC by it.
 //!
-//! Each line holds one path, `HOST:PORT` and what is known of it.
+//! Each line holds one path, `HOST:PORT` and what is known of it in JSON.
 //!
 //! **Invariant:** a window is used by one push at a time, which takes it out of the file and leaves another when it
 //! has ended well. Apart from that the memory is advice only. If the file cannot be read or parsed, a warning is given
@@ -124,7 +124,7 @@ const fn paths(file: PathBuf) -> Remembered<Known> {
 }
 
 const FILE: &str = "paths";
-const HEADER: &str = "# zmove paths 1";
+const HEADER: &str = "# zmove paths 2";
 /// The most paths that are kept; the file then has some 30 KiB.
 const PATHS_MAX: usize = 256;
 /// How many days a path is remembered: paths change over the months.
@@ -146,6 +146,10 @@ mod tests {
 
     fn known(lanes: u16) -> Known {
         Known::new(lanes, lanes > 9, Duration::from_micros(90_123), 118_000_000)
+    }
+
+    fn json(known: Known) -> String {
+        serde_json::to_string(&known).unwrap()
     }
 
     fn paths(home: &Path, host: &str) -> PathMemory {
@@ -174,9 +178,7 @@ mod tests {
         );
         let text = fs::read_to_string(home.path().join("paths")).unwrap();
         assert!(
-            text.starts_with(
-                "# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 "
-            ),
+            text.starts_with("# zmove paths 2\nfd99::2:5870 {\"lanes\":32,\"loss_tolerant\":true,"),
             "{text}"
         );
         assert_eq!(text.lines().count(), 3);
@@ -187,13 +189,13 @@ mod tests {
     fn a_damaged_file_is_of_no_use_and_is_replaced() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("paths");
-        let line = format!("one:5870 {}", known(8));
+        let line = format!("one:5870 {}", json(known(8)));
         for text in [
             "x".to_owned(),
-            format!("# zmove paths 2\n{line}\n"),
-            format!("{HEADER}\none:5870 lanes=8\n"),
-            format!("{HEADER}\n{}\n", line.replace("lanes=8", "lanes=0")),
-            format!("{HEADER}\n{}\n", line.replace("lanes=8", "lanes=65")),
+            format!("# zmove paths 1\n{line}\n"),
+            format!("{HEADER}\none:5870 {{\"lanes\":8}}\n"),
+            format!("{HEADER}\n{}\n", line.replace(":8,", ":0,")),
+            format!("{HEADER}\n{}\n", line.replace(":8,", ":65,")),
         ] {
             fs::write(&file, &text).unwrap();
             assert_eq!(
@@ -218,7 +220,9 @@ mod tests {
             .collect();
         let text = super::paths(PathBuf::new()).with(lines, "new:1", Some(known(9)));
         assert_eq!(text.lines().count(), PATHS_MAX + 1);
-        assert!(!text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", known(9))));
+        assert!(
+            !text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", json(known(9))))
+        );
         let home = tempfile::tempdir().unwrap();
         paths(home.path(), "old").keep(
             Known {

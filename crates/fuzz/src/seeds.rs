@@ -384,10 +384,11 @@ pub(crate) fn journal() -> Vec<Vec<u8>> {
 pub(crate) fn paths() -> Vec<Vec<u8>> {
     texts(&[
         "",
-        "# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 \
-        bytes_per_second=118000000 day=20778 tcp=118000000 quic=- window=10000000 window_rtt_us=90123 \
-        here=192.0.2.1 there=192.0.2.9 at=1795225600\none:5870 lanes=8 congestion=usual rtt_us=1 bytes_per_second=1 \
-        day=1 tcp=- quic=-\n",
+        "# zmove paths 2\nfd99::2:5870 {\"lanes\":32,\"loss_tolerant\":true,\"round_trip\":{\"secs\":0,\"nanos\":90123000},\
+        \"bytes_per_second\":118000000,\"day\":20778,\"rates\":{\"tcp\":118000000,\"quic\":null},\"window\":{\"bytes\":10000000,\
+        \"round_trip\":{\"secs\":0,\"nanos\":90123000},\"ends\":{\"here\":\"192.0.2.1\",\"there\":\"192.0.2.9\"},\
+        \"at\":1795225600}}\none:5870 {\"lanes\":8,\"loss_tolerant\":false,\"round_trip\":{\"secs\":0,\"nanos\":1000},\
+        \"bytes_per_second\":1,\"day\":1,\"rates\":{\"tcp\":null,\"quic\":null},\"window\":null}\n",
     ])
 }
 

@@ -1,16 +1,16 @@
 //! What a push has learnt of its path is where the next begins.
 
 use std::fs::{read_to_string, write};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::harness::Site;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// A round trip that is near that of this host to itself, also of a busy one.
-const NEAR: &str = "rtt_us=1000";
+/// The first line of the file.
+const HEADER: &str = "# zmove paths 2";
 
 fn site() -> Site {
     let site = Site::daemon();
@@ -23,9 +23,9 @@ fn site() -> Site {
 fn remembered(site: &Site) -> String {
     let text = read_to_string(site.path("client").join("paths")).unwrap();
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!((lines.len(), lines[0]), (2, "# zmove paths 1"), "{text}");
+    assert_eq!((lines.len(), lines[0]), (2, HEADER), "{text}");
     assert!(
-        lines[1].starts_with(&format!("{} lanes=", site.the_daemon().address)),
+        lines[1].starts_with(&format!("{} {{", site.the_daemon().address)),
         "{text}"
     );
     lines[1].to_owned()
@@ -36,13 +36,13 @@ fn the_next_push_starts_with_the_lanes_of_the_last() {
     let _quiet = quiet_machine();
     let site = site();
     site.push_contents();
-    let change = |field: &str| match field.split('=').next() {
-        Some("lanes") => "lanes=11".to_owned(),
-        Some("rtt_us") => NEAR.to_owned(),
-        _ => field.to_owned(),
-    };
-    let line: Vec<_> = remembered(&site).split(' ').map(change).collect();
-    let memory = format!("# zmove paths 1\n{}\n", line.join(" "));
+    let line = remembered(&site);
+    let (path, known) = line.split_once(' ').unwrap();
+    let mut known: Value = serde_json::from_str(known).unwrap();
+    known["lanes"] = 11.into();
+    // near that of this host to itself, also of a busy one
+    known["round_trip"] = micros(1_000);
+    let memory = format!("{HEADER}\n{path} {known}\n");
     // a host that is busy may take the path to itself for a longer one
     let started_there = (0..9).any(|number| {
         write(site.path("client").join("paths"), &memory).unwrap();
@@ -70,39 +70,45 @@ fn a_damaged_memory_costs_a_line() {
     assert_same(&site.source(), &site.target());
 }
 
-/// A path to this host itself that has carried 32 MiB in a round trip, a moment ago; `change` makes another of it.
-fn remember(site: &Site, change: &dyn Fn(&'static str, String) -> String) {
+/// A path to this host itself that has carried 32 MiB in a round trip, a moment ago, with these values by their JSON
+/// pointers instead.
+fn remember(site: &Site, changes: &[(&str, Value)]) {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap()
         .as_secs();
-    let day = now / (24 * 60 * 60);
-    let fields = [
-        ("lanes", "2".to_owned()),
-        ("congestion", "usual".to_owned()),
-        ("rtt_us", "400".to_owned()),
-        ("bytes_per_second", "1000000000".to_owned()),
-        ("day", day.to_string()),
-        ("tcp", "1000000000".to_owned()),
-        ("quic", "-".to_owned()),
-        ("window", (32 << 20).to_string()),
-        ("window_rtt_us", "400".to_owned()),
-        ("here", "127.0.0.1".to_owned()),
-        ("there", "127.0.0.1".to_owned()),
-        ("at", now.to_string()),
-    ];
-    let fields = fields.map(|(name, value)| format!("{name}={}", change(name, value)));
-    let line = format!("{} {}", site.the_daemon().address, fields.join(" "));
-    write(
-        site.path("client").join("paths"),
-        format!("# zmove paths 1\n{line}\n"),
-    )
-    .unwrap();
+    let mut known = json!({
+        "lanes": 2,
+        "loss_tolerant": false,
+        "round_trip": micros(400),
+        "bytes_per_second": 1_000_000_000,
+        "day": now / (24 * 60 * 60),
+        "rates": { "tcp": 1_000_000_000, "quic": null },
+        "window": {
+            "bytes": 32 << 20,
+            "round_trip": micros(400),
+            "ends": { "here": "127.0.0.1", "there": "127.0.0.1" },
+            "at": now,
+        },
+    });
+    for (place, value) in changes {
+        *known.pointer_mut(place).unwrap() = value.clone();
+    }
+    let path = site.the_daemon().address.to_string();
+    let text = format!("{HEADER}\n{path} {known}\n");
+    write(site.path("client").join("paths"), text).unwrap();
 }
 
+fn micros(round_trip: u64) -> Value {
+    json!(Duration::from_micros(round_trip))
+}
+
+const WINDOW_ROUND_TRIP: &str = "/window/round_trip";
+const QUIC_RATE: &str = "/rates/quic";
+
 /// The summary of the push of a file of 32 MiB and so many bytes.
-fn remembering(site: &Site, more: u64, change: &dyn Fn(&'static str, String) -> String) -> Value {
-    remember(site, change);
+fn remembering(site: &Site, more: u64, changes: &[(&str, Value)]) -> Value {
+    remember(site, changes);
     paint(site.source().join("f"), (32 << 20) + more);
     site.push_contents()
 }
@@ -112,18 +118,10 @@ fn a_window_that_is_remembered_is_used() {
     let _quiet = quiet_machine();
     let site = Site::quic();
     // how long the path of a host to itself is depends on what else the host does
-    let mut pushes =
-        (0..12)
-            .zip(["400", "3000", "20000"].iter().cycle())
-            .map(|(more, round_trip)| {
-                remembering(&site, more, &|name, value| {
-                    if name == "window_rtt_us" {
-                        (*round_trip).to_owned()
-                    } else {
-                        value
-                    }
-                })
-            });
+    let trips = [400, 3000, 20_000].into_iter().cycle();
+    let mut pushes = (0..12).zip(trips).map(|(more, round_trip)| {
+        remembering(&site, more, &[(WINDOW_ROUND_TRIP, micros(round_trip))])
+    });
     let summary = pushes.find(|summary| summary["resumed_window_bytes"].is_u64());
     let summary = summary.expect("one of several pushes jumps and says so");
     let bytes = summary["resumed_window_bytes"].as_u64().unwrap();
@@ -133,11 +131,11 @@ fn a_window_that_is_remembered_is_used() {
     );
     assert_same(&site.source(), &site.target());
     let line = remembered(&site);
-    assert!(!line.contains(" quic=-"), "{line}");
+    assert!(!line.contains(r#""quic":null"#), "{line}");
     let has_lost =
         summary["resumed_window_refuted"] == true || summary["path"]["bytes_retransmitted"] != 0;
     assert!(
-        has_lost || line.contains(" window="),
+        has_lost || !line.contains(r#""window":null"#),
         "another push may use it: {line}, {summary}"
     );
 }
@@ -145,24 +143,17 @@ fn a_window_that_is_remembered_is_used() {
 #[test]
 fn a_window_of_another_path_or_of_long_ago_is_not_used() {
     let site = Site::quic();
-    for (more, field, other) in [
-        (1, "window_rtt_us", "900000"),
-        (2, "window_rtt_us", "1"),
-        (3, "here", "127.0.0.2"),
-        (4, "there", "127.0.0.2"),
-        (5, "at", "1790000000"),
-        (6, "at", "99999999999"),
+    for (more, place, other) in [
+        (1, WINDOW_ROUND_TRIP, micros(900_000)),
+        (2, WINDOW_ROUND_TRIP, micros(1)),
+        (3, "/window/ends/here", json!("127.0.0.2")),
+        (4, "/window/ends/there", json!("127.0.0.2")),
+        (5, "/window/at", json!(1_790_000_000)),
+        (6, "/window/at", json!(99_999_999_999_u64)),
     ] {
-        let change = |name: &'static str, value: String| {
-            if name == field {
-                other.to_owned()
-            } else {
-                value
-            }
-        };
         assert!(
-            remembering(&site, more, &change)["resumed_window_bytes"].is_null(),
-            "{field}={other}"
+            remembering(&site, more, &[(place, other.clone())])["resumed_window_bytes"].is_null(),
+            "{place}: {other}"
         );
     }
     assert_same(&site.source(), &site.target());
@@ -172,26 +163,20 @@ fn a_window_of_another_path_or_of_long_ago_is_not_used() {
 fn what_cannot_be_a_window_costs_a_line() {
     let site = Site::quic();
     paint(site.source().join("f"), 1 << 20);
-    remember(&site, &|name, value| {
-        if name == "window" {
-            u64::MAX.to_string()
-        } else {
-            value
-        }
-    });
+    remember(&site, &[("/window/bytes", json!(u64::MAX))]);
     let outcome = site.push(&[], site.contents(), "").expect(0);
     outcome.says(&["zmove: ", "paths", "not used"]).lines(1);
 }
 
 /// A push of this many bytes on a path that is remembered as 10 ms long.
-fn transport(bytes: u64, quic: &str) -> Value {
+fn transport(bytes: u64, quic: Option<u64>) -> Value {
     let site = Site::daemon();
     paint(site.source().join("f"), bytes);
-    remember(&site, &|name, value| match name {
-        "window_rtt_us" => "10000".to_owned(),
-        "quic" => quic.to_owned(),
-        _ => value,
-    });
+    let changes = [
+        (WINDOW_ROUND_TRIP, micros(10_000)),
+        (QUIC_RATE, json!(quic)),
+    ];
+    remember(&site, &changes);
     let transport = site.push_contents()["transport"].take();
     assert_same(&site.source(), &site.target());
     transport
@@ -199,13 +184,13 @@ fn transport(bytes: u64, quic: &str) -> Value {
 
 #[test]
 fn the_memory_says_which_transport_goes_first() {
-    assert_eq!(transport(8 << 20, "-"), "quic", "it saves round trips");
+    assert_eq!(transport(8 << 20, None), "quic", "it saves round trips");
     assert_eq!(
-        transport(8 << 20, "1000000"),
+        transport(8 << 20, Some(1_000_000)),
         "tcp",
         "it is too slow for so much"
     );
-    assert_eq!(transport(8 << 20, "0"), "tcp", "it did not get through");
+    assert_eq!(transport(8 << 20, Some(0)), "tcp", "it did not get through");
 }
 
 #[test]
@@ -213,17 +198,11 @@ fn a_daemon_without_quic_is_reached_by_tcp_although_quic_goes_first() {
     let mut site = Site::local();
     site.start_daemon_with(&["--transport", "tcp"]);
     paint(site.source().join("f"), 8 << 20);
-    remember(&site, &|name, value| {
-        if name == "window_rtt_us" {
-            "10000".to_owned()
-        } else {
-            value
-        }
-    });
+    remember(&site, &[(WINDOW_ROUND_TRIP, micros(10_000))]);
     assert_eq!(site.push_contents()["transport"], "tcp");
     let line = remembered(&site);
     assert!(
-        line.contains(" quic=0"),
+        line.contains(r#""quic":0"#),
         "the next push does not try: {line}"
     );
 }

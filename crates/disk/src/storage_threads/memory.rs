@@ -4,15 +4,14 @@
 //! Each line holds one task on one file system, as `read:nfs4:server:/export`, and how many threads. A file system at
 //! which no more threads were of use than there are cores has none, and begins as one that is not known.
 
-use std::fmt;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::proc::{Mount, mount_id};
-use crate::remembered::{Remembered, today};
+use crate::remembered::{Rememberable, Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
 
@@ -37,7 +36,7 @@ pub enum StorageWork {
     Name,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     threads: usize,
     /// The day when that was, from 1970 on.
@@ -143,31 +142,14 @@ fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
     Some(format!("{kind}:{source}").chars().map(no_blank).collect())
 }
 
-impl fmt::Display for Known {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "threads={} day={}", self.threads, self.day)
-    }
-}
-
-impl FromStr for Known {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let number = |word: &str, name: &str| word.strip_prefix(name)?.parse::<u64>().ok();
-        let (threads, day) = text.split_once(' ').ok_or(())?;
-        let threads = number(threads, "threads=").and_then(|threads| usize::try_from(threads).ok());
-        let threads = threads
-            .filter(|threads| (1..=THREADS_MAX).contains(threads))
-            .ok_or(())?;
-        Ok(Self {
-            threads,
-            day: number(day, "day=").ok_or(())?,
-        })
+impl Rememberable for Known {
+    fn is_possible(&self) -> bool {
+        (1..=THREADS_MAX).contains(&self.threads)
     }
 }
 
 const FILE: &str = "storage";
-const HEADER: &str = "# zmove storage 1";
+const HEADER: &str = "# zmove storage 2";
 /// The most lines that are kept, of which a file system has four.
 const LINES_MAX: usize = 256;
 /// How many days it is remembered: storage is extended, and moves.
@@ -206,7 +188,7 @@ mod tests {
         assert_eq!((at("/"), at("/nowhere")), (Some(96), None));
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
         assert!(
-            text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2,
+            text.starts_with("# zmove storage 2\nread:") && text.lines().count() == 2,
             "{text}"
         );
         prompt.state.lock().crowds[Task::Look as usize]
@@ -214,7 +196,7 @@ mod tests {
             .find(1);
         memory.keep(StorageWork::Read, &prompt);
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
-        assert_eq!(text, "# zmove storage 1\n", "it is not late any more");
+        assert_eq!(text, "# zmove storage 2\n", "it is not late any more");
     }
 
     #[test]
@@ -228,14 +210,17 @@ mod tests {
 
     #[test]
     fn a_line_without_a_sensible_number_and_day_is_refused() {
-        for line in [
-            "threads=0 day=1",
-            "threads=257 day=1",
-            "threads=9",
-            "threads=9 day=x",
+        let memory = Remembered::<Known>::new(PathBuf::new(), HEADER, 1);
+        let parsed = |value| memory.parse(&format!("{HEADER}\nread:x {value}\n"));
+        assert!(parsed(r#"{"threads":9,"day":1}"#).is_some());
+        for value in [
+            r#"{"threads":0,"day":1}"#,
+            r#"{"threads":257,"day":1}"#,
+            r#"{"threads":9}"#,
+            r#"{"threads":9,"day":"x"}"#,
             "",
         ] {
-            assert_eq!(line.parse::<Known>(), Err(()), "{line}");
+            assert_eq!(parsed(value), None, "{value}");
         }
     }
 }

@@ -149,7 +149,7 @@ pub(crate) fn reads_end_with_the_file(file_io: &dyn FileIo, directory: &Path, di
         for offset in [bytes, bytes.next_multiple_of(4096), 2 * GROUP] {
             assert_eq!(
                 read(file_io, &file, offset as u64, GROUP),
-                [],
+                [0_u8; 0],
                 "{bytes} bytes from {offset}, {direct:?}"
             );
         }

@@ -1,20 +1,14 @@
-//! What is known of one path, as the line of a file.
-//!
-//! `lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778 tcp=118000000 quic=-
-//! window=10000000 window_rtt_us=90123 here=192.0.2.1 there=192.0.2.9 at=1795225600`. A path without a window has no
-//! words after the rate over QUIC.
+//! What is known of one path.
 
-use std::fmt;
-use std::net::IpAddr;
-use std::str::{FromStr, Split};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::today;
+use serde::{Deserialize, Serialize};
+use zmove_disk::{Rememberable, today};
 use zmove_sender::AtBest;
 use zmove_transport::{PathEnds, Transport};
 
 /// What is known of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// The number of lanes over TCP that was right.
     pub lanes: u16,
@@ -33,7 +27,7 @@ pub struct Known {
 }
 
 /// The best rate of each transport over a round trip, in bytes per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rates {
     /// The rate over TCP; `None` where TCP was not used.
     pub tcp: Option<u64>,
@@ -42,7 +36,7 @@ pub struct Rates {
 }
 
 /// What a path has carried within a round trip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// Acknowledged within the shortest round trip, on all lanes together: never more than [`Window::BYTES_MAX`].
     pub bytes: u64,
@@ -162,6 +156,13 @@ impl Window {
             && suits(self.round_trip, other.round_trip)
     }
 
+    /// Whether a path can have such a window.
+    fn is_possible(self) -> bool {
+        (WINDOW_MIN..=Self::BYTES_MAX).contains(&self.bytes)
+            && !self.round_trip.is_zero()
+            && self.round_trip <= ROUND_TRIP_MAX
+    }
+
     /// Whether the window is young enough to be used; not where the clock was set back, and its age is not known.
     fn is_fresh(&self, now: u64) -> bool {
         now.checked_sub(self.at)
@@ -174,125 +175,9 @@ fn suits(known: Duration, round_trip: Duration) -> bool {
     near(round_trip, known) && near(known, round_trip)
 }
 
-impl fmt::Display for Known {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let congestion = if self.loss_tolerant { TOLERANT } else { USUAL };
-        let (lanes, rate, day) = (self.lanes, self.bytes_per_second, self.day);
-        let micros = self.round_trip.as_micros();
-        write!(
-            f,
-            "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}"
-        )?;
-        let rate =
-            |rate: Option<u64>| rate.map_or_else(|| NONE.to_owned(), |rate| rate.to_string());
-        write!(
-            f,
-            " tcp={} quic={}",
-            rate(self.rates.tcp),
-            rate(self.rates.quic)
-        )?;
-        let Some(Window {
-            bytes,
-            round_trip,
-            ends: PathEnds { here, there },
-            at,
-        }) = self.window
-        else {
-            return Ok(());
-        };
-        let micros = round_trip.as_micros();
-        write!(
-            f,
-            " window={bytes} window_rtt_us={micros} here={here} there={there} at={at}"
-        )
-    }
-}
-
-impl FromStr for Known {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let mut words = Words(text.split(' '));
-        let lanes = words.number("lanes")?;
-        let loss_tolerant = match words.word("congestion")? {
-            TOLERANT => true,
-            USUAL => false,
-            _ => return Err(()),
-        };
-        let round_trip = Duration::from_micros(words.number("rtt_us")?);
-        let bytes_per_second = words.number("bytes_per_second")?;
-        let day = words.number("day")?;
-        let lanes = u16::try_from(lanes)
-            .ok()
-            .filter(|lanes| (1..=LANES_MAX).contains(lanes))
-            .ok_or(())?;
-        let rates = words.rates()?;
-        let window = words.window()?;
-        Ok(Self {
-            lanes,
-            loss_tolerant,
-            round_trip,
-            bytes_per_second,
-            day,
-            rates,
-            window,
-        })
-    }
-}
-
-/// The words of a line that have not been read.
-struct Words<'a>(Split<'a, char>);
-
-impl<'a> Words<'a> {
-    fn word(&mut self, name: &str) -> Result<&'a str, ()> {
-        self.0
-            .next()
-            .and_then(|word| word.strip_prefix(name)?.strip_prefix('='))
-            .ok_or(())
-    }
-
-    fn number(&mut self, name: &str) -> Result<u64, ()> {
-        self.word(name)?.parse().map_err(|_| ())
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.clone().next().is_none()
-    }
-
-    fn rates(&mut self) -> Result<Rates, ()> {
-        let mut rate = |name: &str| match self.word(name)? {
-            NONE => Ok(None),
-            number => number.parse().map(Some).map_err(|_| ()),
-        };
-        Ok(Rates {
-            tcp: rate("tcp")?,
-            quic: rate("quic")?,
-        })
-    }
-
-    fn window(&mut self) -> Result<Option<Window>, ()> {
-        if self.is_over() {
-            return Ok(None);
-        }
-        let bytes = self.number("window")?;
-        let round_trip = Duration::from_micros(self.number("window_rtt_us")?);
-        let address = |text: &str| text.parse::<IpAddr>().map_err(|_| ());
-        let ends = PathEnds {
-            here: address(self.word("here")?)?,
-            there: address(self.word("there")?)?,
-        };
-        let at = self.number("at")?;
-        let possible = (WINDOW_MIN..=Window::BYTES_MAX).contains(&bytes)
-            && !round_trip.is_zero()
-            && round_trip <= ROUND_TRIP_MAX;
-        possible
-            .then_some(Some(Window {
-                bytes,
-                round_trip,
-                ends,
-                at,
-            }))
-            .ok_or(())
+impl Rememberable for Known {
+    fn is_possible(&self) -> bool {
+        (1..=LANES_MAX).contains(&self.lanes) && self.window.is_none_or(Window::is_possible)
     }
 }
 
@@ -302,9 +187,6 @@ fn now() -> u64 {
         .map_or(0, |time| time.as_secs())
 }
 
-const TOLERANT: &str = "loss-tolerant";
-const USUAL: &str = "usual";
-const NONE: &str = "-";
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
 /// What a busy host adds to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
@@ -345,6 +227,10 @@ mod tests {
         }
     }
 
+    fn read(text: &str) -> Option<Known> {
+        serde_json::from_str(text).ok().filter(Known::is_possible)
+    }
+
     fn window_of(known: Known) -> Option<u64> {
         known.window.map(|window| window.bytes)
     }
@@ -357,7 +243,8 @@ mod tests {
             ..found(50_000_000)
         });
         for known in [bare(), whole, by_quic] {
-            assert_eq!(known.to_string().parse(), Ok(known), "{known}");
+            let text = serde_json::to_string(&known).unwrap();
+            assert_eq!(read(&text), Some(known), "{text}");
         }
         assert_eq!(window_of(by_quic), Some(9_000_000));
         assert_eq!(
@@ -371,26 +258,24 @@ mod tests {
 
     #[test]
     fn a_window_that_cannot_be_is_refused() {
-        let line = bare().after(&found(100_000_000)).to_string();
-        assert!(line.parse::<Known>().is_ok(), "{line}");
+        let text = serde_json::to_string(&bare().after(&found(100_000_000))).unwrap();
+        assert!(read(&text).is_some(), "{text}");
+        let trip = r#""round_trip":{"secs":0,"nanos":90000000},"ends""#;
         for (right, wrong) in [
-            ("window=9000000", "window=67108865"),
-            ("window=9000000", "window=1000"),
-            ("window=9000000", "window=-1"),
-            ("window=9000000", "window=99999999999999999999"),
-            ("window_rtt_us=90000", "window_rtt_us=0"),
-            ("window_rtt_us=90000", "window_rtt_us=10000001"),
-            ("here=192.0.2.1", "here=nowhere"),
-            ("there=192.0.2.9", "there="),
-            (" at=", " when="),
-            (" tcp=100000000", " tcp=fast"),
-            (" quic=-", ""),
+            (r#""bytes":9000000"#, r#""bytes":67108865"#),
+            (r#""bytes":9000000"#, r#""bytes":1000"#),
+            (r#""bytes":9000000"#, r#""bytes":-1"#),
+            (r#""bytes":9000000"#, r#""bytes":99999999999999999999"#),
+            (trip, r#""round_trip":{"secs":0,"nanos":0},"ends""#),
+            (trip, r#""round_trip":{"secs":10,"nanos":1000},"ends""#),
+            (r#""here":"192.0.2.1""#, r#""here":"nowhere""#),
+            (r#""there":"192.0.2.9""#, r#""there":"""#),
+            (r#""at":"#, r#""when":"#),
+            (r#""tcp":100000000"#, r#""tcp":"fast""#),
         ] {
-            assert_eq!(
-                line.replace(right, wrong).parse::<Known>(),
-                Err(()),
-                "{wrong}"
-            );
+            let changed = text.replace(right, wrong);
+            assert_ne!(changed, text, "{right}");
+            assert_eq!(read(&changed), None, "{wrong}");
         }
     }
 

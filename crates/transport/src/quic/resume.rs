@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::endpoint::unspecified;
 
 /// The window that an earlier push has found on a path.
@@ -46,7 +48,7 @@ pub struct SavedWindow {
 }
 
 /// The addresses at both ends of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathEnds {
     /// This host's address.
     pub here: IpAddr,
