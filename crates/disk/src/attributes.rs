@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Result;
+use zmove_types::Name;
 
 use crate::entry::xattrs::{Descriptor, by_descriptor};
-use crate::final_names::Place;
 use crate::lease::Permit;
 
 impl Descriptor<'_> {
@@ -64,15 +64,30 @@ impl Descriptor<'_> {
 }
 
 /// Sets the times of an entry by its name. A link is not followed.
-pub(crate) fn set_times_at(_permit: Permit<'_>, at: Place<'_>, times: &Timestamps) -> Result<()> {
-    rustix::fs::utimensat(at.directory, at.name, times, AtFlags::SYMLINK_NOFOLLOW)
+pub(crate) fn set_times_at(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: &Name,
+    times: &Timestamps,
+) -> Result<()> {
+    rustix::fs::utimensat(
+        directory,
+        name.as_os_str(),
+        times,
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
 }
 
 /// Sets the group of an entry by its name. A link is not followed.
-pub(crate) fn set_group_at(_permit: Permit<'_>, at: Place<'_>, group: Gid) -> Result<()> {
+pub(crate) fn set_group_at(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: &Name,
+    group: Gid,
+) -> Result<()> {
     rustix::fs::chownat(
-        at.directory,
-        at.name,
+        directory,
+        name.as_os_str(),
         None,
         Some(group),
         AtFlags::SYMLINK_NOFOLLOW,

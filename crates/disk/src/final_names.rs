@@ -4,59 +4,68 @@
 //! takes a [`Permit`], so none is made after the sender has gone. Hidden names need none.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Result;
 
 use crate::lease::Permit;
 
-/// A name in a directory.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) directory: BorrowedFd<'a>,
-    pub(crate) name: &'a OsStr,
-}
-
-pub(crate) fn place<'a>(directory: &'a impl AsFd, name: &'a OsStr) -> Place<'a> {
-    Place {
-        directory: directory.as_fd(),
-        name,
-    }
-}
-
-pub(crate) fn rename(_permit: Permit<'_>, from: Place<'_>, to: Place<'_>) -> Result<()> {
-    rustix::fs::renameat(from.directory, from.name, to.directory, to.name)
+pub(crate) fn rename(
+    _permit: Permit<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::renameat(from, old.as_ref(), to, new.as_ref())
 }
 
 pub(crate) fn rename_with(
     _permit: Permit<'_>,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
     flags: RenameFlags,
 ) -> Result<()> {
-    rustix::fs::renameat_with(from.directory, from.name, to.directory, to.name, flags)
+    rustix::fs::renameat_with(from, old.as_ref(), to, new.as_ref(), flags)
 }
 
-pub(crate) fn link(_permit: Permit<'_>, from: Place<'_>, to: Place<'_>) -> Result<()> {
-    rustix::fs::linkat(
-        from.directory,
-        from.name,
-        to.directory,
-        to.name,
-        AtFlags::empty(),
-    )
+pub(crate) fn link(
+    _permit: Permit<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::linkat(from, old.as_ref(), to, new.as_ref(), AtFlags::empty())
 }
 
-pub(crate) fn symlink(_permit: Permit<'_>, target: &[u8], at: Place<'_>) -> Result<()> {
-    rustix::fs::symlinkat(target, at.directory, at.name)
+pub(crate) fn symlink(
+    _permit: Permit<'_>,
+    target: &[u8],
+    directory: impl AsFd,
+    name: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::symlinkat(target, directory, name.as_ref())
 }
 
-pub(crate) fn make_directory(_permit: Permit<'_>, at: Place<'_>, mode: Mode) -> Result<()> {
-    rustix::fs::mkdirat(at.directory, at.name, mode)
+pub(crate) fn make_directory(
+    _permit: Permit<'_>,
+    parent: impl AsFd,
+    name: impl AsRef<OsStr>,
+    mode: Mode,
+) -> Result<()> {
+    rustix::fs::mkdirat(parent, name.as_ref(), mode)
 }
 
 /// Removes an entry that is no directory, or, by `AtFlags::REMOVEDIR`, an empty directory.
-pub(crate) fn remove(_permit: Permit<'_>, at: Place<'_>, flags: AtFlags) -> Result<()> {
-    rustix::fs::unlinkat(at.directory, at.name, flags)
+pub(crate) fn remove(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: impl AsRef<OsStr>,
+    flags: AtFlags,
+) -> Result<()> {
+    rustix::fs::unlinkat(directory, name.as_ref(), flags)
 }

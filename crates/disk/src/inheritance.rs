@@ -12,7 +12,6 @@ use zmove_types::Name;
 use crate::attributes::set_group_at;
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, Descriptor, default_acl};
-use crate::final_names::place;
 use crate::lease::Permit;
 
 /// What a directory gives to entries that are made in it.
@@ -57,8 +56,7 @@ impl Inheritance {
         let Some(group) = self.group else {
             return Ok(());
         };
-        let at = place(directory, name.as_os_str());
-        Ok(set_group_at(Permit::for_hidden(), at, group)?)
+        Ok(set_group_at(Permit::for_hidden(), directory, name, group)?)
     }
 }
 

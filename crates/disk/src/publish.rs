@@ -13,7 +13,7 @@ use crate::entry::metadata::Miss;
 use crate::entry::proven::ProvenKinds;
 use crate::entry::xattrs::NameAt;
 use crate::entry::{FileIdentity, with_access_now};
-use crate::final_names::{link, place, rename, rename_with, symlink};
+use crate::final_names::{link, rename, rename_with, symlink};
 use crate::hidden::make_hidden;
 use crate::lease::Lease;
 use crate::storable_times::may_be_kept;
@@ -58,12 +58,12 @@ pub(crate) fn move_to(
     NameAt { directory, name }: NameAt<'_>,
     replace: Replace,
 ) -> io::Result<()> {
-    let old = place(from, hidden.as_os_str());
-    let new = place(directory, name.as_os_str());
+    let permit = lease.permit()?;
     if replace == Replace::Existing {
-        return Ok(rename(lease.permit()?, old, new)?);
+        return Ok(rename(permit, from, hidden, directory, name)?);
     }
-    match rename_with(lease.permit()?, old, new, RenameFlags::NOREPLACE) {
+    let flags = RenameFlags::NOREPLACE;
+    match rename_with(permit, from, hidden, directory, name, flags) {
         // File systems that do not know the flag refuse to link over a name as well.
         Err(Errno::INVAL | Errno::NOSYS) => {
             publish_from(lease, NameAt::new(from, hidden), directory, name)
@@ -86,8 +86,7 @@ pub fn publish_from(
     into: &OwnedFd,
     name: &Name,
 ) -> io::Result<()> {
-    let old = place(directory, file.as_os_str());
-    link(lease.permit()?, old, place(into, name.as_os_str()))?;
+    link(lease.permit()?, directory, file, into, name)?;
     // The file has its name; another one that stays goes with its directory, or is swept.
     let _goes_later = unlink_at(directory, file);
     Ok(())
@@ -106,8 +105,7 @@ pub fn place_symlink(
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Option<Vec<Miss>>> {
-    let at = place(&directory, name.as_os_str());
-    match symlink(lease.permit()?, target, at) {
+    match symlink(lease.permit()?, target, directory, name) {
         Ok(()) => {}
         Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(None),
         Err(Errno::EXIST) => replace_with_symlink(lease, directory, name, target)?,
@@ -119,7 +117,7 @@ pub fn place_symlink(
             error,
         }])
     };
-    match set_times_at(lease.permit()?, at, &with_access_now(mtime)) {
+    match set_times_at(lease.permit()?, directory, name, &with_access_now(mtime)) {
         Ok(()) => {}
         Err(error) if Miss::is_refusal(error) => return Ok(miss(error)),
         Err(error) => return Err(error.into()),
@@ -148,10 +146,9 @@ fn replace_with_symlink(
     }
     let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
     let (temporary, ()) = make_hidden(directory, make)?;
-    let hidden = place(&directory, temporary.as_os_str());
     let renamed = lease
         .permit()
-        .and_then(|permit| rename(permit, hidden, place(&directory, name.as_os_str())));
+        .and_then(|permit| rename(permit, directory, &temporary, directory, name));
     if renamed.is_err() {
         let _best_effort = unlink_at(directory, &temporary);
     }

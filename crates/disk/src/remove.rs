@@ -19,7 +19,7 @@ use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 use crate::by_name::open_at;
 use crate::entry::open_own::EntryHandle;
 use crate::entry::{is_directory, number_of};
-use crate::final_names::{Place, place, remove};
+use crate::final_names::remove;
 use crate::hidden::{is_hidden, is_left_over};
 use crate::lease::Lease;
 use crate::tree::{DIRECTORY, Tree, make_writable, open_above};
@@ -189,9 +189,9 @@ struct Allowed<'a> {
 }
 
 impl Allowed<'_> {
-    fn remove(self, at: Place<'_>, flags: AtFlags) -> Result<(), Errno> {
+    fn remove(self, directory: impl AsFd, name: &Name, flags: AtFlags) -> Result<(), Errno> {
         self.budget
-            .remove(|| remove(self.lease.permit()?, at, flags))
+            .remove(|| remove(self.lease.permit()?, directory, name, flags))
     }
 }
 
@@ -250,8 +250,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
-        let at = place(&self.top, self.name.as_os_str());
-        match self.allowed.remove(at, AtFlags::empty()) {
+        match self.allowed.remove(self.top, self.name, AtFlags::empty()) {
             Ok(()) => return 1,
             Err(Errno::NOENT) => return 0,
             Err(Errno::ISDIR | Errno::PERM) if is_directory(self.top, self.name) => {}
@@ -371,8 +370,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 Reading::GoesOn
             });
         }
-        let at = place(here, name.as_os_str());
-        match self.allowed.remove(at, AtFlags::empty()) {
+        match self.allowed.remove(here, &name, AtFlags::empty()) {
             Ok(()) => {
                 level.has_shrunk = true;
                 self.removed += 1;
@@ -399,8 +397,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return;
         };
         let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
-        let at = place(&parent, level.name.as_os_str());
-        let gone = self.allowed.remove(at, AtFlags::REMOVEDIR);
+        let gone = self.allowed.remove(parent, &level.name, AtFlags::REMOVEDIR);
         let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
         if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
             return self.read(stops);

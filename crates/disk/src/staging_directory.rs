@@ -28,7 +28,7 @@ use zmove_types::{Lock, Name, RelPath};
 use crate::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
 use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
-use crate::final_names::{place, remove, rename, rename_with};
+use crate::final_names::{remove, rename, rename_with};
 use crate::hidden::{make_hidden, make_hidden_directory};
 use crate::lease::{Lease, Permit};
 use crate::new_files::NewFiles;
@@ -146,8 +146,7 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error, `EISDIR` or `EPERM` when a directory has that name.
     pub fn make_way(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
-        let at = place(parent, name.as_os_str());
-        Ok(remove(lease.permit()?, at, AtFlags::empty())?)
+        Ok(remove(lease.permit()?, parent, name, AtFlags::empty())?)
     }
 
     /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
@@ -158,10 +157,7 @@ impl StagingDirectory {
     /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
     /// under the hidden name.
     pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
-        let parent = self.parent();
-        let hidden = place(&parent, self.hidden.as_os_str());
-        let name = place(&parent, self.name.as_os_str());
-        match rename(lease.permit()?, hidden, name) {
+        match self.rename_to_final(lease) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => {
                 self.publish_over_a_file(lease)?
             }
@@ -171,21 +167,29 @@ impl StagingDirectory {
         Ok(())
     }
 
+    fn rename_to_final(&self, lease: &Lease) -> rustix::io::Result<()> {
+        let parent = self.parent();
+        rename(lease.permit()?, &parent, &self.hidden, &parent, &self.name)
+    }
+
+    fn exchange_names(&self, permit: Permit<'_>) -> rustix::io::Result<()> {
+        let parent = self.parent();
+        let flags = RenameFlags::EXCHANGE;
+        rename_with(permit, &parent, &self.hidden, &parent, &self.name, flags)
+    }
+
     /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
     /// cannot be removed, since it is a directory by now, gets its name back.
     fn publish_over_a_file(&self, lease: &Lease) -> io::Result<()> {
-        let parent = self.parent();
-        let hidden = place(&parent, self.hidden.as_os_str());
-        let name = place(&parent, self.name.as_os_str());
-        match rename_with(lease.permit()?, hidden, name, RenameFlags::EXCHANGE) {
+        match self.exchange_names(lease.permit()?) {
             Ok(()) => {
-                let removed = unlink_at(&parent, &self.hidden);
+                let removed = unlink_at(self.parent(), &self.hidden);
                 Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
             // Without `RENAME_EXCHANGE` nothing has the name for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
-                remove(lease.permit()?, name, AtFlags::empty())?;
-                Ok(rename(lease.permit()?, hidden, name)?)
+                Self::make_way(lease, &self.parent(), &self.name)?;
+                Ok(self.rename_to_final(lease)?)
             }
             Err(error) => Err(error.into()),
         }
@@ -193,10 +197,7 @@ impl StagingDirectory {
 
     /// This undoes a call that was permitted, so it needs no permit of its own.
     fn exchange_back(&self) {
-        let parent = self.parent();
-        let hidden = place(&parent, self.hidden.as_os_str());
-        let name = place(&parent, self.name.as_os_str());
-        let exchanged = rename_with(Permit::for_hidden(), hidden, name, RenameFlags::EXCHANGE);
+        let exchanged = self.exchange_names(Permit::for_hidden());
         // The entry with the hidden name is somebody else's then, and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }

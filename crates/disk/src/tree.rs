@@ -19,7 +19,7 @@ use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
 use crate::entry::xattrs::Descriptor;
-use crate::final_names::{make_directory, place};
+use crate::final_names::make_directory;
 use crate::lease::Lease;
 
 mod beneath;
@@ -272,11 +272,7 @@ impl Tree {
     /// # Errors
     /// The system's error, and what [`Lease::permit`] returns.
     pub fn make_with_parents(lease: &Lease, path: &Path) -> io::Result<()> {
-        let make = |path: &Path| match make_directory(
-            lease.permit()?,
-            place(&CWD, path.as_os_str()),
-            USUAL_MODE,
-        ) {
+        let make = |path: &Path| match make_directory(lease.permit()?, CWD, path, USUAL_MODE) {
             Err(error) if error != Errno::NOENT && path.is_dir() => Ok(()),
             made => made,
         };
@@ -303,8 +299,7 @@ impl Tree {
         name: &Name,
         modes: DirectoryModes,
     ) -> io::Result<bool> {
-        let at = place(&parent, name.as_os_str());
-        match make_directory(lease.permit()?, at, modes.of_new()) {
+        match make_directory(lease.permit()?, parent, name, modes.of_new()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
@@ -322,11 +317,7 @@ impl Tree {
                 if opens_up && depth > 0 {
                     make_writable(&self.lease, directory.as_fd())?;
                 }
-                make_directory(
-                    self.lease.permit()?,
-                    place(&directory, name),
-                    modes.of_new(),
-                )
+                make_directory(self.lease.permit()?, &directory, name, modes.of_new())
             };
             let enter = || match opens_up {
                 true => self.enter_own(directory.as_fd(), name),

@@ -17,7 +17,7 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::by_name::{open_at, remove_directory_at};
 use crate::entry::{number_at, number_of};
-use crate::final_names::{place, rename};
+use crate::final_names::rename;
 use crate::lease::Lease;
 use crate::remove::remove_own;
 use crate::tree::{DIRECTORY, open_above};
@@ -210,12 +210,10 @@ impl<'a, 'b> Merge<'a, 'b> {
             return true;
         }
         let may_be_directory = matches!(file_type, FileType::Directory | FileType::Unknown);
-        let old = place(from, name.as_os_str());
-        let new = place(into, name.as_os_str());
         let renamed = self
             .lease
             .permit()
-            .and_then(|permit| rename(permit, old, new));
+            .and_then(|permit| rename(permit, from, &name, into, &name));
         match renamed {
             // A rename does nothing where both names lead to one file, and would be made again and again.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
