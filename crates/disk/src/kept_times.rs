@@ -162,11 +162,11 @@ fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
 /// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
 struct Probe<'a> {
     file: File,
-    named: Option<Named<'a>>,
+    named: Option<HiddenProbe<'a>>,
 }
 
 /// A file with a hidden name in a directory, which had these properties before.
-struct Named<'a> {
+struct HiddenProbe<'a> {
     lease: &'a Lease,
     directory: BorrowedFd<'a>,
     name: Name,
@@ -189,7 +189,7 @@ impl<'a> Probe<'a> {
         let (name, file) = make_hidden(directory, make)?;
         Ok(Self {
             file,
-            named: Some(Named {
+            named: Some(HiddenProbe {
                 lease,
                 directory,
                 name,
@@ -368,7 +368,7 @@ mod tests {
         let file = File::create(home.path().join(name.as_os_str())).unwrap();
         drop(Probe {
             file,
-            named: Some(Named {
+            named: Some(HiddenProbe {
                 lease: &Lease::constant(),
                 directory: directory.as_fd(),
                 name,

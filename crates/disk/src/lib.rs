@@ -59,7 +59,7 @@ pub use entry::{
 };
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct, free_bytes};
-pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
+pub use file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};
 pub use file_io::storage_engine::StorageEngine;
 pub use file_io::storage_reader::{BUFFER_BYTES, StorageReader, StoredFile, value_or_zeros};
 pub use file_io::{FileIo, Moved, Slices, Way};

@@ -200,7 +200,7 @@ struct Removal<'a, F> {
     top: BorrowedFd<'a>,
     name: &'a Name,
     /// The directories from the entry down to the one that is being emptied.
-    levels: Vec<Level>,
+    levels: Vec<RemovalLevel>,
     /// The descriptor of the deepest of these directories.
     here: Option<OwnedFd>,
     entered: u64,
@@ -211,7 +211,7 @@ struct Removal<'a, F> {
     failed: F,
 }
 
-struct Level {
+struct RemovalLevel {
     name: Name,
     /// The number of the directory among all that were entered.
     number: u64,
@@ -229,7 +229,7 @@ struct Level {
 }
 
 /// Whether more of a directory is to be read now.
-enum Reading {
+enum ListingStep {
     GoesOn,
     IsEnough,
 }
@@ -295,7 +295,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
         self.entered += 1;
         self.here = Some(directory);
-        self.levels.push(Level {
+        self.levels.push(RemovalLevel {
             name,
             number: self.entered,
             itself,
@@ -323,20 +323,20 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(());
         };
         for entry in Dir::read_from(here)? {
-            if stops() || matches!(self.meet(&entry?)?, Reading::IsEnough) {
+            if stops() || matches!(self.meet(&entry?)?, ListingStep::IsEnough) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn meet(&mut self, entry: &DirEntry) -> io::Result<Reading> {
+    fn meet(&mut self, entry: &DirEntry) -> io::Result<ListingStep> {
         let Some(here) = &self.here else {
-            return Ok(Reading::IsEnough);
+            return Ok(ListingStep::IsEnough);
         };
         let bytes = entry.file_name().to_bytes();
         if matches!(bytes, b"." | b"..") {
-            return Ok(Reading::GoesOn);
+            return Ok(ListingStep::GoesOn);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
         // A hidden entry in a hidden directory belongs to the transfer that made that directory, and goes with it.
@@ -346,16 +346,16 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             && !is_left_over(here.as_fd(), bytes)
         {
             let Some(level) = self.levels.last_mut() else {
-                return Ok(Reading::IsEnough);
+                return Ok(ListingStep::IsEnough);
             };
             level.hidden = Some(name);
-            return Ok(Reading::GoesOn);
+            return Ok(ListingStep::GoesOn);
         }
         let Some(level) = self.levels.last_mut() else {
-            return Ok(Reading::IsEnough);
+            return Ok(ListingStep::IsEnough);
         };
         if self.staying.contains(&(level.number, &name)) {
-            return Ok(Reading::GoesOn);
+            return Ok(ListingStep::GoesOn);
         }
         let is_directory = match entry.file_type() {
             FileType::Unknown => is_directory(here.as_fd(), &name),
@@ -365,9 +365,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             level.directories.push(name);
             level.is_unread = level.directories.len() == NAMES_MAX;
             return Ok(if level.is_unread {
-                Reading::IsEnough
+                ListingStep::IsEnough
             } else {
-                Reading::GoesOn
+                ListingStep::GoesOn
             });
         }
         match self.allowed.remove(here, &name, AtFlags::empty()) {
@@ -379,7 +379,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             Err(Errno::NOENT) => {}
             Err(error) => self.fail(Some(&name), error.into()),
         }
-        Ok(Reading::GoesOn)
+        Ok(ListingStep::GoesOn)
     }
 
     /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use zmove_types::Lock;
 
-use self::width::{Sample, Width};
+use self::width::{Width, WidthSample};
 use crate::lease::waited_for_permits;
 
 pub(crate) mod memory;
@@ -41,7 +41,7 @@ pub struct StorageThreads {
     lease: Duration,
     /// For how long the calling thread has been awake; `None` where nobody knows.
     awake: fn() -> Option<Duration>,
-    state: Lock<State>,
+    state: Lock<TurnState>,
     /// For each task, whether fewer threads are at work than would be of use.
     is_spare: [AtomicBool; 2],
 }
@@ -56,17 +56,17 @@ pub enum Task {
 }
 
 #[derive(Debug)]
-struct State {
+struct TurnState {
     crowds: [Crowd; 2],
     /// The threads at work: what each does, and when it last asked.
     at_work: HashMap<u64, (Task, Instant)>,
     /// The threads that wait, in order. The first of each task is woken when there may be room for it.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingThread>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingThread {
     number: u64,
     task: Task,
     thread: Thread,
@@ -82,7 +82,7 @@ struct Crowd {
     /// The begin of the sample, moved on by the time for which no thread was at work.
     since: Instant,
     idle_since: Instant,
-    sample: Sample,
+    sample: WidthSample,
 }
 
 /// One thread's part in the work. The thread has a place from when it [asks](Self::is_over) until it
@@ -91,14 +91,14 @@ pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
     stopping: &'a AtomicBool,
-    place: Lock<Place>,
+    place: Lock<ThreadPlace>,
     /// Starts another thread with the same work, where the work can be shared.
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
 
 /// A thread's place, while it has one, and what it has done since it last reported.
 #[derive(Debug, Default)]
-struct Place {
+struct ThreadPlace {
     /// The thread's number, and since when it has worked there without a report.
     held: Option<(u64, Stopwatch)>,
     elapsed: Duration,
@@ -167,7 +167,7 @@ impl StorageThreads {
     }
 
     fn with_places(places: usize, lease: Duration) -> Self {
-        let state = State {
+        let state = TurnState {
             crowds: [Crowd::new(), Crowd::new()],
             at_work: HashMap::new(),
             waiting: VecDeque::new(),
@@ -239,7 +239,7 @@ impl StorageThreads {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        state.waiting.push_back(Waiting {
+        state.waiting.push_back(WaitingThread {
             number,
             task,
             thread: thread::current(),
@@ -273,7 +273,7 @@ impl StorageThreads {
     }
 
     /// Books pieces of work; returns whether the place is to be given up.
-    fn worked(&self, task: Task, number: u64, pieces: &Sample) -> bool {
+    fn worked(&self, task: Task, number: u64, pieces: &WidthSample) -> bool {
         let mut state = self.state.lock();
         state.crowd(task).measure(pieces);
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
@@ -342,7 +342,7 @@ pub fn cores() -> usize {
     *CORES
 }
 
-impl State {
+impl TurnState {
     fn wake_first(&self) {
         for task in [Task::Look, Task::Write] {
             if let Some(first) = self.first(task) {
@@ -351,7 +351,7 @@ impl State {
         }
     }
 
-    fn first(&self, task: Task) -> Option<&Waiting> {
+    fn first(&self, task: Task) -> Option<&WaitingThread> {
         self.waiting.iter().find(|waiting| waiting.task == task)
     }
 
@@ -366,7 +366,8 @@ impl State {
     /// of its task need not wait behind the other task for places that its own is worth.
     fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
         let crowd = &self.crowds[task as usize];
-        let is_first = |first: Option<&Waiting>| first.is_some_and(|first| first.number == number);
+        let is_first =
+            |first: Option<&WaitingThread>| first.is_some_and(|first| first.number == number);
         is_first(self.waiting.front()) && self.has_room(task, threads)
             || is_first(self.first(task)) && crowd.at_work < crowd.width.threads()
     }
@@ -410,7 +411,7 @@ impl Crowd {
             starting: 0,
             since: now,
             idle_since: now,
-            sample: Sample::default(),
+            sample: WidthSample::default(),
         }
     }
 
@@ -428,7 +429,7 @@ impl Crowd {
         }
     }
 
-    fn measure(&mut self, pieces: &Sample) {
+    fn measure(&mut self, pieces: &WidthSample) {
         self.sample.done += pieces.done;
         self.sample.elapsed += pieces.elapsed;
         self.sample.awake += pieces.awake;
@@ -437,7 +438,7 @@ impl Crowd {
         self.sample.wall = self.since.elapsed();
         if self.width.is_ripe(&self.sample) {
             self.width.take(&self.sample);
-            self.sample = Sample::default();
+            self.sample = WidthSample::default();
             self.since = Instant::now();
         }
     }
@@ -519,10 +520,10 @@ impl Stopwatch {
     }
 }
 
-impl Place {
+impl ThreadPlace {
     /// What the thread has done since its last report; it counts as awake all the time where that cannot be measured.
     /// `None` when the time is too short to be measured.
-    fn measured(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<Sample> {
+    fn measured(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WidthSample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
         if elapsed < MEASURED_MIN {
@@ -544,7 +545,7 @@ impl Place {
             std::mem::take(&mut self.prompt),
         );
         let is_prompt = !prompt.is_zero() && elapsed - awake <= prompt;
-        Some(Sample {
+        Some(WidthSample {
             wall: elapsed,
             done,
             elapsed,

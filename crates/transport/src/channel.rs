@@ -210,7 +210,7 @@ impl Channel {
         cipher: Cipher,
         lanes: u16,
         rate: SharedRate,
-    ) -> Result<Box<dyn Lane>, LaneError> {
+    ) -> Result<Box<dyn LaneEnd>, LaneError> {
         Ok(match (self.0, cipher) {
             (Established::Tcp(connection), Cipher::Tls) => {
                 Box::new(TlsLane::new(*connection, rate)?)
@@ -238,9 +238,9 @@ impl Channel {
 }
 
 /// Either end of a lane.
-trait Lane: LaneSink + LaneSource {}
+trait LaneEnd: LaneSink + LaneSource {}
 
-impl<L: LaneSink + LaneSource> Lane for L {}
+impl<L: LaneSink + LaneSource> LaneEnd for L {}
 
 trait Stream: AsyncRead + AsyncWrite + Unpin {}
 

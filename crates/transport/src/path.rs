@@ -23,10 +23,10 @@ pub enum Transport {
 /// Reads the state of one lane's connection, and sets what may change while it runs; keeps the socket, but not the
 /// connection, open.
 #[derive(Clone, Default)]
-pub struct PathProbe(Option<Source>);
+pub struct PathProbe(Option<ProbeSource>);
 
 #[derive(Clone)]
-enum Source {
+enum ProbeSource {
     Kernel(Arc<TcpStream>),
     Told(Option<Transport>, Arc<dyn Fn() -> TcpInfo + Send + Sync>),
 }
@@ -34,25 +34,28 @@ enum Source {
 impl PathProbe {
     /// A probe of a socket.
     pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
-        Self(Some(Source::Kernel(socket)))
+        Self(Some(ProbeSource::Kernel(socket)))
     }
 
     /// A probe of a connection that is not the kernel's: `tell` returns its state, and must not block.
     pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
-        Self(Some(Source::Told(None, Arc::new(tell))))
+        Self(Some(ProbeSource::Told(None, Arc::new(tell))))
     }
 
     /// A probe of a QUIC connection, as [`telling`](Self::telling).
     pub(crate) fn of_quic(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
-        Self(Some(Source::Told(Some(Transport::Quic), Arc::new(tell))))
+        Self(Some(ProbeSource::Told(
+            Some(Transport::Quic),
+            Arc::new(tell),
+        )))
     }
 
     /// The transport of the lane; `None` within one process.
     #[must_use]
     pub fn transport(&self) -> Option<Transport> {
         match self.0.as_ref()? {
-            Source::Kernel(_) => Some(Transport::Tcp),
-            Source::Told(transport, _) => *transport,
+            ProbeSource::Kernel(_) => Some(Transport::Tcp),
+            ProbeSource::Told(transport, _) => *transport,
         }
     }
 
@@ -60,8 +63,8 @@ impl PathProbe {
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
-            Source::Kernel(socket) => tcp_info(socket).ok(),
-            Source::Told(_, tell) => Some(tell()),
+            ProbeSource::Kernel(socket) => tcp_info(socket).ok(),
+            ProbeSource::Told(_, tell) => Some(tell()),
         }
     }
 
@@ -97,8 +100,8 @@ impl PathProbe {
 
     fn kernel(&self) -> Option<&Arc<TcpStream>> {
         match self.0.as_ref()? {
-            Source::Kernel(socket) => Some(socket),
-            Source::Told(..) => None,
+            ProbeSource::Kernel(socket) => Some(socket),
+            ProbeSource::Told(..) => None,
         }
     }
 

@@ -56,7 +56,7 @@ pub use settings::{QuicCongestion, UnknownCongestion};
 
 use lane_bytes::LaneBytes;
 use linger::Linger;
-use tolerant::Account;
+use tolerant::PathAccount;
 
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct QuicConnection {
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
-    account: Arc<Account>,
+    account: Arc<PathAccount>,
     /// The way to hand over a finished stream, whose connection is closed when all of it has arrived.
     linger: UnboundedSender<SendStream>,
 }
@@ -82,7 +82,7 @@ impl QuicConnection {
     fn new(
         connection: quinn::Connection,
         stream: (SendStream, RecvStream),
-        account: Arc<Account>,
+        account: Arc<PathAccount>,
     ) -> (Option<Self>, Linger) {
         let lane_bytes = Arc::<LaneBytes>::default();
         let (linger, left) = unbounded_channel();

@@ -34,7 +34,7 @@ pub(crate) use acceptor::{canonical, listen, own_greeting};
 pub use black_hole::{BlackHole, SegmentLimit};
 pub use dialler::Dialler;
 pub(crate) use dialler::{
-    Connected, Deadline, Host, OneAddress, SILENCE_MAX, greeting_fault, tls_fault,
+    Deadline, OneAddress, ResolvedHost, SILENCE_MAX, TcpConnected, greeting_fault, tls_fault,
     unless_other_version,
 };
 pub use socket::SocketConfig;
@@ -65,7 +65,7 @@ pub struct Connection {
 
 /// The parts of a connection that another layer takes over. In the order in which the peer has sent it, arrived data is
 /// `plaintext`, then `records`, then in the socket.
-pub(crate) struct Parts {
+pub(crate) struct ConnectionParts {
     /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,
     pub(crate) unsent_limit: UnsentLimit,
@@ -84,7 +84,7 @@ impl Connection {
     }
 
     /// Takes the connection apart, between two records on both ways. Nothing may be left to flush.
-    pub(crate) fn into_parts(self) -> io::Result<Parts> {
+    pub(crate) fn into_parts(self) -> io::Result<ConnectionParts> {
         let (stream, mut session): (_, rustls::Connection) = match self.stream {
             TlsStream::Client(stream) => {
                 let (stream, session) = stream.into_inner();
@@ -101,7 +101,7 @@ impl Connection {
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
         let unsent_limit = UnsentLimit::new(&socket);
-        Ok(Parts {
+        Ok(ConnectionParts {
             socket,
             unsent_limit,
             session,

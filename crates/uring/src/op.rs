@@ -1,10 +1,10 @@
 //! One read or write of an owned buffer, cut into parts that are in flight at once.
 //!
 //! ```text
-//!  caller ──Request──► ring: Part ──slot──► kernel ──► Part ──Landed──► caller: all parts back → the buffer
+//!  caller ──RingRequest──► ring: RingPart ──slot──► kernel ──► RingPart ──Landed──► caller: all parts back → the buffer
 //! ```
 //!
-//! **Invariant:** each [`Part`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached again
+//! **Invariant:** each [`RingPart`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached again
 //! only when every part has come back.
 #![expect(
     unsafe_code,
@@ -76,7 +76,7 @@ impl Span {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum IoDirection {
     Read,
     Write,
 }
@@ -84,7 +84,7 @@ pub(crate) enum Direction {
 /// One operation on a buffer.
 #[derive(Debug)]
 pub(crate) struct Op {
-    direction: Direction,
+    direction: IoDirection,
     file: Arc<File>,
     span: Span,
     part_bytes: usize,
@@ -103,7 +103,7 @@ unsafe impl Sync for Op {}
 
 /// An operation on its way to the ring.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct RingRequest {
     op: Arc<Op>,
     next: usize,
     landed: Sender<Landed>,
@@ -111,7 +111,7 @@ pub(crate) struct Request {
 
 /// A part of an operation on its way through the kernel.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct RingPart {
     op: Arc<Op>,
     index: usize,
     moved: usize,
@@ -130,7 +130,7 @@ pub(crate) struct Landed {
 #[derive(Debug)]
 pub(crate) enum Next {
     /// The kernel moved less than it was asked to: the rest must be requested.
-    Again(Part),
+    Again(RingPart),
     /// The part has been sent back to the caller.
     Told,
 }
@@ -141,7 +141,7 @@ impl Op {
     /// # Panics
     /// When the span is outside the buffer's room, or a part is empty or too long for one request.
     pub(crate) fn new(
-        direction: Direction,
+        direction: IoDirection,
         file: &Arc<File>,
         span: Span,
         part_bytes: usize,
@@ -169,7 +169,7 @@ impl Op {
         }
     }
 
-    pub(crate) fn direction(&self) -> Direction {
+    pub(crate) fn direction(&self) -> IoDirection {
         self.direction
     }
 
@@ -227,7 +227,7 @@ impl Op {
     }
 }
 
-impl Request {
+impl RingRequest {
     pub(crate) fn new(op: Arc<Op>, landed: Sender<Landed>) -> Self {
         Self {
             op,
@@ -242,11 +242,11 @@ impl Request {
     }
 
     /// The next part, or `None` when all have been handed out.
-    pub(crate) fn part(&mut self) -> Option<Part> {
+    pub(crate) fn part(&mut self) -> Option<RingPart> {
         let index = self.next;
         (index < self.op.parts()).then(|| {
             self.next += 1;
-            Part {
+            RingPart {
                 op: Arc::clone(&self.op),
                 index,
                 moved: 0,
@@ -256,7 +256,7 @@ impl Request {
     }
 }
 
-impl Part {
+impl RingPart {
     pub(crate) fn op(&self) -> &Op {
         &self.op
     }
@@ -270,12 +270,14 @@ impl Part {
         let len = u32::try_from(op.part_len(self.index) - self.moved).expect("a part is short");
         let address = op.base.wrapping_add(op.part_start(self.index) + self.moved);
         match (op.direction, registered) {
-            (Direction::Read, None) => opcode::Read::new(fd, address, len).offset(offset).build(),
-            (Direction::Write, None) => opcode::Write::new(fd, address, len).offset(offset).build(),
-            (Direction::Read, Some(index)) => opcode::ReadFixed::new(fd, address, len, index)
+            (IoDirection::Read, None) => opcode::Read::new(fd, address, len).offset(offset).build(),
+            (IoDirection::Write, None) => {
+                opcode::Write::new(fd, address, len).offset(offset).build()
+            }
+            (IoDirection::Read, Some(index)) => opcode::ReadFixed::new(fd, address, len, index)
                 .offset(offset)
                 .build(),
-            (Direction::Write, Some(index)) => opcode::WriteFixed::new(fd, address, len, index)
+            (IoDirection::Write, Some(index)) => opcode::WriteFixed::new(fd, address, len, index)
                 .offset(offset)
                 .build(),
         }
@@ -314,15 +316,15 @@ pub(crate) mod tests {
     use super::*;
     use zmove_types::BufferPool;
 
-    fn request(bytes: usize) -> (Request, crossbeam_channel::Receiver<Landed>) {
+    fn request(bytes: usize) -> (RingRequest, crossbeam_channel::Receiver<Landed>) {
         let (landed_in, landed) = crossbeam_channel::bounded(9);
         let file = Arc::new(tempfile::tempfile().unwrap());
         let buffer = BufferPool::new(100, 1).take().unwrap();
-        let op = Op::new(Direction::Read, &file, Span::new(0, 0..bytes), 40, buffer);
-        (Request::new(Arc::new(op), landed_in), landed)
+        let op = Op::new(IoDirection::Read, &file, Span::new(0, 0..bytes), 40, buffer);
+        (RingRequest::new(Arc::new(op), landed_in), landed)
     }
 
-    pub(crate) fn part() -> Part {
+    pub(crate) fn part() -> RingPart {
         request(1).0.part().unwrap()
     }
 

@@ -16,7 +16,7 @@ use io_uring::{IoUring, opcode, squeue};
 use rustix::event::EventfdFlags;
 use zmove_types::Buffer;
 
-use crate::op::{Direction, Next, Op, Part, Request, Span};
+use crate::op::{IoDirection, Next, Op, RingPart, RingRequest, Span};
 use crate::probe::{Unavailable, open_ring, probe};
 use crate::registered_buffers::RegisteredBuffers;
 use crate::slot::{CANCEL, Slots, WAKE};
@@ -46,7 +46,7 @@ impl Default for RingConfig {
 /// The handle of a ring's thread.
 #[derive(Debug)]
 pub struct Ring {
-    requests: Option<Sender<Request>>,
+    requests: Option<Sender<RingRequest>>,
     wake: Arc<File>,
     thread: Option<JoinHandle<()>>,
     config: RingConfig,
@@ -110,7 +110,13 @@ impl Ring {
         seen: &mut dyn FnMut(&[u8]),
     ) -> (io::Result<usize>, Buffer) {
         self.move_bytes(
-            Op::new(Direction::Read, file, span, self.config.part_bytes, buffer),
+            Op::new(
+                IoDirection::Read,
+                file,
+                span,
+                self.config.part_bytes,
+                buffer,
+            ),
             seen,
         )
     }
@@ -127,7 +133,13 @@ impl Ring {
         buffer: Buffer,
     ) -> (io::Result<usize>, Buffer) {
         self.move_bytes(
-            Op::new(Direction::Write, file, span, self.config.part_bytes, buffer),
+            Op::new(
+                IoDirection::Write,
+                file,
+                span,
+                self.config.part_bytes,
+                buffer,
+            ),
             &mut |_| (),
         )
     }
@@ -140,7 +152,7 @@ impl Ring {
             return (Ok(0), op.into_buffer());
         }
         let (landed_in, landed) = bounded(parts);
-        self.submit(Request::new(Arc::clone(&op), landed_in));
+        self.submit(RingRequest::new(Arc::clone(&op), landed_in));
         let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
         let mut moved = Ok(0);
         // The first part that has not been looked at; `None` behind a short one, where no part is looked at any more.
@@ -155,7 +167,7 @@ impl Ring {
                 };
                 next = match &part.outcome {
                     Ok(bytes) => {
-                        if *bytes > 0 && matches!(op.direction(), Direction::Read) {
+                        if *bytes > 0 && matches!(op.direction(), IoDirection::Read) {
                             seen(op.landed(&part, *bytes));
                         }
                         moved = moved.map(|before| before + bytes);
@@ -172,7 +184,7 @@ impl Ring {
         (moved, op.into_buffer())
     }
 
-    fn submit(&self, request: Request) {
+    fn submit(&self, request: RingRequest) {
         let requests = self.requests.as_ref().expect("open until dropped");
         requests
             .send(request)
@@ -202,14 +214,18 @@ struct Driver {
     ring: IoUring,
     slots: Slots,
     registered_buffers: RegisteredBuffers,
-    backlog: Option<Request>,
-    requests: Receiver<Request>,
+    backlog: Option<RingRequest>,
+    requests: Receiver<RingRequest>,
     wake: Arc<File>,
     open: bool,
 }
 
 impl Driver {
-    fn new(config: RingConfig, requests: Receiver<Request>, wake: Arc<File>) -> io::Result<Self> {
+    fn new(
+        config: RingConfig,
+        requests: Receiver<RingRequest>,
+        wake: Arc<File>,
+    ) -> io::Result<Self> {
         // Two more entries than slots: the requests that wake and cancel.
         let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
         let registered_buffers = RegisteredBuffers::new(&ring.submitter(), config.registered_max);
@@ -240,9 +256,9 @@ impl Driver {
     }
 
     /// The next part to launch; closes the driver when no caller can ask for any more.
-    fn next_part(&mut self) -> Option<Part> {
+    fn next_part(&mut self) -> Option<RingPart> {
         loop {
-            let part = self.backlog.as_mut().and_then(Request::part);
+            let part = self.backlog.as_mut().and_then(RingRequest::part);
             // A request whose parts are all given out must not hold its operation any longer than they do, also while
             // no slot is free.
             self.backlog.take_if(|request| request.is_spent());
@@ -263,7 +279,7 @@ impl Driver {
         }
     }
 
-    fn launch(&mut self, part: Part) {
+    fn launch(&mut self, part: RingPart) {
         let registered = self
             .registered_buffers
             .index(&self.ring.submitter(), part.op());

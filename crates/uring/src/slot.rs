@@ -3,19 +3,19 @@
 //! **Invariant:** a number names one occupant of one slot: the slot's index and how often it has been used, so that a
 //! completion that comes twice, or late, finds nobody.
 
-use crate::op::Part;
+use crate::op::RingPart;
 
 /// The slots for requests in flight.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<RingSlot>,
     free: Vec<u32>,
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct RingSlot {
     generation: u32,
-    part: Option<Part>,
+    part: Option<RingPart>,
 }
 
 /// The number of the request that wakes the ring; no slot has this index.
@@ -25,7 +25,7 @@ pub(crate) const CANCEL: u64 = u64::MAX - 1;
 
 impl Slots {
     pub(crate) fn new(count: u16) -> Self {
-        let slots = (0..count).map(|_| Slot::default()).collect();
+        let slots = (0..count).map(|_| RingSlot::default()).collect();
         Self {
             slots,
             free: (0..u32::from(count)).rev().collect(),
@@ -41,7 +41,7 @@ impl Slots {
     }
 
     /// Keeps a part until its completion; returns its number.
-    pub(crate) fn keep(&mut self, part: Part) -> u64 {
+    pub(crate) fn keep(&mut self, part: RingPart) -> u64 {
         let index = self.free.pop().expect("asked for room before");
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
@@ -50,7 +50,7 @@ impl Slots {
     }
 
     /// Gives back the part that was kept under a number, once.
-    pub(crate) fn release(&mut self, number: u64) -> Option<Part> {
+    pub(crate) fn release(&mut self, number: u64) -> Option<RingPart> {
         let (generation, index) = (number >> 32, u32::try_from(number & 0xffff_ffff).ok()?);
         let slot = self.slots.get_mut(index as usize)?;
         if u64::from(slot.generation) != generation {

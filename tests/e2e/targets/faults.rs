@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
-use zmove_disk::{Direct, Fault, FaultAt, Faulty, FileIo, Request};
+use zmove_disk::{Direct, FaultAt, Faulty, FileIo, InjectedFault, RequestKind};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_types::GROUP_BYTES;
@@ -40,29 +40,29 @@ fn paint_mixture(source: &Path) {
 
 const CASES: [FaultCase; 5] = [
     FaultCase {
-        request: Request::Read,
-        fault: Fault::Fails(EIO),
+        request: RequestKind::Read,
+        fault: InjectedFault::Fails(EIO),
         words: &["sender: read", "Input/output error"],
     },
     FaultCase {
-        request: Request::Write,
-        fault: Fault::Fails(EROFS),
+        request: RequestKind::Write,
+        fault: InjectedFault::Fails(EROFS),
         words: &["receiver: write", "Read-only file system"],
     },
     FaultCase {
-        request: Request::Read,
-        fault: Fault::IsShort,
+        request: RequestKind::Read,
+        fault: InjectedFault::IsShort,
         words: &[],
     },
     FaultCase {
-        request: Request::Write,
-        fault: Fault::IsShort,
+        request: RequestKind::Write,
+        fault: InjectedFault::IsShort,
         words: &[],
     },
     // there may be room when what is replaced has gone, so that it is tried once more
     FaultCase {
-        request: Request::Write,
-        fault: Fault::Fails(ENOSPC),
+        request: RequestKind::Write,
+        fault: InjectedFault::Fails(ENOSPC),
         words: &[],
     },
 ];
@@ -73,8 +73,8 @@ const ENOSPC: i32 = 28;
 
 /// What every request meets in turn, and what must be said of it.
 struct FaultCase {
-    request: Request,
-    fault: Fault,
+    request: RequestKind,
+    fault: InjectedFault,
     words: &'static [&'static str],
 }
 
@@ -126,7 +126,7 @@ impl FaultCase {
 }
 
 /// A push in which one side has this storage.
-fn push_by(file_io: Arc<dyn FileIo>, request: Request) -> InProcess {
+fn push_by(file_io: Arc<dyn FileIo>, request: RequestKind) -> InProcess {
     let mut config = SenderConfig {
         direct: Direct::Off,
         ..SenderConfig::default()
@@ -136,8 +136,8 @@ fn push_by(file_io: Arc<dyn FileIo>, request: Request) -> InProcess {
         ..ReceiverConfig::default()
     };
     match request {
-        Request::Read => config.file_io = file_io,
-        Request::Write => receiver.file_io = file_io,
+        RequestKind::Read => config.file_io = file_io,
+        RequestKind::Write => receiver.file_io = file_io,
     }
     InProcess {
         config,
@@ -194,12 +194,12 @@ fn ends_in_a_write() {
         .parse()
         .unwrap();
     let at = FaultAt {
-        request: Request::Write,
+        request: RequestKind::Write,
         number,
-        fault: Fault::StopsTheProcess,
+        fault: InjectedFault::StopsTheProcess,
     };
     let file_io = Arc::new(Faulty::new([at]));
-    push_by(file_io, Request::Write).push(Path::new("source"), Path::new("target"));
+    push_by(file_io, RequestKind::Write).push(Path::new("source"), Path::new("target"));
 }
 
 /// A system call and the error that it returns.

@@ -16,10 +16,10 @@ use crate::file_io::{FileIo, Moved, Slices, Way};
 /// Plain system calls that fail by a script.
 ///
 /// ```
-/// use zmove_disk::{Fault, FaultAt, Faulty, Request};
-/// let no_space = FaultAt { request: Request::Write, number: 3, fault: Fault::Fails(28) };
+/// use zmove_disk::{FaultAt, Faulty, InjectedFault, RequestKind};
+/// let no_space = FaultAt { request: RequestKind::Write, number: 3, fault: InjectedFault::Fails(28) };
 /// let disk = Faulty::new([no_space]);
-/// assert_eq!(disk.requests(Request::Write), 0);
+/// assert_eq!(disk.requests(RequestKind::Write), 0);
 /// ```
 #[derive(Debug)]
 pub struct Faulty {
@@ -32,16 +32,16 @@ pub struct Faulty {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultAt {
     /// The kind of request that is counted.
-    pub request: Request,
+    pub request: RequestKind,
     /// The number of the request that meets the fault, from 0.
     pub number: u64,
     /// The fault.
-    pub fault: Fault,
+    pub fault: InjectedFault,
 }
 
 /// The kind of a request: one part of a read or of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum RequestKind {
     /// Bytes are read from a file.
     Read,
     /// Bytes are written to a file.
@@ -50,7 +50,7 @@ pub enum Request {
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// The request fails with this `errno` and does nothing.
     Fails(i32),
     /// The request moves half of what it should, at least a byte of it.
@@ -70,19 +70,19 @@ impl Faulty {
     }
 
     /// The number of requests that have come so far.
-    pub fn requests(&self, kind: Request) -> u64 {
+    pub fn requests(&self, kind: RequestKind) -> u64 {
         self.counter(kind).load(Ordering::Relaxed)
     }
 
-    fn counter(&self, kind: Request) -> &AtomicU64 {
+    fn counter(&self, kind: RequestKind) -> &AtomicU64 {
         match kind {
-            Request::Read => &self.reads,
-            Request::Write => &self.writes,
+            RequestKind::Read => &self.reads,
+            RequestKind::Write => &self.writes,
         }
     }
 
     /// The fault that the present request meets.
-    fn next(&self, kind: Request) -> Option<Fault> {
+    fn next(&self, kind: RequestKind) -> Option<InjectedFault> {
         let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
         let at = self
             .script
@@ -94,17 +94,19 @@ impl Faulty {
     /// Has `inner` serve a request, unless the script has a fault for it.
     fn serve(
         &self,
-        kind: Request,
+        kind: RequestKind,
         span: Span,
         buffer: Buffer,
         inner: impl FnOnce(Span, Buffer) -> Moved<usize>,
     ) -> Moved<usize> {
         match self.next(kind) {
             None => inner(span, buffer),
-            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
+            Some(InjectedFault::Fails(errno)) => {
+                (Err(Errno::from_raw_os_error(errno).into()), buffer)
+            }
             Some(fault) => {
                 let half = inner(span.part(0, (span.len() / 2).max(1)), buffer);
-                if fault == Fault::StopsTheProcess {
+                if fault == InjectedFault::StopsTheProcess {
                     std::process::abort();
                 }
                 half
@@ -122,12 +124,12 @@ impl FileIo for Faulty {
         seen: Slices<'_>,
     ) -> Moved<usize> {
         let read = |span, buffer| StorageEngine::Threads.read_some(way, span, buffer, seen);
-        self.serve(Request::Read, span, buffer, read)
+        self.serve(RequestKind::Read, span, buffer, read)
     }
 
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
         let write = |span, buffer| StorageEngine::Threads.write_some(way, span, buffer);
-        self.serve(Request::Write, span, buffer, write)
+        self.serve(RequestKind::Write, span, buffer, write)
     }
 }
 
@@ -142,7 +144,7 @@ mod tests {
 
     const CONTENTS: &[u8] = b"0123456789";
 
-    fn faulty(request: Request, number: u64, fault: Fault) -> Faulty {
+    fn faulty(request: RequestKind, number: u64, fault: InjectedFault) -> Faulty {
         Faulty::new([FaultAt {
             request,
             number,
@@ -171,17 +173,17 @@ mod tests {
     #[test]
     fn the_request_of_that_number_fails_and_no_other() {
         let (_home, file) = file();
-        let file_io = faulty(Request::Read, 1, Fault::Fails(5));
+        let file_io = faulty(RequestKind::Read, 1, InjectedFault::Fails(5));
         assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
         assert_eq!(read(&file_io, &file), Err(Some(5)));
         assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
-        assert_eq!(file_io.requests(Request::Read), 3);
+        assert_eq!(file_io.requests(RequestKind::Read), 3);
     }
 
     #[test]
     fn writes_are_counted_apart_and_one_that_fails_writes_nothing() {
         let (_home, file) = file();
-        let file_io = faulty(Request::Write, 0, Fault::Fails(28));
+        let file_io = faulty(RequestKind::Write, 0, InjectedFault::Fails(28));
         assert!(read(&file_io, &file).is_ok());
         let (outcome, buffer) = file_io.write(&file, 0, Buffer::copied(b"ab"));
         assert_eq!(outcome.unwrap_err().raw_os_error(), Some(28));
@@ -192,12 +194,12 @@ mod tests {
     #[test]
     fn what_was_short_is_gone_on_with() {
         let (_home, file) = file();
-        let file_io = faulty(Request::Read, 0, Fault::IsShort);
+        let file_io = faulty(RequestKind::Read, 0, InjectedFault::IsShort);
         assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
-        assert_eq!(file_io.requests(Request::Read), 2);
-        let file_io = faulty(Request::Write, 0, Fault::IsShort);
+        assert_eq!(file_io.requests(RequestKind::Read), 2);
+        let file_io = faulty(RequestKind::Write, 0, InjectedFault::IsShort);
         file_io.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
-        assert_eq!(file_io.requests(Request::Write), 2);
+        assert_eq!(file_io.requests(RequestKind::Write), 2);
         let mut there = [0; 10];
         file.file().read_exact_at(&mut there, 0).unwrap();
         assert_eq!(&there, b"012abc6789");

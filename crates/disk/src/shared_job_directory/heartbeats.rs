@@ -62,7 +62,7 @@ pub enum Sign {
 pub struct WatchedJob {
     job: SharedJobId,
     /// What each heartbeat said when it was looked at last, by a hash of its name.
-    seen: HashMap<u64, Seen>,
+    seen: HashMap<u64, SeenBeat>,
     hashes: RandomState,
     /// The first look and the last one.
     looks: Option<Looks>,
@@ -80,7 +80,7 @@ struct Looks {
 
 /// A heartbeat, as it was found.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct SeenBeat {
     beat: Beat,
     /// A look that did not find this beat yet; `None` if there was none.
     made_after: Option<Instant>,
@@ -240,7 +240,7 @@ impl WatchedJob {
             };
             is_alive |= before
                 .is_some_and(|before| before.beat != beat && before.proves(&beat, looks.first));
-            seen.insert(name, Seen { beat, made_after });
+            seen.insert(name, SeenBeat { beat, made_after });
         }
         self.seen = seen;
         if has_changed {
@@ -256,7 +256,7 @@ impl WatchedJob {
     }
 }
 
-impl Seen {
+impl SeenBeat {
     /// Whether the next beat after this one shows that the head was alive at `moment`, or later.
     fn proves(&self, next: &Beat, moment: Instant) -> bool {
         let made_after = self

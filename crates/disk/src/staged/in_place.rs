@@ -22,11 +22,11 @@ pub(super) struct InPlace {
     /// The final length of the file, in bytes.
     bytes: u64,
     /// `None` where times are a server's, which may set them later.
-    state: Option<Lock<State>>,
+    state: Option<Lock<WatchState>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct WatchState {
     /// The number of zmove's own writes that are under way.
     writing: usize,
     /// The state in which zmove's last write has left the file.
@@ -37,7 +37,7 @@ struct State {
 impl InPlace {
     /// Watches a file, whose final length is `bytes`, from now on.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
-        let state = State {
+        let state = WatchState {
             writing: 0,
             left: FileIdentity::of(file).ok(),
             disturbed: false,
@@ -100,12 +100,12 @@ impl InPlace {
         })
     }
 
-    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+    fn lock(&self) -> Option<MutexGuard<'_, WatchState>> {
         self.state.as_ref().map(Lock::lock)
     }
 }
 
-impl State {
+impl WatchState {
     fn look(&mut self, file: &File) {
         self.disturbed |= self.writing == 0 && FileIdentity::of(file).ok() != self.left;
     }

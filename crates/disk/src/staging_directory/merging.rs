@@ -41,7 +41,7 @@ pub(super) struct Merge<'a, 'b> {
     /// The directory in which the staging directory is.
     parent: Arc<OwnedFd>,
     /// The directories from the staging directory down to the one that is being emptied.
-    levels: Vec<Level>,
+    levels: Vec<MergeLevel>,
     /// The deepest of them.
     here: Both,
     /// The path of these below the staging directory.
@@ -55,7 +55,7 @@ struct Both {
 }
 
 /// A directory that is being merged with another.
-struct Level {
+struct MergeLevel {
     /// The name in the directory above.
     name: Name,
     from: FileNumber,
@@ -79,7 +79,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             from: Arc::clone(from),
             into: Arc::clone(into),
         };
-        let levels = vec![Level::of(name, &here)?];
+        let levels = vec![MergeLevel::of(name, &here)?];
         Ok(Self {
             lease,
             answers,
@@ -123,7 +123,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             from: Arc::new(open(&self.here.from)?),
             into: Arc::new(open(&self.here.into)?),
         };
-        self.levels.push(Level::of(name.clone(), &below)?);
+        self.levels.push(MergeLevel::of(name.clone(), &below)?);
         (self.path, self.here) = (path, below);
         Ok(())
     }
@@ -255,7 +255,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 }
 
-impl Level {
+impl MergeLevel {
     fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
         let (below, given_up) = (Vec::new(), HashSet::new());
         Ok(Self {

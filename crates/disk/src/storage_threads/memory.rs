@@ -21,7 +21,7 @@ pub struct StorageMemory(Option<PathBuf>);
 
 /// The memory of one file system.
 #[derive(Debug, Default)]
-pub struct FileSystemMemory(Option<(Remembered<Known>, String)>);
+pub struct FileSystemMemory(Option<(Remembered<UsefulThreads>, String)>);
 
 /// What threads do on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum StorageWork {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Known {
+struct UsefulThreads {
     threads: usize,
     /// The day when that was, from 1970 on.
     day: u64,
@@ -101,7 +101,7 @@ impl FileSystemMemory {
             return;
         };
         let is_late = found > cores();
-        let known = is_late.then(|| Known {
+        let known = is_late.then(|| UsefulThreads {
             threads: found,
             day: today(),
         });
@@ -142,7 +142,7 @@ fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
     Some(format!("{kind}:{source}").chars().map(no_blank).collect())
 }
 
-impl Rememberable for Known {
+impl Rememberable for UsefulThreads {
     fn is_possible(&self) -> bool {
         (1..=THREADS_MAX).contains(&self.threads)
     }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_line_without_a_sensible_number_and_day_is_refused() {
-        let memory = Remembered::<Known>::new(PathBuf::new(), HEADER, 1);
+        let memory = Remembered::<UsefulThreads>::new(PathBuf::new(), HEADER, 1);
         let parsed = |value| memory.parse(&format!("{HEADER}\nread:x {value}\n"));
         assert!(parsed(r#"{"threads":9,"day":1}"#).is_some());
         for value in [

@@ -87,7 +87,7 @@ fn who_waits_first_works_first() {
 #[test]
 fn nobody_passes_who_waits_although_there_is_room() {
     let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
-    let other = Waiting {
+    let other = WaitingThread {
         number: u64::MAX,
         task: Task::Look,
         thread: thread::current(),

@@ -27,9 +27,9 @@ pub(super) struct Width {
     cores: usize,
     most: usize,
     threads: usize,
-    attempt: Option<Attempt>,
+    attempt: Option<WidthAttempt>,
     /// The direction of the next attempt; more threads are not tried while these are awake.
-    next: Direction,
+    next: WidthStep,
     /// Whether every attempt so far has brought much more.
     is_starting: bool,
     /// Whether the threads are those of an earlier transfer, and nothing has been seen of the storage yet.
@@ -46,7 +46,7 @@ pub(super) struct Width {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Attempt {
+struct WidthAttempt {
     before: usize,
     /// The number of threads in fact: some may work whatever this controller returns.
     at_work: usize,
@@ -55,14 +55,14 @@ struct Attempt {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum WidthStep {
     More,
     Fewer,
 }
 
 /// The work of the threads in a stretch of time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sample {
+pub(super) struct WidthSample {
     pub(super) wall: Duration,
     /// Pieces of work done.
     pub(super) done: u64,
@@ -117,7 +117,7 @@ impl Width {
             most,
             threads: 1,
             attempt: None,
-            next: Direction::More,
+            next: WidthStep::More,
             is_starting: true,
             is_recalled: false,
             found: None,
@@ -153,7 +153,7 @@ impl Width {
     }
 
     /// Whether a sample is long enough to be used.
-    pub(super) fn is_ripe(&self, sample: &Sample) -> bool {
+    pub(super) fn is_ripe(&self, sample: &WidthSample) -> bool {
         let enough = sample.done >= self.pieces_each() * self.threads as u64;
         sample.wall >= SAMPLE_MAX || enough && sample.wall >= self.shortest()
     }
@@ -175,7 +175,7 @@ impl Width {
     }
 
     /// Takes the sample of the work since the last one.
-    pub(super) fn take(&mut self, sample: &Sample) {
+    pub(super) fn take(&mut self, sample: &WidthSample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work =
             sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -210,7 +210,7 @@ impl Width {
     }
 
     /// Whether an attempt has brought what it should.
-    fn judge(&mut self, attempt: Attempt, rate: f64, at_work: f64) -> bool {
+    fn judge(&mut self, attempt: WidthAttempt, rate: f64, at_work: f64) -> bool {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
         if at_work < USED_MIN * self.threads.min(attempt.at_work) as f64 {
@@ -225,9 +225,9 @@ impl Width {
         } else {
             self.threads = attempt.before;
             self.next = if grown {
-                Direction::Fewer
+                WidthStep::Fewer
             } else {
-                Direction::More
+                WidthStep::More
             };
             self.rest = self.rest_next;
             self.rest_next = (2 * self.rest_next).min(REST_MAX);
@@ -243,19 +243,19 @@ impl Width {
         )]
         let at_work = self.threads.max(at_work.round() as usize);
         let wanted = match self.next {
-            Direction::More if !self.is_late() => return,
-            Direction::More if asleep >= FAST_ASLEEP && self.threads == 1 => FIRST_STEP * at_work,
-            Direction::More if asleep >= FAST_ASLEEP => 4 * at_work,
-            Direction::More if asleep >= ASLEEP => 2 * at_work,
-            Direction::More => return,
-            Direction::Fewer => self.threads / 2,
+            WidthStep::More if !self.is_late() => return,
+            WidthStep::More if asleep >= FAST_ASLEEP && self.threads == 1 => FIRST_STEP * at_work,
+            WidthStep::More if asleep >= FAST_ASLEEP => 4 * at_work,
+            WidthStep::More if asleep >= ASLEEP => 2 * at_work,
+            WidthStep::More => return,
+            WidthStep::Fewer => self.threads / 2,
         };
         let wanted = wanted.clamp(1, self.most);
         if wanted == self.threads {
-            self.next = Direction::More;
+            self.next = WidthStep::More;
             return;
         }
-        self.attempt = Some(Attempt {
+        self.attempt = Some(WidthAttempt {
             before: self.threads,
             at_work,
             rate,
@@ -270,14 +270,14 @@ impl Width {
 
     /// The number of threads that keeps the cores busy, if each sleeps as those in the sample have: more would only
     /// wait for a core.
-    fn keep_cores_busy(&self, sample: &Sample) -> usize {
+    fn keep_cores_busy(&self, sample: &WidthSample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores
             .saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
     }
 }
 
-impl Sample {
+impl WidthSample {
     /// The share of the time for which threads slept.
     fn asleep(&self) -> f64 {
         1.0 - self.awake.as_secs_f64() / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
@@ -319,7 +319,7 @@ mod tests {
             reason = "a positive number of pieces"
         )]
         /// What threads do in a sample, with an error of one part in ten.
-        fn sample(&self, width: &Width, number: u32) -> Sample {
+        fn sample(&self, width: &Width, number: u32) -> WidthSample {
             // two are there in any case
             let threads = width.threads().max(2);
             let each = (self.awake + self.latency).as_secs_f64();
@@ -336,7 +336,7 @@ mod tests {
             let waiting = (elapsed - rate * wall * each).max(0.0)
                 * if by_cores < by_latency { 1.0 } else { 0.0 };
             let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);
-            Sample {
+            WidthSample {
                 wall: Duration::from_secs_f64(wall),
                 done: (rate * wall).ceil() as u64,
                 elapsed: Duration::from_secs_f64(elapsed),

@@ -205,7 +205,7 @@ const READ_MIN: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_disk::{Fault, FaultAt, Faulty, Request, StorageEngine, Tree};
+    use zmove_disk::{FaultAt, Faulty, InjectedFault, RequestKind, StorageEngine, Tree};
 
     fn measured(
         cell: Cell,
@@ -255,11 +255,11 @@ mod tests {
 
     #[test]
     fn storage_that_fails_ends_it_with_its_error_and_nothing_is_left() {
-        for request in [Request::Write, Request::Read] {
+        for request in [RequestKind::Write, RequestKind::Read] {
             let fault = FaultAt {
                 request,
                 number: 1,
-                fault: Fault::Fails(28),
+                fault: InjectedFault::Fails(28),
             };
             let file_io = Faulty::new([fault]);
             let cell = Cell {

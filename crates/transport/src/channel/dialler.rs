@@ -23,7 +23,9 @@ use crate::endpoint::unspecified;
 use crate::error::DialError;
 use crate::path::{PathProbe, Transport};
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
-use crate::tcp_tls::{BlackHole, Connected, Deadline, Dialler, Host, SILENCE_MAX, SocketConfig};
+use crate::tcp_tls::{
+    BlackHole, Deadline, Dialler, ResolvedHost, SILENCE_MAX, SocketConfig, TcpConnected,
+};
 use crate::trust::{HostPolicy, Identity};
 
 /// How to reach a host.
@@ -44,7 +46,7 @@ pub struct Reach {
 /// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
 #[derive(Clone, Debug)]
 pub struct ChannelDialler {
-    host: Host,
+    host: ResolvedHost,
     tcp: Option<Dialler>,
     quic: QuicDialler,
     quic_first: Option<Duration>,
@@ -66,7 +68,7 @@ impl ChannelDialler {
         policy: HostPolicy,
         reach: Reach,
     ) -> Result<Self, DialError> {
-        let host = Host::resolve(name, port).await?;
+        let host = ResolvedHost::resolve(name, port).await?;
         let quic = QuicDialler::new(
             identity,
             host.clone(),
@@ -231,7 +233,7 @@ impl ChannelDialler {
 
     async fn go_on_by_tcp(
         &self,
-        connected: Connected,
+        connected: TcpConnected,
         tcp: &Dialler,
         deadline: Deadline,
     ) -> Result<Channel, DialError> {

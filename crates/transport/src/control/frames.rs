@@ -38,7 +38,7 @@ impl Listening {
         let (pings, to_answer) = watch::channel(None);
         let (unread_in, unread) = oneshot::channel();
         tokio::spawn(exchange(sending, begun, to_answer, asked, unread_in));
-        let reading = Reading {
+        let reading = FrameReader {
             stream,
             wanted: wanted.clone(),
             pings,
@@ -112,7 +112,7 @@ pub(crate) async fn body(
     Ok(message)
 }
 
-struct Reading<R> {
+struct FrameReader<R> {
     stream: R,
     wanted: watch::Sender<usize>,
     pings: watch::Sender<Option<u64>>,
@@ -120,7 +120,7 @@ struct Reading<R> {
     answers: Answers,
 }
 
-impl<R: AsyncRead + Unpin> Reading<R> {
+impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads until the stream ends, breaks, or the messages are no longer wanted.
     async fn run(mut self, messages: &mpsc::Sender<Result<Vec<u8>, ControlError>>) {
         loop {

@@ -25,7 +25,7 @@ use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::tls::tcp_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
-use crate::tcp_tls::{Connection, Parts, UnsentLimit};
+use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
 pub struct ClearLane {
@@ -59,7 +59,7 @@ impl ClearLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
-        let Parts {
+        let ConnectionParts {
             socket,
             unsent_limit,
             session,

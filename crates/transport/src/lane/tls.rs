@@ -15,7 +15,7 @@ use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::record::{Opener, Sealer, traffic_keys};
-use crate::tcp_tls::{Connection, Parts, UnsentLimit};
+use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
 pub struct TlsLane {
@@ -34,7 +34,7 @@ impl TlsLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or is not between two records.
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
-        let Parts {
+        let ConnectionParts {
             socket,
             unsent_limit,
             session,

@@ -17,14 +17,16 @@ use tokio::time::{Instant, timeout_at};
 use zmove_types::Lock;
 use zmove_wire::ANY_PROTOCOL_NAME;
 
-use super::resume::{Allowance, Resumption, SavedWindow};
+use super::resume::{Resumption, SavedWindow, WindowAllowance};
 use super::settings::{self, QuicCongestion};
 use super::timer::FineRuntime;
-use super::tolerant::Account;
+use super::tolerant::PathAccount;
 use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
-use crate::tcp_tls::{Deadline, Host, OneAddress, greeting_fault, tls_fault, unless_other_version};
+use crate::tcp_tls::{
+    Deadline, OneAddress, ResolvedHost, greeting_fault, tls_fault, unless_other_version,
+};
 use crate::trust::{
     HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
     version_query_config,
@@ -37,13 +39,13 @@ pub(crate) struct QuicDialler {
     identity: Identity,
     policy: HostPolicy,
     congestion: QuicCongestion,
-    allowance: Option<Arc<Allowance>>,
-    threads: Arc<Threads>,
+    allowance: Option<Arc<WindowAllowance>>,
+    threads: Arc<QuicThreads>,
 }
 
 /// The threads of the connections that were dialled.
 #[derive(Debug)]
-struct Threads {
+struct QuicThreads {
     /// Turns true when all threads are to end.
     leave: watch::Sender<bool>,
     running: Lock<Vec<JoinHandle<()>>>,
@@ -52,12 +54,12 @@ struct Threads {
 impl QuicDialler {
     pub(crate) fn new(
         identity: &Identity,
-        host: Host,
+        host: ResolvedHost,
         policy: HostPolicy,
         congestion: QuicCongestion,
         saved: Option<SavedWindow>,
     ) -> Self {
-        let threads = Threads {
+        let threads = QuicThreads {
             leave: watch::Sender::new(false),
             running: Lock::default(),
         };
@@ -66,7 +68,7 @@ impl QuicDialler {
             identity: identity.clone(),
             policy,
             congestion,
-            allowance: saved.map(Allowance::new).map(Arc::new),
+            allowance: saved.map(WindowAllowance::new).map(Arc::new),
             threads: Arc::new(threads),
         }
     }
@@ -151,7 +153,7 @@ impl QuicDialler {
         mut made: oneshot::Sender<Result<QuicConnection, DialError>>,
         mut leave: watch::Receiver<bool>,
     ) {
-        let Connected {
+        let QuicConnected {
             endpoint,
             connection,
             account,
@@ -194,7 +196,7 @@ impl QuicDialler {
         &self,
         address: SocketAddr,
         deadline: Deadline,
-    ) -> Result<Connected, DialError> {
+    ) -> Result<QuicConnected, DialError> {
         let fault = HandshakeFault::default();
         let tls = client_config(
             provider(),
@@ -217,7 +219,7 @@ impl QuicDialler {
         fault: &HandshakeFault,
         address: SocketAddr,
         deadline: Deadline,
-    ) -> Result<Connected, DialError> {
+    ) -> Result<QuicConnected, DialError> {
         let crypto =
             QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -225,9 +227,9 @@ impl QuicDialler {
             .allowance
             .clone()
             .filter(|allowance| allowance.suits(address));
-        let account = Arc::new(Account {
+        let account = Arc::new(PathAccount {
             allowance,
-            ..Account::default()
+            ..PathAccount::default()
         });
         let datagram_bytes_max = settings::datagram_bytes_max(address);
         let transport =
@@ -242,7 +244,7 @@ impl QuicDialler {
             {
                 Err(self.greeting_fault(&connection, deadline).await)
             }
-            Ok(Ok(connection)) => Ok(Connected {
+            Ok(Ok(connection)) => Ok(QuicConnected {
                 endpoint,
                 connection,
                 account,
@@ -301,10 +303,10 @@ impl QuicDialler {
 }
 
 /// A connection with what keeps it.
-struct Connected {
+struct QuicConnected {
     endpoint: Endpoint,
     connection: quinn::Connection,
-    account: Arc<Account>,
+    account: Arc<PathAccount>,
 }
 
 /// The TLS alert that ended a connection, if one did.

@@ -25,7 +25,7 @@ use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindo
 use crate::path::PathProbe;
 
 use super::lane_bytes::Balance;
-use super::tolerant::Account;
+use super::tolerant::PathAccount;
 use super::{DROPPED, QuicConnection, lost, lost_if};
 
 /// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
@@ -208,7 +208,7 @@ impl QuicConnection {
 }
 
 /// What QUIC and the lane's bytes under way tell, in the terms of TCP.
-fn info(connection: &quinn::Connection, balance: &Balance, account: &Account) -> TcpInfo {
+fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount) -> TcpInfo {
     // a frame's bytes are settled together
     let acked = account.acked.load(Ordering::Relaxed).max(balance.settled);
     let stats = connection.stats();

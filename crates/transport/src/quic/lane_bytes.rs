@@ -17,12 +17,12 @@ use zmove_types::Lock;
 /// The bytes of one lane that are under way, and for how long there were any.
 #[derive(Debug, Default)]
 pub(super) struct LaneBytes {
-    state: Lock<State>,
+    state: Lock<LaneBytesState>,
     changed: Condvar,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct LaneBytesState {
     outstanding: u64,
     settled: u64,
     /// The time with bytes outstanding, without the time since `busy_since`.

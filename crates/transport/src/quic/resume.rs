@@ -22,7 +22,7 @@
 //! and all that has been acknowledged since. quinn paces every window over the round trip.
 //!
 //! **Invariant:** all connections of a run together jump by half of what was saved at most, and by nothing once one
-//! of them has met congestion ([`Allowance`]). Nothing here is a peer's word.
+//! of them has met congestion ([`WindowAllowance`]). Nothing here is a peer's word.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -83,14 +83,14 @@ pub struct Resumption {
 
 /// What the connections of a run may jump to, together.
 #[derive(Debug)]
-pub(super) struct Allowance {
+pub(super) struct WindowAllowance {
     saved: SavedWindow,
     left: AtomicU64,
     taken: AtomicU64,
     refuted: AtomicBool,
 }
 
-impl Allowance {
+impl WindowAllowance {
     pub(super) fn new(saved: SavedWindow) -> Self {
         Self {
             saved,
@@ -142,8 +142,8 @@ const LONGER_TIMES_MAX: u32 = 10;
 /// How one connection comes to its window.
 #[derive(Clone, Debug)]
 pub(super) struct Resume {
-    phase: Phase,
-    allowance: Option<Arc<Allowance>>,
+    phase: ResumePhase,
+    allowance: Option<Arc<WindowAllowance>>,
     /// Since the last acknowledgement the sum of it and of what was sent.
     in_flight: u64,
     /// When the first acknowledgement came, which is of the handshake.
@@ -155,7 +155,7 @@ pub(super) struct Resume {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ResumePhase {
     Reconnaissance {
         acked: u64,
         is_confirmed: bool,
@@ -188,7 +188,7 @@ pub(super) struct Start {
 
 /// The connection at the end of an acknowledgement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(super) struct AckMoment {
     pub(super) now: Instant,
     /// Of the usual control.
     pub(super) window: u64,
@@ -204,13 +204,14 @@ pub(super) struct Moment {
 }
 
 impl Resume {
-    pub(super) fn new(allowance: Option<Arc<Allowance>>) -> Self {
-        let phase = allowance
-            .as_ref()
-            .map_or(Phase::Normal, |_| Phase::Reconnaissance {
-                acked: 0,
-                is_confirmed: false,
-            });
+    pub(super) fn new(allowance: Option<Arc<WindowAllowance>>) -> Self {
+        let phase =
+            allowance
+                .as_ref()
+                .map_or(ResumePhase::Normal, |_| ResumePhase::Reconnaissance {
+                    acked: 0,
+                    is_confirmed: false,
+                });
         Self {
             phase,
             allowance,
@@ -224,15 +225,14 @@ impl Resume {
     /// The window, where it is not the usual control's.
     pub(super) const fn window(&self) -> Option<u64> {
         match self.phase {
-            Phase::Unvalidated { jump: window, .. } | Phase::Retreating { window, .. } => {
-                Some(window)
-            }
+            ResumePhase::Unvalidated { jump: window, .. }
+            | ResumePhase::Retreating { window, .. } => Some(window),
             _ => None,
         }
     }
 
     /// `moment` tells what is under way as [`in_flight`](Self::in_flight) does, without these bytes.
-    pub(super) fn sent(&mut self, bytes: u64, moment: &Moment) {
+    pub(super) fn sent(&mut self, bytes: u64, moment: &AckMoment) {
         self.in_flight += bytes;
         if self
             .answered
@@ -241,11 +241,11 @@ impl Resume {
             self.said += bytes;
         }
         match &mut self.phase {
-            Phase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
-            Phase::Reconnaissance {
+            ResumePhase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
+            ResumePhase::Reconnaissance {
                 is_confirmed: true, ..
             } if self.in_flight >= INITIAL_PACKETS * moment.datagram => {
-                self.jump(&Moment {
+                self.jump(&AckMoment {
                     in_flight: self.in_flight,
                     ..*moment
                 });
@@ -262,23 +262,23 @@ impl Resume {
     pub(super) fn acked(&mut self, sent: Instant, bytes: u64) {
         self.newest_acked = self.newest_acked.max(Some(sent));
         match &mut self.phase {
-            Phase::Reconnaissance { acked: sum, .. }
-            | Phase::Unvalidated { pipe: sum, .. }
-            | Phase::Validating { pipe: sum, .. }
-            | Phase::Retreating { pipe: sum, .. } => *sum += bytes,
-            Phase::Normal => {}
+            ResumePhase::Reconnaissance { acked: sum, .. }
+            | ResumePhase::Unvalidated { pipe: sum, .. }
+            | ResumePhase::Validating { pipe: sum, .. }
+            | ResumePhase::Retreating { pipe: sum, .. } => *sum += bytes,
+            ResumePhase::Normal => {}
         }
     }
 
     /// After [`acked`](Self::acked) for all that an acknowledgement has brought.
-    pub(super) fn turn(&mut self, moment: &Moment) -> Option<Start> {
+    pub(super) fn turn(&mut self, moment: &AckMoment) -> Option<Start> {
         self.in_flight = moment.in_flight;
         match self.phase {
-            Phase::Reconnaissance { acked, .. } => {
+            ResumePhase::Reconnaissance { acked, .. } => {
                 self.reconnoitre(acked, moment);
                 None
             }
-            Phase::Unvalidated {
+            ResumePhase::Unvalidated {
                 jump,
                 began,
                 last_sent,
@@ -293,22 +293,24 @@ impl Resume {
                 (over || all_sent || self.has_acked(began))
                     .then(|| self.validate(last_sent, pipe, moment))
             }
-            Phase::Validating { last_sent, .. } if self.has_acked(last_sent) => {
-                self.phase = Phase::Normal;
+            ResumePhase::Validating { last_sent, .. } if self.has_acked(last_sent) => {
+                self.phase = ResumePhase::Normal;
                 None
             }
-            Phase::Retreating {
+            ResumePhase::Retreating {
                 last_sent,
                 pipe,
                 window,
             } if self.has_acked(last_sent) => {
-                self.phase = Phase::Normal;
+                self.phase = ResumePhase::Normal;
                 Some(Start {
                     window,
                     threshold: Some((pipe / 2).max(window)),
                 })
             }
-            Phase::Validating { .. } | Phase::Retreating { .. } | Phase::Normal => None,
+            ResumePhase::Validating { .. }
+            | ResumePhase::Retreating { .. }
+            | ResumePhase::Normal => None,
         }
     }
 
@@ -316,26 +318,26 @@ impl Resume {
     /// here, and not by the usual control.
     pub(super) fn congested(&mut self, is_persistent: bool, datagram: u64) -> bool {
         match self.phase {
-            Phase::Unvalidated {
+            ResumePhase::Unvalidated {
                 last_sent, pipe, ..
             }
-            | Phase::Validating { last_sent, pipe } => {
+            | ResumePhase::Validating { last_sent, pipe } => {
                 self.retreat(last_sent, pipe, datagram);
             }
-            Phase::Reconnaissance { .. } => self.phase = Phase::Normal,
-            Phase::Retreating { .. } | Phase::Normal => {}
+            ResumePhase::Reconnaissance { .. } => self.phase = ResumePhase::Normal,
+            ResumePhase::Retreating { .. } | ResumePhase::Normal => {}
         }
         if is_persistent {
-            self.phase = Phase::Normal;
+            self.phase = ResumePhase::Normal;
         }
-        self.phase != Phase::Normal
+        self.phase != ResumePhase::Normal
     }
 
-    fn reconnoitre(&mut self, acked: u64, moment: &Moment) {
+    fn reconnoitre(&mut self, acked: u64, moment: &AckMoment) {
         let answered = *self.answered.get_or_insert(moment.now);
         let first_window = INITIAL_PACKETS * moment.datagram;
         let all_said = self.said < first_window + PROBE_BYTES_MAX && self.has_acked(answered);
-        self.phase = Phase::Reconnaissance {
+        self.phase = ResumePhase::Reconnaissance {
             acked,
             is_confirmed: acked >= first_window || all_said,
         };
@@ -345,12 +347,12 @@ impl Resume {
         }
     }
 
-    fn jump(&mut self, moment: &Moment) {
+    fn jump(&mut self, moment: &AckMoment) {
         let suits = self.confirms(moment.round_trip_min);
         let allowance = self.allowance.as_ref().filter(|_| suits);
         let jump = allowance.and_then(|allowance| allowance.take(moment.window));
         let began = moment.now;
-        self.phase = jump.map_or(Phase::Normal, |jump| Phase::Unvalidated {
+        self.phase = jump.map_or(ResumePhase::Normal, |jump| ResumePhase::Unvalidated {
             jump: jump.min(moment.window_max),
             began,
             last_sent: began,
@@ -358,13 +360,13 @@ impl Resume {
         });
     }
 
-    fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &Moment) -> Start {
+    fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &AckMoment) -> Start {
         let (initial, in_flight) = (moment.window_initial, moment.in_flight);
         let limited = in_flight < initial || in_flight <= pipe;
         self.phase = if limited {
-            Phase::Normal
+            ResumePhase::Normal
         } else {
-            Phase::Validating { last_sent, pipe }
+            ResumePhase::Validating { last_sent, pipe }
         };
         Start {
             window: if limited {
@@ -380,7 +382,7 @@ impl Resume {
         self.allowance
             .iter()
             .for_each(|allowance| allowance.refute());
-        self.phase = Phase::Retreating {
+        self.phase = ResumePhase::Retreating {
             last_sent,
             pipe,
             window: (pipe / 2).max(2 * datagram),
@@ -414,12 +416,12 @@ mod tests {
     const INITIAL: u64 = 128 << 10;
     const SAVED: u64 = 8 << 20;
 
-    fn allowance(connections: u16) -> Arc<Allowance> {
+    fn allowance(connections: u16) -> Arc<WindowAllowance> {
         let ends = PathEnds {
             here: [192, 0, 2, 1].into(),
             there: [192, 0, 2, 9].into(),
         };
-        Arc::new(Allowance::new(SavedWindow {
+        Arc::new(WindowAllowance::new(SavedWindow {
             bytes: SAVED,
             round_trip: TRIP,
             ends,
@@ -430,13 +432,13 @@ mod tests {
     /// A connection on a path of 90 ms that has more to send than it may.
     struct Path {
         resume: Resume,
-        allowance: Arc<Allowance>,
-        moment: Moment,
+        allowance: Arc<WindowAllowance>,
+        moment: AckMoment,
     }
 
     impl Path {
-        fn new(allowance: Arc<Allowance>) -> Self {
-            let moment = Moment {
+        fn new(allowance: Arc<WindowAllowance>) -> Self {
+            let moment = AckMoment {
                 now: Instant::now() + Duration::from_secs(60),
                 window: INITIAL,
                 window_max: 1 << 30,
@@ -509,7 +511,7 @@ mod tests {
         assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
         assert_eq!(
             (path.resume.phase, path.resume.window(), path.congested()),
-            (Phase::Normal, None, false)
+            (ResumePhase::Normal, None, false)
         );
     }
 
@@ -519,7 +521,7 @@ mod tests {
         path.acked(TRIP, 9 * DATAGRAM);
         assert_eq!(
             path.resume.phase,
-            Phase::Reconnaissance {
+            ResumePhase::Reconnaissance {
                 acked: 9 * DATAGRAM,
                 is_confirmed: false
             }
@@ -624,7 +626,7 @@ mod tests {
         path.acked(TRIP, 100 * DATAGRAM);
         assert_eq!(
             (path.resume.phase, path.is_refuted()),
-            (Phase::Normal, false)
+            (ResumePhase::Normal, false)
         );
     }
 
@@ -651,7 +653,7 @@ mod tests {
         second.acked(TRIP, 10 * DATAGRAM);
         assert_eq!(
             (second.resume.phase, second.resume.window()),
-            (Phase::Normal, None)
+            (ResumePhase::Normal, None)
         );
     }
 
@@ -662,7 +664,7 @@ mod tests {
         path.acked(TRIP, 10 * DATAGRAM);
         assert_eq!(
             (path.resume.phase, path.allowance.outcome().bytes),
-            (Phase::Normal, 0)
+            (ResumePhase::Normal, 0)
         );
     }
 
@@ -697,7 +699,7 @@ mod tests {
         let threshold = Some((INITIAL + 1_001 * DATAGRAM) / 2);
         assert_eq!(
             (start, path.resume.phase),
-            (Some(Start { window, threshold }), Phase::Normal)
+            (Some(Start { window, threshold }), ResumePhase::Normal)
         );
     }
 
@@ -706,7 +708,7 @@ mod tests {
         let mut path = Path::jumped();
         path.moment.round_trip_min = TRIP / 2;
         path.acked(TRIP, DATAGRAM);
-        assert!(path.is_refuted() && matches!(path.resume.phase, Phase::Retreating { .. }));
+        assert!(path.is_refuted() && matches!(path.resume.phase, ResumePhase::Retreating { .. }));
     }
 
     #[test]
@@ -724,7 +726,7 @@ mod tests {
                     threshold: None
                 })
             );
-            assert!(matches!(path.resume.phase, Phase::Validating { .. }));
+            assert!(matches!(path.resume.phase, ResumePhase::Validating { .. }));
         }
     }
 
@@ -742,7 +744,7 @@ mod tests {
                     window,
                     threshold: None
                 }),
-                Phase::Normal
+                ResumePhase::Normal
             )
         );
         assert!(!path.is_refuted());
@@ -752,11 +754,11 @@ mod tests {
     fn validated_is_what_has_arrived_to_the_last_packet() {
         let mut path = Path::validating();
         assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
-        assert!(matches!(path.resume.phase, Phase::Validating { .. }));
+        assert!(matches!(path.resume.phase, ResumePhase::Validating { .. }));
         assert_eq!(path.acked(Duration::ZERO, DATAGRAM), None);
         assert_eq!(
             (path.resume.phase, path.congested(), path.is_refuted()),
-            (Phase::Normal, false, false)
+            (ResumePhase::Normal, false, false)
         );
     }
 
@@ -781,7 +783,7 @@ mod tests {
             assert!(!path.resume.congested(true, DATAGRAM));
             assert_eq!(
                 (path.resume.phase, path.resume.window()),
-                (Phase::Normal, None)
+                (ResumePhase::Normal, None)
             );
         }
     }

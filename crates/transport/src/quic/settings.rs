@@ -18,7 +18,7 @@ use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig
 use quinn::{AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig};
 use quinn_proto::RandomConnectionIdGenerator;
 
-use super::tolerant::{Account, TolerantConfig};
+use super::tolerant::{PathAccount, TolerantConfig};
 use crate::endpoint::unspecified;
 use crate::lane::LaneWindow;
 use crate::trust::Identity;
@@ -93,7 +93,7 @@ impl QuicCongestion {
         (Self::NewReno, "reno"),
     ];
 
-    fn factory(self, account: Arc<Account>) -> Arc<dyn ControllerFactory + Send + Sync> {
+    fn factory(self, account: Arc<PathAccount>) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
             Self::Tolerant => Arc::new(TolerantConfig {
                 cubic: cubic(),
@@ -126,7 +126,7 @@ fn cubic() -> CubicConfig {
 pub(super) fn transport(
     congestion: QuicCongestion,
     datagram_bytes_max: u16,
-    account: Arc<Account>,
+    account: Arc<PathAccount>,
 ) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(ACK_PACKETS.into())

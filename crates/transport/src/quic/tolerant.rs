@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn_proto::RttEstimator;
 
-use super::resume::{Allowance, Moment, Resume, Start};
+use super::resume::{AckMoment, Resume, Start, WindowAllowance};
 
 /// Makes one for each connection.
 #[derive(Debug)]
@@ -28,14 +28,14 @@ pub(super) struct TolerantConfig {
     pub(super) cubic: CubicConfig,
     pub(super) first_flight_bytes: u64,
     /// What is known of the path, and what it brings now.
-    pub(super) account: Arc<Account>,
+    pub(super) account: Arc<PathAccount>,
 }
 
 /// What one connection knows of its path.
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(super) struct PathAccount {
     /// What was found of the path before.
-    pub(super) allowance: Option<Arc<Allowance>>,
+    pub(super) allowance: Option<Arc<WindowAllowance>>,
     /// The bytes of the packets that were acknowledged; other congestion controls do not count them.
     pub(super) acked: AtomicU64,
 }
@@ -50,14 +50,14 @@ struct Tolerant {
     datagram: u16,
     round_trip: Duration,
     round_trip_min: Duration,
-    round: Round,
-    last_round: Round,
+    round: LossRound,
+    last_round: LossRound,
     round_started: Instant,
 }
 
 /// The acknowledged and lost bytes of about a round trip.
 #[derive(Clone, Copy, Debug, Default)]
-struct Round {
+struct LossRound {
     bytes_acked: u64,
     bytes_lost: u64,
 }
@@ -71,8 +71,8 @@ impl Tolerant {
             datagram,
             round_trip: Duration::ZERO,
             round_trip_min: Duration::ZERO,
-            round: Round::default(),
-            last_round: Round::default(),
+            round: LossRound::default(),
+            last_round: LossRound::default(),
             round_started: now,
             config,
         }
@@ -99,8 +99,8 @@ impl Tolerant {
     }
 
     /// Now, for [`Resume`], with more to send.
-    fn moment(&self, now: Instant, in_flight: u64) -> Moment {
-        Moment {
+    fn moment(&self, now: Instant, in_flight: u64) -> AckMoment {
+        AckMoment {
             now,
             window: self.cubic.window(),
             window_max: self.window_max(),
@@ -204,7 +204,7 @@ impl Controller for Tolerant {
         app_limited: bool,
         _largest: Option<u64>,
     ) {
-        let moment = Moment {
+        let moment = AckMoment {
             more_waits: !app_limited,
             ..self.moment(now, in_flight)
         };
@@ -280,7 +280,7 @@ mod tests {
         let tolerant = Tolerant {
             round_trip,
             round_trip_min: LONG,
-            round: Round {
+            round: LossRound {
                 bytes_acked: acked,
                 bytes_lost: 0,
             },
@@ -396,7 +396,7 @@ mod tests {
             ends,
             connections: 1,
         };
-        let allowance = Some(Arc::new(Allowance::new(saved)));
+        let allowance = Some(Arc::new(WindowAllowance::new(saved)));
         let (mut tolerant, now) = controller(LONG, 1_000 * PACKET);
         tolerant.resume = Resume::new(allowance);
         tolerant.resume.acked(now, 10 * PACKET);

@@ -58,7 +58,7 @@ impl SegmentLimit {
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum PathVerdict {
     /// Full-size segments arrive in both directions.
     Passes,
     /// Only small segments arrive.
@@ -73,7 +73,7 @@ pub(crate) async fn judge(
     full: impl Future<Output = bool>,
     small: impl Future<Output = bool>,
     grace: Duration,
-) -> Verdict {
+) -> PathVerdict {
     let mut full = pin!(full);
     let first = async {
         tokio::select! {
@@ -88,9 +88,9 @@ pub(crate) async fn judge(
         Err(_neither) => Some(false),
     };
     match known {
-        Some(true) => Verdict::Passes,
-        Some(false) => Verdict::Unknown,
-        None => Verdict::BlackHole,
+        Some(true) => PathVerdict::Passes,
+        Some(false) => PathVerdict::Unknown,
+        None => PathVerdict::BlackHole,
     }
 }
 
@@ -101,16 +101,16 @@ pub(crate) fn grace(round_trip: Duration) -> Duration {
 
 /// Resolves once the path is a black hole. A check is made when the number of bytes that were `moved` stays the same
 /// for a while, and no more once a check has passed.
-pub(crate) async fn watch<Checking: Future<Output = Verdict>>(
+pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     moved: impl Fn() -> u64,
     check: impl Fn() -> Checking,
 ) {
     loop {
         stand_still(&moved).await;
         match check().await {
-            Verdict::BlackHole => return,
-            Verdict::Passes => pending().await,
-            Verdict::Unknown => sleep(CHECK_PAUSE).await,
+            PathVerdict::BlackHole => return,
+            PathVerdict::Passes => pending().await,
+            PathVerdict::Unknown => sleep(CHECK_PAUSE).await,
         }
     }
 }
@@ -160,17 +160,17 @@ mod tests {
         let grace = 3 * SECOND;
         let cases = [
             // A healthy path, however slow, and one that has lost a few segments of the full-size exchange.
-            (after(0, true), after(0, true), Verdict::Passes),
-            (after(9, true), after(9, true), Verdict::Passes),
-            (after(8, true), after(6, true), Verdict::Passes),
+            (after(0, true), after(0, true), PathVerdict::Passes),
+            (after(9, true), after(9, true), PathVerdict::Passes),
+            (after(8, true), after(6, true), PathVerdict::Passes),
             // The full-size exchange is not complete in time.
-            (after(60, true), after(1, true), Verdict::BlackHole),
-            (after(60, true), after(9, true), Verdict::BlackHole),
+            (after(60, true), after(1, true), PathVerdict::BlackHole),
+            (after(60, true), after(9, true), PathVerdict::BlackHole),
             // A host that is down or refuses connections.
-            (after(60, true), after(60, true), Verdict::Unknown),
-            (after(1, false), after(2, true), Verdict::Unknown),
-            (after(60, true), after(1, false), Verdict::Unknown),
-            (after(2, false), after(1, true), Verdict::Unknown),
+            (after(60, true), after(60, true), PathVerdict::Unknown),
+            (after(1, false), after(2, true), PathVerdict::Unknown),
+            (after(60, true), after(1, false), PathVerdict::Unknown),
+            (after(2, false), after(1, true), PathVerdict::Unknown),
         ];
         for (number, (full, small, verdict)) in cases.into_iter().enumerate() {
             assert_eq!(judge(full, small, grace).await, verdict, "case {number}");
@@ -181,7 +181,7 @@ mod tests {
     async fn the_path_is_checked_only_while_nothing_moves() {
         let began = Instant::now();
         let moved = || began.elapsed().as_secs().min(5);
-        watch(moved, || async { Verdict::BlackHole }).await;
+        watch(moved, || async { PathVerdict::BlackHole }).await;
         assert_eq!(began.elapsed(), (5 + STILL_LOOKS) * SECOND);
     }
 
@@ -191,9 +191,9 @@ mod tests {
         let check = || {
             checks.set(checks.get() + 1);
             std::future::ready(if checks.get() < 3 {
-                Verdict::Unknown
+                PathVerdict::Unknown
             } else {
-                Verdict::Passes
+                PathVerdict::Passes
             })
         };
         let watched = timeout(3600 * SECOND, watch(|| 0, check)).await;

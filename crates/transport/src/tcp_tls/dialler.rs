@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, GreetingError, PATH_CHECK_BYTES};
 
 use super::black_hole::{
-    self, BlackHole, HANDSHAKE_LONG, SAFE_SEGMENT_BYTES, SegmentLimit, Verdict,
+    self, BlackHole, HANDSHAKE_LONG, PathVerdict, SAFE_SEGMENT_BYTES, SegmentLimit,
 };
 use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
 
 pub(crate) mod race;
 
-pub(crate) use race::{Connected, OneAddress};
+pub(crate) use race::{OneAddress, TcpConnected};
 
 /// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -50,13 +50,13 @@ const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
 /// A host that has been looked up.
 #[derive(Clone, Debug)]
-pub(crate) struct Host {
+pub(crate) struct ResolvedHost {
     pub(crate) endpoint: Endpoint,
     /// The addresses; there is at least one.
     pub(crate) addresses: Arc<[SocketAddr]>,
 }
 
-impl Host {
+impl ResolvedHost {
     /// Looks a host up; `name` is a name or an address, IPv6 without brackets.
     ///
     /// # Errors
@@ -118,13 +118,18 @@ impl Dialler {
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
-        Self::to(identity, Host::resolve(host, port).await?, policy, socket)
+        Self::to(
+            identity,
+            ResolvedHost::resolve(host, port).await?,
+            policy,
+            socket,
+        )
     }
 
     /// Like [`new`](Self::new), to a host that has been looked up.
     pub(crate) fn to(
         identity: &Identity,
-        host: Host,
+        host: ResolvedHost,
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
@@ -168,7 +173,7 @@ impl Dialler {
     }
 
     /// Makes a TCP connection: the first half of a dial. Where nothing answers for [`SILENCE_MAX`], nothing will.
-    pub(crate) async fn reach(&self, deadline: Deadline) -> Result<Connected, DialError> {
+    pub(crate) async fn reach(&self, deadline: Deadline) -> Result<TcpConnected, DialError> {
         let deadline = deadline.or_after(SILENCE_MAX);
         let connected = timeout_at(deadline.due, self.connect()).await;
         connected.map_err(|_| self.address.timed_out(DialStage::Connecting, deadline))?
@@ -177,7 +182,7 @@ impl Dialler {
     /// Makes the handshake: the second half of a dial.
     pub(crate) async fn secure(
         &self,
-        connected: Connected,
+        connected: TcpConnected,
         deadline: Deadline,
     ) -> Result<Connection, DialError> {
         let handshake = timeout_at(deadline.due, self.handshake_by_any_size(connected)).await;
@@ -190,22 +195,25 @@ impl Dialler {
         .await
     }
 
-    async fn connect(&self) -> Result<Connected, DialError> {
+    async fn connect(&self) -> Result<TcpConnected, DialError> {
         let connected = self.connect_as(&self.socket).await?;
         self.round_trip.get_or_init(|| connected.rtt);
         Ok(connected)
     }
 
-    async fn connect_as(&self, socket: &SocketConfig) -> Result<Connected, DialError> {
+    async fn connect_as(&self, socket: &SocketConfig) -> Result<TcpConnected, DialError> {
         let start = |address| race::attempt(self.address.endpoint(), address, socket.clone());
         self.address.connect(start).await
     }
 
     /// Makes the handshake. If it hangs because full-size packets vanish, makes it again with small ones.
-    async fn handshake_by_any_size(&self, connected: Connected) -> Result<Connection, DialError> {
+    async fn handshake_by_any_size(
+        &self,
+        connected: TcpConnected,
+    ) -> Result<Connection, DialError> {
         let vanishing = async {
             sleep(HANDSHAKE_LONG).await;
-            if self.check_path().await != Verdict::BlackHole {
+            if self.check_path().await != PathVerdict::BlackHole {
                 pending::<()>().await;
             }
         };
@@ -231,16 +239,16 @@ impl Dialler {
     }
 
     /// Checks whether full-size packets vanish on the path. If they do, limits the segments of all later connections.
-    pub(crate) async fn check_path(&self) -> Verdict {
+    pub(crate) async fn check_path(&self) -> PathVerdict {
         let _one_at_a_time = self.checking.lock().await;
         let limit = &self.socket.segment_limit;
         if limit.get().is_some() {
-            return Verdict::BlackHole;
+            return PathVerdict::BlackHole;
         }
         let grace = black_hole::grace(self.round_trip().unwrap_or_default());
         let small = self.arrives(Some(SAFE_SEGMENT_BYTES));
         let verdict = black_hole::judge(self.arrives(None), small, grace).await;
-        if verdict == Verdict::BlackHole {
+        if verdict == PathVerdict::BlackHole {
             limit.set_safe();
             let host = self.address.endpoint();
             self.black_hole.get_or_init(|| BlackHole { host });
@@ -268,10 +276,10 @@ impl Dialler {
 
     async fn handshake(
         &self,
-        connected: Connected,
+        connected: TcpConnected,
         tls: &Arc<ClientConfig>,
     ) -> Result<Connection, DialError> {
-        let Connected {
+        let TcpConnected {
             socket,
             address,
             rtt,

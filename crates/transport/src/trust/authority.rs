@@ -25,7 +25,7 @@ use crate::error::{AuthorityError, KeyFileError};
 
 mod subject;
 
-pub(super) use subject::Named;
+pub(super) use subject::NamedCertificate;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";

@@ -381,7 +381,7 @@ impl KeyList {
 }
 
 /// A line of the file, with its grant if it is not empty or a comment.
-struct Line {
+struct ListLine {
     text: String,
     grant: Option<Grant>,
 }
@@ -389,7 +389,7 @@ struct Line {
 /// Changes the list, on disk at once, and keeps other writers out meanwhile.
 fn rewrite<T>(
     home: &Path,
-    change: impl FnOnce(&mut Vec<Line>) -> T,
+    change: impl FnOnce(&mut Vec<ListLine>) -> T,
 ) -> Result<T, AuthorizedKeysError> {
     let path = home.join(AUTHORIZED_KEYS_FILE);
     // The list itself is replaced, so a lock on it would not keep writers apart.
@@ -401,11 +401,11 @@ fn rewrite<T>(
     Ok(changed)
 }
 
-fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
+fn read_lines(path: &Path) -> Result<Vec<ListLine>, AuthorizedKeysError> {
     parse_lines(path, &file::read_trusted(path)?.unwrap_or_default())
 }
 
-fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysError> {
+fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<ListLine>, AuthorizedKeysError> {
     let mut lines = Vec::new();
     let mut holders = HashMap::new();
     for (number, bytes) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
@@ -426,19 +426,19 @@ fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysErr
     Ok(lines)
 }
 
-fn parse_line(bytes: &[u8]) -> Result<Line, GrantFault> {
+fn parse_line(bytes: &[u8]) -> Result<ListLine, GrantFault> {
     let text = std::str::from_utf8(bytes)
         .map_err(|_| GrantFault::NotText)?
         .to_owned();
     if text.trim().is_empty() || text.trim_start().starts_with('#') {
-        return Ok(Line { text, grant: None });
+        return Ok(ListLine { text, grant: None });
     }
     let grant = Some(line::parse(&text)?);
-    Ok(Line { text, grant })
+    Ok(ListLine { text, grant })
 }
 
-fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
-    let holds = |line: &Line| {
+fn merge(lines: &mut Vec<ListLine>, new: Grant) -> Grant {
+    let holds = |line: &ListLine| {
         line.grant
             .as_ref()
             .is_some_and(|grant| grant.holder == new.holder)
@@ -448,7 +448,7 @@ fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
         Some(old) => union(old, new),
         None => new,
     };
-    let line = Line {
+    let line = ListLine {
         text: line::render(&merged),
         grant: Some(merged.clone()),
     };
@@ -514,7 +514,7 @@ fn both<T: PartialEq>(mut roots: Vec<T>, more: Vec<T>) -> Vec<T> {
     roots
 }
 
-fn render(lines: &[Line]) -> Vec<u8> {
+fn render(lines: &[ListLine]) -> Vec<u8> {
     lines
         .iter()
         .flat_map(|line| [line.text.as_bytes(), b"\n"])

@@ -16,10 +16,10 @@ use crate::error::KeyFileError;
 
 /// The parsed contents of some files, as they were when they were last looked at.
 #[derive(Debug)]
-pub(super) struct FileCache<T, E>(Lock<Option<Seen<T, E>>>);
+pub(super) struct FileCache<T, E>(Lock<Option<CachedFiles<T, E>>>);
 
 #[derive(Debug)]
-struct Seen<T, E> {
+struct CachedFiles<T, E> {
     stamps: Vec<Stamp>,
     outcome: Result<Arc<T>, Arc<E>>,
 }
@@ -66,7 +66,7 @@ impl<T, E> FileCache<T, E> {
         let outcome = parse().map(Arc::new).map_err(Arc::new);
         let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error));
         let settled = stamps.filter(|stamps| lasts && stamps.iter().all(Stamp::is_settled));
-        *seen = settled.map(|stamps| Seen {
+        *seen = settled.map(|stamps| CachedFiles {
             stamps,
             outcome: outcome.clone(),
         });

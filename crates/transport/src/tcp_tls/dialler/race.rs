@@ -18,7 +18,7 @@ use tokio::{
 use zmove_sockopt::tcp_info;
 
 use super::super::SocketConfig;
-use super::{Deadline, Host};
+use super::{Deadline, ResolvedHost};
 use crate::endpoint::Endpoint;
 use crate::error::{DialError, DialStage};
 
@@ -30,7 +30,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// A TCP connection and its round trip.
-pub(crate) struct Connected {
+pub(crate) struct TcpConnected {
     pub(super) socket: TcpStream,
     pub(super) address: SocketAddr,
     pub(super) rtt: Duration,
@@ -39,12 +39,12 @@ pub(crate) struct Connected {
 /// The one address of a host that all connections of a dialler go to: the one that answered first.
 #[derive(Clone, Debug)]
 pub(crate) struct OneAddress {
-    pub(super) host: Host,
+    pub(super) host: ResolvedHost,
     chosen: Arc<OnceLock<SocketAddr>>,
 }
 
 impl OneAddress {
-    pub(crate) fn of(host: Host) -> Self {
+    pub(crate) fn of(host: ResolvedHost) -> Self {
         Self {
             host,
             chosen: Arc::default(),
@@ -104,7 +104,7 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
 
 /// The first success of one attempt for each address, with the address; otherwise the most informative failure.
 async fn first<T, F>(
-    host: &Host,
+    host: &ResolvedHost,
     start: impl Fn(SocketAddr) -> F,
 ) -> Result<(SocketAddr, T), DialError>
 where
@@ -167,7 +167,7 @@ pub(super) async fn attempt(
     host: Endpoint,
     address: SocketAddr,
     config: SocketConfig,
-) -> Result<Connected, DialError> {
+) -> Result<TcpConnected, DialError> {
     let socket = match config.open(address) {
         Ok(socket) => socket,
         Err(source) => return Err(DialError::Socket { host, source }),
@@ -177,7 +177,7 @@ pub(super) async fn attempt(
     match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(socket) => {
             let rtt = round_trip(&socket, started.elapsed());
-            Ok(Connected {
+            Ok(TcpConnected {
                 socket,
                 rtt,
                 address,
@@ -215,8 +215,8 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    async fn connect(addresses: &[SocketAddr]) -> Result<Connected, DialError> {
-        let host = Host {
+    async fn connect(addresses: &[SocketAddr]) -> Result<TcpConnected, DialError> {
+        let host = ResolvedHost {
             endpoint: Endpoint::new("a", 1),
             addresses: addresses.into(),
         };
@@ -238,7 +238,7 @@ mod tests {
         F: Future<Output = Result<SocketAddr, DialError>> + Send + 'static,
     {
         let addresses = addresses(&["1.1.1.1:1", "2.2.2.2:2"]);
-        let host = Host {
+        let host = ResolvedHost {
             endpoint: Endpoint::new("a", 1),
             addresses: addresses.clone().into(),
         };

@@ -7,9 +7,9 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
 /// A certificate, by whatever issuer, and the names it is for.
-pub(in crate::trust) struct Named<'a>(EndEntityCert<'a>);
+pub(in crate::trust) struct NamedCertificate<'a>(EndEntityCert<'a>);
 
-impl<'a> Named<'a> {
+impl<'a> NamedCertificate<'a> {
     /// Reads a certificate; `None` where it is malformed or longer than [`CERTIFICATE_BYTES_MAX`].
     pub(in crate::trust) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let fits = certificate.len() <= CERTIFICATE_BYTES_MAX;

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use super::{Denial, Grant, Holder, Subject};
 use crate::channel::Claim;
 use crate::error::AuthorityError;
-use crate::trust::authority::{CertificateFault, ClientAuthority, Named};
+use crate::trust::authority::{CertificateFault, ClientAuthority, NamedCertificate};
 use crate::trust::file_cache::FileCache;
 
 /// The lines with authorities, by the names that they are for.
@@ -21,13 +21,13 @@ use crate::trust::file_cache::FileCache;
 pub(super) struct Vouchers {
     authorities: Vec<Voucher>,
     /// The lines for a common name; each line is its number among the grants and that of its authority.
-    common_names: HashMap<String, Vec<Line>>,
+    common_names: HashMap<String, Vec<VouchedLine>>,
     /// The lines for the name of a host, in lower case.
-    hosts: HashMap<String, Vec<Line>>,
+    hosts: HashMap<String, Vec<VouchedLine>>,
     /// The lines for names of hosts by the part after the first dot, for certificates with a `*` before it.
-    domains: HashMap<String, Vec<Line>>,
+    domains: HashMap<String, Vec<VouchedLine>>,
     /// The lines for the address of a host.
-    addresses: Vec<Line>,
+    addresses: Vec<VouchedLine>,
 }
 
 /// An authority, read when it is needed first, and again when its files have changed.
@@ -39,7 +39,7 @@ struct Voucher {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Line {
+struct VouchedLine {
     grant: usize,
     authority: usize,
 }
@@ -72,7 +72,7 @@ impl Vouchers {
             });
             vouchers.add(
                 subject,
-                Line {
+                VouchedLine {
                     grant: number,
                     authority,
                 },
@@ -81,7 +81,7 @@ impl Vouchers {
         vouchers
     }
 
-    fn add(&mut self, subject: &Subject, line: Line) {
+    fn add(&mut self, subject: &Subject, line: VouchedLine) {
         match subject {
             Subject::CommonName(name) => self
                 .common_names
@@ -112,7 +112,7 @@ impl Vouchers {
         let Claim { key, chain, .. } = claim;
         let mut verdicts = HashMap::new();
         let mut denial = Denial::Unknown { key: *key };
-        for Line { grant, authority } in self.lines_for(grants, claim) {
+        for VouchedLine { grant, authority } in self.lines_for(grants, claim) {
             let grant = &grants[grant];
             let verdict = verdicts.entry(authority).or_insert_with(|| {
                 let authority = self.authorities[authority].read();
@@ -139,12 +139,12 @@ impl Vouchers {
     }
 
     /// The lines for a name in the first of these certificates, by whatever issuer, in the order of the list.
-    fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<Line> {
-        let Some(named) = claim.chain.first().and_then(Named::read) else {
+    fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<VouchedLine> {
+        let Some(named) = claim.chain.first().and_then(NamedCertificate::read) else {
             return Vec::new();
         };
         let common_name = named.common_name();
-        let mut lines: Vec<Line> = common_name
+        let mut lines: Vec<VouchedLine> = common_name
             .iter()
             .filter_map(|name| self.common_names.get(name))
             .flatten()
@@ -161,7 +161,7 @@ impl Vouchers {
         lines.extend(&self.addresses);
         lines.sort_unstable();
         lines.dedup();
-        let is_for = |line: &Line| match &grants[line.grant].holder {
+        let is_for = |line: &VouchedLine| match &grants[line.grant].holder {
             Holder::Certified {
                 subject: Subject::Host(name),
                 ..
