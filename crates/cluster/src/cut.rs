@@ -4,7 +4,7 @@
 
 use zmove_scan::{MarkedPath, Portion};
 use zmove_types::GroupSpan;
-use zmove_wire::{GroupRange, ListedName};
+use zmove_wire::GroupRange;
 
 use crate::work::{LargeFile, Marks, Place, Work};
 
@@ -27,7 +27,7 @@ pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
         rest.push((
             Work::Names {
                 directory,
-                names: names.iter().cloned().map(ListedName).collect(),
+                names: names.clone(),
             },
             vec![*mark],
         ));

@@ -12,9 +12,7 @@ use zmove_engine::{DialSettings, Remote, SenderConfig};
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
-use zmove_wire::{
-    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, TopName,
-};
+use zmove_wire::{JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape};
 
 use crate::error::{Stop, WorkError};
 use crate::work::Marks;
@@ -132,7 +130,7 @@ impl SharedJob {
         valid: Range<u64>,
     ) -> JobGrant {
         let tops = self.tops().unwrap_or_default();
-        let tops = tops.into_iter().map(TopName).collect();
+        let tops = tops.into_iter().collect();
         let of_node = Self {
             view: View::Follows,
             ..self.clone()

@@ -224,7 +224,6 @@ mod tests {
     use crate::lab::JOB;
     use crate::work::{Marks, Place, Work};
     use zmove_types::{Name, RelPath};
-    use zmove_wire::ListedName;
 
     fn walk(number: u32) -> WorkItem {
         let tree = Place {
@@ -239,7 +238,7 @@ mod tests {
             source: number,
             path: RelPath::root(),
         };
-        let names = vec![ListedName(Name::from_bytes(b"n").unwrap())];
+        let names = vec![Name::from_bytes(b"n").unwrap()];
         WorkItem::first(1, Marks::new(), Work::Names { directory, names })
     }
 

@@ -14,10 +14,10 @@
 //! **Invariant:** an item's id follows from what it says, so a queue passes over an item that it has had. Each *pass*
 //! over the sources has ids of its own. Who does an item again finds what is at the target, and does the rest.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use zmove_scan::{DirectoryMark, MarkedPath};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
-use zmove_wire::{GroupRange, ListedName, SentTimestamp, Time};
+use zmove_wire::GroupRange;
 
 /// A work item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,6 @@ pub struct WorkItem {
     pub pass: u32,
     /// What the announcer has seen of the directories that the work is about, in their order; of *begin*, of the
     /// sources. None of it is part of the id: a directory may change between two announcements.
-    #[serde(with = "marks")]
     pub marks: Marks,
     /// What is to be done.
     pub work: Work,
@@ -47,7 +46,7 @@ pub enum Work {
         /// The directory.
         directory: Place,
         /// The names of the entries.
-        names: Vec<ListedName>,
+        names: Vec<Name>,
     },
     /// To send groups of a large file.
     Range {
@@ -66,7 +65,6 @@ pub struct Place {
     /// The number of the source among those of the job.
     pub source: u32,
     /// The directory's path below it.
-    #[serde(with = "zmove_wire::bytes")]
     pub path: RelPath,
 }
 
@@ -76,12 +74,10 @@ pub struct LargeFile {
     /// The directory that it is in.
     pub directory: Place,
     /// The name there.
-    #[serde(with = "zmove_wire::bytes")]
     pub name: Name,
     /// The length.
     pub bytes: u64,
     /// The time.
-    #[serde(with = "SentTimestamp")]
     pub mtime: Timestamp,
 }
 
@@ -164,30 +160,6 @@ impl Work {
     }
 }
 
-mod marks {
-    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serializer, Time};
-
-    pub(super) fn serialize<S: Serializer>(
-        marks: &[Option<DirectoryMark>],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let mark = |mark: DirectoryMark| (mark.inode, Time(mark.ctime), mark.above_ctime.map(Time));
-        serializer.collect_seq(marks.iter().map(|seen| seen.map(mark)))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Marks, D::Error> {
-        let mark = |(inode, Time(ctime), above): (_, _, Option<Time>)| DirectoryMark {
-            inode,
-            ctime,
-            above_ctime: above.map(|Time(above)| above),
-        };
-        let marks: Vec<Option<_>> = Deserialize::deserialize(deserializer)?;
-        Ok(marks.into_iter().map(|seen| seen.map(mark)).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,7 +192,7 @@ mod tests {
             Work::Trees(vec![place(""), place("a")]),
             Work::Names {
                 directory: place("a"),
-                names: [name("x"), name("\u{e9}y")].map(ListedName).into(),
+                names: [name("x"), name("\u{e9}y")].into(),
             },
             Work::Range {
                 file: file.clone(),

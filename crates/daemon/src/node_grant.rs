@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_receiver::TopNames;
 use zmove_transport::{Claim, Fingerprint, job_grant_signer};
-use zmove_types::Beginning;
-use zmove_wire::{Open, Refusal, SignedJobGrant, TargetShape, TopName};
+use zmove_types::{Beginning, Name};
+use zmove_wire::{Open, Refusal, SignedJobGrant, TargetShape};
 
 use crate::refusals::{denied, granted_otherwise};
 
@@ -24,7 +24,7 @@ pub(crate) struct NodeGrant {
     /// The opening that was granted.
     open: Open,
     /// The names that may come to the top of the target; none: any.
-    tops: Vec<TopName>,
+    tops: Vec<Name>,
     /// When it ends, in seconds since 1970.
     not_after: u64,
 }
@@ -122,7 +122,7 @@ impl NodeGrant {
         if self.tops.is_empty() {
             return TopNames::default();
         }
-        let tops = self.tops.iter().map(|top| top.0.as_bytes().to_vec());
+        let tops = self.tops.iter().map(|top| top.as_bytes().to_vec());
         let tops: HashSet<_> = tops.collect();
         TopNames::only(move |top| tops.contains(top))
     }

@@ -83,7 +83,7 @@ mod tests {
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
-    use zmove_wire::{JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, TopName};
+    use zmove_wire::{JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape};
 
     const NODE: Fingerprint = Fingerprint([1; 32]);
     const RECEIVER: Fingerprint = Fingerprint([2; 32]);
@@ -360,7 +360,7 @@ mod tests {
             })
             .contains("other options")
         );
-        let tops = vec![TopName(Name::from_bytes(b"n").unwrap())];
+        let tops = vec![Name::from_bytes(b"n").unwrap()];
         let mut other = Open {
             run: [5; 16],
             shape: TargetShape::Directory { tops },
@@ -390,7 +390,7 @@ mod tests {
         let names = |tops: &[&str]| {
             let tops = tops
                 .iter()
-                .map(|top| TopName(Name::from_bytes(top.as_bytes()).unwrap()))
+                .map(|top| Name::from_bytes(top.as_bytes()).unwrap())
                 .collect();
             let open = Open {
                 shape: TargetShape::Directory { tops },

@@ -565,7 +565,7 @@ fn sender_config(
         owners: owners(&fetch.owners, &config.accounts),
         zeros: fetch.zeros,
         instead: Instead {
-            mtime: fetch.mtime.map(|time| time.0),
+            mtime: fetch.mtime,
             umask: fetch.umask.map(|umask| umask & 0o777),
         },
         sample_interval: sample,

@@ -19,7 +19,7 @@ use zmove_receiver::{Booking, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
-use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape, TopName};
+use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape};
 
 use crate::refusals::denied;
 
@@ -534,10 +534,7 @@ fn shape(found: &[Source]) -> TargetShape {
     {
         return TargetShape::Single { name: name.clone() };
     }
-    let tops: Option<Vec<_>> = found
-        .iter()
-        .map(|source| source.top.clone().map(TopName))
-        .collect();
+    let tops: Option<Vec<_>> = found.iter().map(|source| source.top.clone()).collect();
     TargetShape::Directory {
         tops: tops.unwrap_or_default(),
     }

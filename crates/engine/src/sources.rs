@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use zmove_scan::{PathKind, ScanRoot, Selection, means_contents};
 use zmove_sender::PushJob;
 use zmove_types::{Name, RelPath};
-use zmove_wire::{Durability, Open, TargetShape, TopName};
+use zmove_wire::{Durability, Open, TargetShape};
 
 use crate::error::SourcesError;
 use crate::location::{Location, Start};
@@ -142,7 +142,7 @@ impl Sources {
         let tops: Option<Vec<_>> = self
             .present
             .iter()
-            .map(|source| source.top.clone().map(TopName))
+            .map(|source| source.top.clone())
             .collect();
         let few = |tops: &Vec<_>| tops.len() <= zmove_wire::limits::TOPS_MAX;
         TargetShape::Directory {

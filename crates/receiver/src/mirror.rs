@@ -16,9 +16,7 @@ use rustix::io::Errno;
 use zmove_disk::{Task, Tree, is_hidden, remove_entries_within, stat_at};
 use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX};
-use zmove_wire::{
-    ExtraneousName, ExtraneousNames, Fault, FaultCode, ListedName, NameRange, Operation, Remove,
-};
+use zmove_wire::{ExtraneousName, ExtraneousNames, Fault, FaultCode, NameRange, Operation, Remove};
 
 pub(crate) use crate::mirror::spared::Spared;
 pub(crate) use crate::mirror::work_budget::WorkBudget;
@@ -38,11 +36,7 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
         let stays = transfer
             .spared
             .among(&transfer.target.tree, &group.directory, has_ended);
-        let names = group
-            .names
-            .iter()
-            .take_while(|_| !has_ended())
-            .map(|name| &name.0);
+        let names = group.names.iter().take_while(|_| !has_ended());
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
         let failed = |path: RelPath, error: io::Error| {
             let reserved = path
@@ -100,7 +94,7 @@ pub(crate) fn extraneous(
                 answer.rest = told.map(|name| (number, name));
                 return answer;
             }
-            name_bytes += name.0.as_bytes().len();
+            name_bytes += name.as_bytes().len();
             told = Some(name.clone());
             answer.names.push(ExtraneousName {
                 range: number,
@@ -126,7 +120,7 @@ struct AnswerRoom {
 /// The first names of a range that the source does not have, each with whether it is a directory.
 #[derive(Default)]
 struct ExtraNames {
-    names: BinaryHeap<(ListedName, bool)>,
+    names: BinaryHeap<(Name, bool)>,
     name_bytes: usize,
     /// Whether there are more names than these.
     more: bool,
@@ -143,13 +137,13 @@ impl ExtraNames {
     ) -> io::Result<()> {
         budget.grow(name_takes(&name))?;
         self.name_bytes += name.as_bytes().len();
-        self.names.push((ListedName(name), directory));
+        self.names.push((name, directory));
         while self.names.len() > room.names.max(1) || self.has_bytes_over(room.name_bytes) {
             let Some((last, _)) = self.names.pop() else {
                 break;
             };
-            budget.shrink(name_takes(&last.0));
-            self.name_bytes -= last.0.as_bytes().len();
+            budget.shrink(name_takes(&last));
+            self.name_bytes -= last.as_bytes().len();
             self.more = true;
         }
         Ok(())
@@ -160,7 +154,7 @@ impl ExtraNames {
         let last = self
             .names
             .peek()
-            .map_or(0, |(last, _)| last.0.as_bytes().len());
+            .map_or(0, |(last, _)| last.as_bytes().len());
         self.names.len() > 1 && self.name_bytes - last >= room
     }
 }
@@ -168,7 +162,7 @@ impl ExtraNames {
 /// The memory of a name in an answer and of its copy in [`ExtraNames`], with the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
     size_of::<ExtraneousName>()
-        + size_of::<(ListedName, bool)>()
+        + size_of::<(Name, bool)>()
         + ALLOCATION_BYTES
         + name.as_bytes().len()
 }
@@ -204,7 +198,7 @@ fn first_extra(
             .iter()
             .zip(&unlisted)
             .filter(|(_, unlisted)| **unlisted);
-        spared.look_for(&directory, names.map(|(name, _)| &name.0), budget)?;
+        spared.look_for(&directory, names.map(|(name, _)| name), budget)?;
     }
     drop(unlisted);
     budget.shrink(range.names.len());
@@ -246,7 +240,7 @@ fn list(
         let Ok(name) = Name::from_bytes(bytes) else {
             continue;
         };
-        if let Ok(kept) = range.names.binary_search_by(|kept| kept.0.cmp(&name)) {
+        if let Ok(kept) = range.names.binary_search_by(|kept| kept.cmp(&name)) {
             unlisted[kept] = false;
         }
         if is_hidden(bytes) || !range.is_extra(&name) || stays(&name) {
@@ -277,8 +271,8 @@ mod tests {
     use zmove_disk::{StorageThreads, number_at};
     use zmove_types::{FileNumber, RelPath};
 
-    fn name(text: &str) -> ListedName {
-        ListedName(Name::from_bytes(text.as_bytes()).unwrap())
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
     }
 
     fn names_of(names: &[&str], after: Option<&str>) -> [NameRange; 1] {
@@ -330,17 +324,13 @@ mod tests {
             &names_of(&[], None),
             &Spared::default(),
         );
-        let takes: usize = told
-            .names
-            .iter()
-            .map(|extra| name_takes(&extra.name.0))
-            .sum();
+        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!(held.amount(), takes);
         assert!(takes < 2 * EXTRANEOUS_NAME_BYTES_MAX);
         let (_, last) = told.rest.unwrap();
         let rest = extra(
             Some(&tree),
-            &names_of(&[], Some(&last.0.to_string())),
+            &names_of(&[], Some(&last.to_string())),
             &Spared::default(),
         );
         told.names.extend(rest.names);
@@ -378,7 +368,7 @@ mod tests {
                 },
             );
             let error = |error| Errno::from_io_error(&error);
-            let many: Vec<_> = std::iter::repeat_n(&names[0].0, 1000).collect();
+            let many: Vec<_> = std::iter::repeat_n(&names[0], 1000).collect();
             let found = Spared::default().look_for(&directory, many.into_iter(), &mut budget);
             (
                 looked.get(),
@@ -450,7 +440,7 @@ mod tests {
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
         let second = extra(
             Some(&tree),
-            &names_of(&[], Some(&last.0.to_string())),
+            &names_of(&[], Some(&last.to_string())),
             &Spared::default(),
         );
         assert_eq!((second.names.len(), second.rest), (9, None));
@@ -479,7 +469,7 @@ mod tests {
         assert_eq!(faults, []);
         names
             .into_iter()
-            .map(|extra| extra.name.0.to_string())
+            .map(|extra| extra.name.to_string())
             .collect()
     }
 
@@ -519,7 +509,7 @@ mod tests {
             let spared = Spared::by(look_caseless, &quota);
             let mut held = quota.book_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
-            let names = asked[0].names.iter().map(|name| &name.0);
+            let names = asked[0].names.iter();
             let looked = with_budget(&mut held, |budget| {
                 spared.look_for(&directory, names, budget)
             });
@@ -532,11 +522,7 @@ mod tests {
         let mut held = quota.book_nothing();
         let spared = Spared::by(look_caseless, &Quota::default());
         let told = extra_on(&mut held, Some(&tree), &asked, &spared);
-        let takes: usize = told
-            .names
-            .iter()
-            .map(|extra| name_takes(&extra.name.0))
-            .sum();
+        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
@@ -562,7 +548,7 @@ mod tests {
         );
         let stays = |path: &str, text: &str| {
             let path = RelPath::from_bytes(path.as_bytes()).unwrap();
-            spared.among(&tree, &path, || false)(&name(text).0)
+            spared.among(&tree, &path, || false)(&name(text))
         };
         assert!(stays("", "Foo") && stays("Foo", "f") && stays("Foo/d", "f"));
         assert!(!stays("", "Bar") && !stays("Bar", "f"));
@@ -583,7 +569,7 @@ mod tests {
         let stays = |most: usize| {
             let asked = std::cell::Cell::new(0);
             let has_ended = || asked.replace(asked.get() + 1) >= most;
-            let stays = spared.among(&tree, &deep, has_ended)(&name("f").0);
+            let stays = spared.among(&tree, &deep, has_ended)(&name("f"));
             (stays, asked.get())
         };
         assert_eq!(
@@ -609,9 +595,9 @@ mod tests {
             (answer.names, answer.faults),
             (vec![], vec![(0, FaultCode::Os(76))])
         );
-        assert!(spared.among(&tree, &RelPath::root(), || false)(
-            &name("Foo").0
-        ));
+        assert!(spared.among(&tree, &RelPath::root(), || false)(&name(
+            "Foo"
+        )));
     }
 
     #[test]

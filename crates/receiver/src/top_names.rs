@@ -243,7 +243,7 @@ impl TopNames {
                 check_reserved(group.directory.components())?;
                 self.check_in(
                     &group.directory,
-                    group.names.iter().map(|name| name.0.as_bytes()),
+                    group.names.iter().map(|name| name.as_bytes()),
                 )
             }),
             _ => Ok(()),
@@ -275,8 +275,8 @@ mod tests {
     use super::*;
     use zmove_types::{Metadata, Name, Root, Special};
     use zmove_wire::{
-        DirectoryGroup, FileEntry, FileGroups, LinkEntry, ListedName, NameRange, Remove,
-        RemoveGroup, Request, SourceEntry, SourceMetadata,
+        DirectoryGroup, FileEntry, FileGroups, LinkEntry, NameRange, Remove, RemoveGroup, Request,
+        SourceEntry, SourceMetadata,
     };
 
     fn path(text: &str) -> RelPath {
@@ -349,7 +349,7 @@ mod tests {
         };
         let groups = vec![RemoveGroup {
             directory: path(""),
-            names: vec![ListedName(name("asked"))],
+            names: vec![name("asked")],
         }];
         let messages = [
             list("asked"),
@@ -478,7 +478,7 @@ mod tests {
     fn remove(directory: &str, gone: &str) -> ToReceiver {
         let groups = vec![RemoveGroup {
             directory: path(directory),
-            names: vec![ListedName(name(gone))],
+            names: vec![name(gone)],
         }];
         ToReceiver::Remove(Remove { remove: 0, groups })
     }

@@ -190,7 +190,7 @@ impl Account {
 
     /// Notes what a receiver that has opened an inspection has reported, and how many sources do not exist.
     pub(crate) fn inspects(&self, opened: Opened, sources_missing: u64) {
-        self.files().single_name = opened.single_name.map(|name| name.0);
+        self.files().single_name = opened.single_name;
         self.totals.scan_errors.set(sources_missing);
         opened
             .free_bytes

@@ -36,14 +36,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use zmove_scan::{DirectoryNames, ScanConfig, ScanError, ScanRoot, SourceNames};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber, Name, RelPath};
 use zmove_wire::limits::{
     LISTED_NAME_BYTES_MAX, LISTED_NAMES_MAX, LISTINGS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
     REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    AfterErrors, EmptySources, ExtraneousNames, Fault, Intent, ListedName, NameRange, Operation,
-    Question, RemovalOrder, Remove, RemoveGroup, Request, ToReceiver,
+    AfterErrors, EmptySources, ExtraneousNames, Fault, Intent, NameRange, Operation, Question,
+    RemovalOrder, Remove, RemoveGroup, Request, ToReceiver,
 };
 
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
@@ -319,13 +319,13 @@ impl<'a> Round<'a> {
             self.whereabouts = whereabouts;
         }
         let mut after = None;
-        let mut rest = names.into_iter().map(ListedName).peekable();
+        let mut rest = names.into_iter().peekable();
         loop {
             let mut piece = Vec::new();
             let mut bytes = directory.as_bytes().len();
             while piece.len() < LISTED_NAMES_MAX && bytes < LISTED_NAME_BYTES_MAX {
                 let Some(name) = rest.next() else { break };
-                bytes += name.0.as_bytes().len();
+                bytes += name.as_bytes().len();
                 piece.push(name);
             }
             let open = rest.peek().is_none();
@@ -445,7 +445,7 @@ impl<'a> Round<'a> {
             // Names that were not asked about are ignored.
             let asked = ranges
                 .get(extra.range as usize)
-                .filter(|range| range.is_extra(&extra.name.0));
+                .filter(|range| range.is_extra(&extra.name));
             if let Some(range) = asked {
                 let form = if extra.directory {
                     EntryForm::Directory
@@ -515,7 +515,7 @@ impl<'a> Round<'a> {
                     load = MessageLoad::default();
                 }
                 load.names += 1;
-                load.name_bytes += name.0.as_bytes().len();
+                load.name_bytes += name.as_bytes().len();
                 match groups.last_mut() {
                     Some(group) if group.directory == directory => group.names.push(name),
                     _ => {
@@ -560,8 +560,8 @@ impl<'a> Round<'a> {
             directory, names, ..
         } in extraneous
         {
-            let change = |(name, form): (ListedName, EntryForm)| {
-                let path = directory.join(&name.0).ok()?;
+            let change = |(name, form): (Name, EntryForm)| {
+                let path = directory.join(&name).ok()?;
                 Some(Change {
                     kind: ChangeKind::Removed,
                     path,

@@ -257,7 +257,7 @@ impl Running<'_> {
         self.run.note_opened();
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
-        self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
+        self.pipeline.session.account.files().single_name = opened.single_name;
         if self.known_state.is_none() {
             self.tell_state(opened.state)?;
         }

@@ -5,10 +5,12 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::hex::Hex;
 
 /// The ordinary BLAKE3 hash of a file's contents, as `b3sum` prints it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Root(pub [u8; 32]);
 
 /// The BLAKE3 chaining value of one group of a file with more than one group.

@@ -6,6 +6,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use crate::bytes;
 use crate::rel_path::RelPath;
 
 /// The two roles; every error names the one it arose on.
@@ -100,18 +103,18 @@ pub enum Event {
 }
 
 /// The change that a push would make to one entry of the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// The kind of change.
-    pub kind: ChangeKind,
     /// The entry's path below the target.
     pub path: RelPath,
+    /// The kind of change.
+    pub kind: ChangeKind,
     /// The kind of entry that it is, or will be.
     pub form: EntryForm,
 }
 
 /// A kind of change to an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeKind {
     /// The entry is made.
     Added,
@@ -122,20 +125,20 @@ pub enum ChangeKind {
 }
 
 /// A kind of entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryForm {
     /// A file.
     File,
     /// A directory.
     Directory,
     /// A symbolic link, and the path it points to.
-    Symlink(Box<[u8]>),
+    Symlink(#[serde(with = "bytes")] Box<[u8]>),
     /// A further name of a file, and the path of the first one below the target.
     Link(RelPath),
 }
 
 /// The progress of a push's stages at one moment. Bytes are of payload and count from the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// The time since the start.
     pub elapsed: Duration,

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::hex::Hex;
 
 /// One job, named by 128 random bits so that lanes can find their control connection.
@@ -23,7 +25,7 @@ impl fmt::Debug for TransferId {
 }
 
 /// A job that several senders and receivers work at, named by 128 random bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SharedJobId(pub [u8; 16]);
 
 impl fmt::Display for SharedJobId {
@@ -33,12 +35,12 @@ impl fmt::Display for SharedJobId {
 }
 
 /// Whether a session may begin such a job at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beginning {
-    /// The session begins the job where that is not under way.
-    Allowed,
     /// The session is refused where the job is not under way.
     UnderWay,
+    /// The session begins the job where that is not under way.
+    Allowed,
 }
 
 /// A work item of such a job. Work that is handed out again has the same id, so that it counts once.

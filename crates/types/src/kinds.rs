@@ -2,9 +2,18 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// A set of kinds. **Invariant:** the bits travel, so that none ever gets another meaning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Kinds(u32);
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Kinds(#[serde(deserialize_with = "known_bits")] u32);
+
+/// Reads a set. Bits without a meaning here are dropped.
+fn known_bits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    Ok(u32::deserialize(deserializer)? & Kinds::ALL.0)
+}
 
 impl Kinds {
     /// None at all.
@@ -78,18 +87,6 @@ impl Kinds {
         (Self::DIRECTORY_TIMES, "directory times"),
         (Self::SECURITY, "security xattr"),
     ];
-
-    /// The set with these bits; bits without a meaning here are dropped.
-    #[must_use]
-    pub const fn from_bits(bits: u32) -> Self {
-        Self(bits & Self::ALL.0)
-    }
-
-    /// The bits.
-    #[must_use]
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
 
     /// These and others.
     #[must_use]
@@ -188,18 +185,6 @@ impl NeverCopied {
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
-
-    /// The bits, for a counter that threads share.
-    #[must_use]
-    pub const fn bits(self) -> u16 {
-        self.0
-    }
-
-    /// The set with these bits.
-    #[must_use]
-    pub const fn from_bits(bits: u16) -> Self {
-        Self(bits)
-    }
 }
 
 impl fmt::Display for NeverCopied {
@@ -229,9 +214,8 @@ mod tests {
 
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
-        let bits: Vec<_> = Kinds::ALL.each().map(Kinds::bits).collect();
+        let bits: Vec<_> = Kinds::ALL.each().map(|kind| kind.0).collect();
         assert_eq!(bits, (0..14).map(|bit| 1 << bit).collect::<Vec<_>>());
-        assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
         let names: HashSet<_> = Kinds::ALL.each().map(|kind| kind.to_string()).collect();
         assert_eq!(names.len(), 14, "{names:?}");
         assert!(names.iter().all(|name| !name.contains(',')), "{names:?}");

@@ -1,6 +1,6 @@
 //! The vocabulary of zmove as types: sizes, identifiers, relative paths, digests, events.
 //!
-//! Every other crate uses these; this one does no I/O, knows no runtime and depends on nothing.
+//! Every other crate uses these; this one does no I/O, knows no runtime and depends only on serde.
 //! **Invariant:** a value of one of these types is always valid; each is parsed once, at the border.
 //!
 //! ```
@@ -12,6 +12,7 @@
 
 mod brought;
 mod buffer;
+pub mod bytes;
 mod counters;
 mod data_ranges;
 mod digest;
@@ -21,6 +22,7 @@ mod hash_set;
 mod hex;
 mod ids;
 mod kinds;
+pub mod list;
 mod lock;
 mod metadata;
 mod rate_limit;

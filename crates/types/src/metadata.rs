@@ -3,60 +3,74 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::kinds::Kinds;
 use crate::rel_path::RelPath;
+use crate::{bytes, list};
 
 /// A moment to the nanosecond, before or after 1970, as `stat` gives it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Timestamp {
     /// Whole seconds since the epoch; negative before it.
     pub seconds: i64,
     /// Nanoseconds within the second, below 1,000,000,000.
+    #[serde(deserialize_with = "nanos")]
     pub nanos: u32,
 }
 
 /// What is kept of one entry.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Metadata {
     /// Permission bits with setuid, setgid and sticky (`& 0o7777`).
+    #[serde(deserialize_with = "mode")]
     pub mode: u32,
     /// When the contents last changed.
     pub mtime: Timestamp,
     /// The rest that is kept, if anything. Entries that have the same share it.
+    #[serde(serialize_with = "owned", deserialize_with = "shared")]
     pub extra: Option<Arc<Extra>>,
 }
 
 /// What is kept of an entry beside mode and time.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Extra {
     /// The user that the entry belongs to, where that is kept.
     pub owner: Option<Account>,
     /// The group that the entry belongs to, where that is kept.
     pub group: Option<Account>,
     /// Extended attributes, access control lists among them, in the ascending order of their names.
+    #[serde(deserialize_with = "xattrs")]
     pub xattrs: Vec<Xattr>,
     /// When the entry was last read, where that is kept.
     pub atime: Option<Timestamp>,
     /// The path below the target that leads to the same entry, where this is another name of a symbolic link or a
     /// special file.
+    #[serde(serialize_with = "path_or_root", deserialize_with = "not_root")]
     pub first_name: Option<RelPath>,
 }
 
 /// A user or a group.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Account {
     /// The number; [`NO_ID`](Self::NO_ID) where only the name counts.
     pub id: u32,
     /// The name, which counts where it is known; empty where it has none or numbers are to count.
+    #[serde(deserialize_with = "account_name")]
     pub name: Box<str>,
 }
 
 /// One extended attribute.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Xattr {
     /// The whole name, such as `user.comment`.
+    #[serde(with = "bytes")]
     pub name: Box<[u8]>,
     /// The value, byte for byte.
+    #[serde(with = "bytes")]
     pub value: Box<[u8]>,
 }
 
@@ -70,7 +84,7 @@ pub struct Ids {
 }
 
 /// An entry that holds nothing by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Special {
     /// A named pipe.
     Fifo,
@@ -188,6 +202,59 @@ impl Extra {
     }
 }
 
+/// Reads permission bits. Other bits are dropped.
+fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    Ok(u32::deserialize(deserializer)? & 0o7777)
+}
+
+fn nanos<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let nanos = u32::deserialize(deserializer)?;
+    if nanos < 1_000_000_000 {
+        Ok(nanos)
+    } else {
+        Err(D::Error::custom("nanoseconds"))
+    }
+}
+
+fn owned<S: Serializer>(extra: &Option<Arc<Extra>>, serializer: S) -> Result<S::Ok, S::Error> {
+    extra.as_deref().serialize(serializer)
+}
+
+fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<Extra>>, D::Error> {
+    let extra = Option::<Extra>::deserialize(deserializer)?;
+    Ok(extra.filter(|extra| !extra.is_empty()).map(Arc::new))
+}
+
+/// Writes the root in place of no path. So each [`Extra`] has a string, and a receiver books memory for it.
+fn path_or_root<S: Serializer>(path: &Option<RelPath>, serializer: S) -> Result<S::Ok, S::Error> {
+    let root = RelPath::root();
+    path.as_ref().unwrap_or(&root).serialize(serializer)
+}
+
+fn not_root<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<RelPath>, D::Error> {
+    let path = RelPath::deserialize(deserializer)?;
+    Ok((!path.is_root()).then_some(path))
+}
+
+fn account_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+    let name = <&str>::deserialize(deserializer)?;
+    if name.len() > Account::NAME_BYTES_MAX || name.contains('\0') {
+        return Err(D::Error::custom("the name of a user or group"));
+    }
+    Ok(name.into())
+}
+
+fn xattrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Xattr>, D::Error> {
+    let xattrs = list::at_most::<{ Xattr::COUNT_MAX }, Xattr, _>(deserializer)?;
+    let ascend = xattrs.is_sorted_by(|one, next| one.name < next.name);
+    let bytes: usize = xattrs.iter().map(Xattr::bytes).sum();
+    if ascend && bytes <= Xattr::ENTRY_BYTES_MAX && xattrs.iter().all(Xattr::is_valid) {
+        Ok(xattrs)
+    } else {
+        Err(D::Error::custom("extended attributes"))
+    }
+}
+
 impl Special {
     /// The kinds with which such a file is kept.
     #[must_use]
@@ -213,11 +280,20 @@ impl Xattr {
     pub const VALUE_BYTES_MAX: usize = 64 << 10;
     /// The most bytes of names and values that are carried of one entry.
     pub const ENTRY_BYTES_MAX: usize = 1 << 20;
+    /// The most attributes of one entry: Linux lists no more than 64 KiB of names.
+    pub const COUNT_MAX: usize = (64 << 10) / "user.x\0".len();
 
     /// The bytes of name and value together.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.name.len() + self.value.len()
+    }
+
+    fn is_valid(&self) -> bool {
+        self.name.len() <= Self::NAME_BYTES_MAX
+            && self.value.len() <= Self::VALUE_BYTES_MAX
+            && !self.name.contains(&0)
+            && Kinds::of_xattr(&self.name).is_some()
     }
 }
 

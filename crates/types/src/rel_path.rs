@@ -11,15 +11,20 @@ use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
+use crate::bytes;
 use crate::escaped::Escaped;
 
 /// One directory entry's name: 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name(Box<[u8]>);
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "&[u8]")]
+pub struct Name(#[serde(with = "bytes")] Box<[u8]>);
 
 /// A path below some directory; zero components mean that directory itself.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RelPath(Box<[u8]>);
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "&[u8]")]
+pub struct RelPath(#[serde(with = "bytes")] Box<[u8]>);
 
 /// The reason why some bytes are not a [`Name`] or [`RelPath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

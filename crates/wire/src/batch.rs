@@ -1,30 +1,31 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [extensions](crate::extensions), which carry the other properties of an entry.
-//! **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
-//! data, every path is a [`RelPath`], and counts are within the limits.
+//! A head has one form, like a [message](crate::message). **Invariant:** a decoded [`Batch`] is consistent: its files'
+//! lengths add up to the frame's data, every path is a [`RelPath`], and counts are within the limits.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp};
+use postcard::Deserializer;
+use serde::{Deserialize, Serialize};
+use zmove_types::{
+    DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp, bytes,
+};
 
 use crate::error::WireError;
-use crate::extensions::{Extensible, Extensions, KnownExtension};
-use crate::extra::{ATIME, ExtraReader, ExtraWriter, FIRST_NAME, OWNERSHIP, XATTRS};
-use crate::fields::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX, within};
-use crate::ranges::{decode_ranges, encode_ranges};
+use crate::message::{check_form, decode_message, encode_head};
+use crate::ranges;
 
 /// The decoded head of a batch frame.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
 }
 
 /// Entries of one directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirectoryGroup {
     /// The directory's path from the target root.
     pub directory: RelPath,
@@ -33,14 +34,14 @@ pub struct DirectoryGroup {
 }
 
 /// One entry of a batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BatchEntry {
     /// The group's directory itself: its metadata.
     Itself(Metadata),
     /// A directory, perhaps empty.
     Directory(Name, Metadata),
     /// A symbolic link and what it points to, byte for byte.
-    Symlink(Name, Metadata, Box<[u8]>),
+    Symlink(Name, Metadata, #[serde(with = "bytes")] Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
     /// A file whose contents are right already: only its metadata is set.
@@ -52,7 +53,7 @@ pub enum BatchEntry {
 }
 
 /// Another name of a file that is at the target under its first one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEntry {
     /// The name in the group's directory.
     pub name: Name,
@@ -65,7 +66,7 @@ pub struct LinkEntry {
 }
 
 /// A small file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// The file's name in the group's directory.
     pub name: Name,
@@ -77,11 +78,12 @@ pub struct FileEntry {
     pub root: Root,
     /// The ranges with data, if the file has holes that are to be kept. Only the data lies in the frame, range after
     /// range.
+    #[serde(with = "ranges")]
     pub data: Option<Arc<DataRanges>>,
 }
 
 /// A large file, as declared on each lane before its first chunk there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHead {
     /// The file's path below the target root.
     pub path: RelPath,
@@ -94,6 +96,7 @@ pub struct FileHead {
     /// The inode of the source file.
     pub inode: u64,
     /// The ranges with data, if the file has holes that are to be kept.
+    #[serde(with = "ranges")]
     pub data: Option<Arc<DataRanges>>,
 }
 
@@ -101,54 +104,34 @@ impl Batch {
     /// The head's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 * self.entry_count() + 64);
-        out.extend(count(self.groups.len()).to_le_bytes());
-        for group in &self.groups {
-            put_path(&mut out, &group.directory);
-            out.extend(count(group.entries.len()).to_le_bytes());
-            group
-                .entries
-                .iter()
-                .for_each(|entry| entry.encode(&mut out));
-        }
-        let mut extras = ExtraWriter::default();
-        for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
-            let extensions = extras.next(entry.metadata().extra.as_deref());
-            let extensions = with_data(
-                extensions,
-                entry.file().and_then(|file| file.data.as_deref()),
-            );
-            if !extensions.is_empty() {
-                out.extend(number.to_le_bytes());
-                extensions.put(&mut out);
-            }
-        }
-        out
+        encode_head(self, 64 * self.entry_count() + 64)
     }
 
     /// Reads a head whose frame carries `data_bytes` of data.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, its files together
-    /// are longer than one may be, or their data do not add up to `data_bytes`.
+    /// [`WireError`] when it is malformed, over a limit, its files together are longer than one may be, or their data
+    /// do not add up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
-        let mut reader = Reader::new(bytes);
-        let group_count = reader.bounded_u32("batch groups", BATCH_ENTRIES_MAX)?;
+        let mut decoder = Deserializer::from_bytes(bytes);
+        let group_count = usize::deserialize(&mut decoder)?;
+        within("batch groups", group_count, BATCH_ENTRIES_MAX)?;
         let mut entries_left = BATCH_ENTRIES_MAX;
         let mut groups = Vec::with_capacity(group_count);
         for _ in 0..group_count {
-            let directory = reader.path()?;
-            let entry_count = reader.bounded_u32("batch entries", entries_left)?;
+            let directory = RelPath::deserialize(&mut decoder)?;
+            let entry_count = usize::deserialize(&mut decoder)?;
+            within("batch entries", entry_count, entries_left)?;
             entries_left -= entry_count;
             let entries = (0..entry_count)
-                .map(|_| BatchEntry::decode(&mut reader))
+                .map(|_| BatchEntry::deserialize(&mut decoder))
                 .collect::<Result<_, _>>()?;
             groups.push(DirectoryGroup { directory, entries });
         }
         let mut batch = Self { groups };
-        batch.take_extensions(&mut reader)?;
-        reader.finish()?;
-        batch.check_sums(data_bytes)?;
+        check_form(&batch, bytes)?;
+        batch.check(data_bytes)?;
+        batch.share_extras();
         Ok(batch)
     }
 
@@ -158,30 +141,26 @@ impl Batch {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// Takes what stands behind the entries: for some of them, in their order, the entry's number and its block.
-    fn take_extensions(&mut self, reader: &mut Reader<'_>) -> Result<(), WireError> {
-        let mut extras = ExtraReader::default();
-        let mut entries =
-            (0_u32..).zip(self.groups.iter_mut().flat_map(|group| &mut group.entries));
-        while !reader.is_empty() {
-            let number = reader.u32()?;
-            let (_, entry) =
-                entries
-                    .find(|(other, _)| *other == number)
-                    .ok_or(WireError::OutOfOrder {
-                        what: "an entry's extensions",
-                    })?;
-            let extensions = Extensions::take::<BatchEntry>(reader)?;
-            entry.metadata_mut().extra = extras.next(&extensions)?;
-            entry.take_data(&extensions)?;
+    /// Lets entries that have the same metadata beside mode and time as the entry before share it.
+    fn share_extras(&mut self) {
+        let mut last = None;
+        for entry in self.groups.iter_mut().flat_map(|group| &mut group.entries) {
+            let extra = &mut entry.metadata_mut().extra;
+            if *extra != last {
+                last.clone_from(extra);
+            } else if extra.is_some() {
+                extra.clone_from(&last);
+            }
         }
-        Ok(())
     }
 
-    /// Checks that the data are those of the frame, and that the files with their holes are no longer than a frame
+    /// Checks the entries, that the data are those of the frame, and that the files with their holes are no longer than a frame
     /// without holes could carry: the zeros of holes are hashed, though they do not travel.
-    fn check_sums(&self, data_bytes: u32) -> Result<(), WireError> {
+    fn check(&self, data_bytes: u32) -> Result<(), WireError> {
         let entries = self.groups.iter().flat_map(|group| &group.entries);
+        if !entries.clone().all(BatchEntry::is_valid) {
+            return Err(WireError::Message);
+        }
         let files = entries.filter_map(BatchEntry::file);
         let whole = files.clone().map(|file| u64::from(file.bytes)).sum();
         within("sum of file lengths", whole, FRAME_DATA_BYTES_MAX as u64)?;
@@ -283,147 +262,14 @@ impl BatchEntry {
         }
     }
 
-    fn take_data(&mut self, extensions: &Extensions) -> Result<(), WireError> {
-        match (self, extensions.get(&DATA)) {
-            (_, None) => {}
-            (Self::File(file), Some(ranges)) => {
-                file.data = Some(Arc::new(decode_ranges(ranges, u64::from(file.bytes))?));
-            }
-            (_, Some(_)) => {
-                return Err(WireError::OutOfOrder {
-                    what: "data of an entry that is no file",
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn encode(&self, out: &mut Vec<u8>) {
+    fn is_valid(&self) -> bool {
         match self {
-            Self::Itself(metadata) => {
-                out.push(1);
-                put_metadata(out, metadata);
-            }
-            Self::Directory(name, metadata) => Self::encode_named(out, 2, name, metadata),
-            Self::Symlink(name, metadata, target) => {
-                Self::encode_named(out, 3, name, metadata);
-                let len =
-                    u16::try_from(target.len()).expect("symlink targets are at most 4096 bytes");
-                out.extend(len.to_le_bytes());
-                out.extend_from_slice(target);
-            }
-            Self::File(file) => {
-                Self::encode_named(out, 4, &file.name, &file.metadata);
-                out.extend(file.bytes.to_le_bytes());
-                out.extend_from_slice(&file.root.0);
-            }
-            Self::Retouch(name, metadata) => Self::encode_named(out, 5, name, metadata),
-            Self::Special(name, metadata, special) => {
-                Self::encode_named(out, 6, name, metadata);
-                let (tag, device) = special_parts(*special);
-                out.push(tag);
-                out.extend(device.to_le_bytes());
-            }
-            Self::Link(LinkEntry {
-                name,
-                metadata,
-                bytes,
-                first,
-            }) => {
-                Self::encode_named(out, 7, name, metadata);
-                out.extend(bytes.to_le_bytes());
-                put_path(out, first);
-            }
+            Self::Symlink(_, _, target) => (1..=SYMLINK_BYTES_MAX).contains(&target.len()),
+            Self::Link(link) => !link.first.is_root(),
+            Self::File(file) => ranges::are_of_file(file.data.as_ref(), file.bytes.into()),
+            _ => true,
         }
     }
-
-    fn encode_named(out: &mut Vec<u8>, tag: u8, name: &Name, metadata: &Metadata) {
-        out.push(tag);
-        put_name(out, name);
-        put_metadata(out, metadata);
-    }
-
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, WireError> {
-        let tag = reader.u8()?;
-        if tag == 1 {
-            return reader.metadata().map(Self::Itself);
-        }
-        let (name, metadata) = (reader.name()?, reader.metadata()?);
-        match tag {
-            2 => Ok(Self::Directory(name, metadata)),
-            3 => Ok(Self::Symlink(name, metadata, symlink_target(reader)?)),
-            4 => {
-                let bytes = reader.bounded_u32("file length", FRAME_DATA_BYTES_MAX)?;
-                let bytes = u32::try_from(bytes).expect("bounded by 4 MiB");
-                Ok(Self::File(FileEntry {
-                    name,
-                    metadata,
-                    bytes,
-                    root: Root(reader.array()?),
-                    data: None,
-                }))
-            }
-            5 => Ok(Self::Retouch(name, metadata)),
-            6 => {
-                let (tag, device) = (reader.u8()?, reader.u64()?);
-                Ok(Self::Special(name, metadata, special_of(tag, device)?))
-            }
-            7 => {
-                let (bytes, first) = (reader.u64()?, reader.path()?);
-                if first.is_root() {
-                    return Err(WireError::OutOfOrder {
-                        what: "the target directory as a file",
-                    });
-                }
-                Ok(Self::Link(LinkEntry {
-                    name,
-                    metadata,
-                    bytes,
-                    first,
-                }))
-            }
-            _ => Err(WireError::UnknownTag {
-                what: "batch entry",
-                tag,
-            }),
-        }
-    }
-}
-
-/// The tag of a special entry, and the number of its device.
-fn special_parts(special: Special) -> (u8, u64) {
-    match special {
-        Special::Fifo => (1, 0),
-        Special::Socket => (2, 0),
-        Special::Character(device) => (3, device),
-        Special::Block(device) => (4, device),
-    }
-}
-
-fn special_of(tag: u8, device: u64) -> Result<Special, WireError> {
-    match (tag, device) {
-        (1, 0) => Ok(Special::Fifo),
-        (2, 0) => Ok(Special::Socket),
-        (3, device) => Ok(Special::Character(device)),
-        (4, device) => Ok(Special::Block(device)),
-        _ => Err(WireError::UnknownTag {
-            what: "special entry",
-            tag,
-        }),
-    }
-}
-
-fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
-    let len = usize::from(reader.u16()?);
-    if len == 0 || len > SYMLINK_BYTES_MAX {
-        let limit = SYMLINK_BYTES_MAX as u64;
-        return Err(WireError::OverLimit {
-            what: "symlink target",
-            value: len as u64,
-            limit,
-        });
-    }
-    Ok(reader.bytes(len)?.into())
 }
 
 impl FileEntry {
@@ -457,81 +303,37 @@ impl FileHead {
     /// The head's bytes; see [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(56 + self.path.as_bytes().len());
-        put_path(&mut out, &self.path);
-        put_metadata(&mut out, &self.metadata);
-        out.extend(self.bytes.to_le_bytes());
-        put_timestamp(&mut out, self.ctime);
-        out.extend(self.inode.to_le_bytes());
-        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref());
-        let extensions = with_data(extensions, self.data.as_deref());
-        if !extensions.is_empty() {
-            extensions.put(&mut out);
-        }
-        out
+        encode_head(self, 64 + self.path.as_bytes().len())
     }
 
     /// Reads a head.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, or has a critical extension that is not known.
+    /// [`WireError`] when it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let mut reader = Reader::new(bytes);
-        let (path, mut metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
-        let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
-        let mut data = None;
-        if !reader.is_empty() {
-            let extensions = Extensions::take::<Self>(&mut reader)?;
-            metadata.extra = ExtraReader::default().next(&extensions)?;
-            let ranges = extensions
-                .get(&DATA)
-                .map(|ranges| decode_ranges(ranges, bytes));
-            data = ranges.transpose()?.map(Arc::new);
+        let head: Self = decode_message(bytes)?;
+        let is_valid = ranges::are_of_file(head.data.as_ref(), head.bytes);
+        if is_valid && head.metadata.first_name().is_none() {
+            Ok(head)
+        } else {
+            Err(WireError::Message)
         }
-        reader.finish()?;
-        Ok(Self {
-            path,
-            metadata,
-            bytes,
-            ctime,
-            inode,
-            data,
-        })
     }
-}
-
-/// The [ranges](crate::ranges) of data of a file with holes. Critical, since frames carry the data alone.
-const DATA: KnownExtension = KnownExtension::critical(5);
-
-impl Extensible for BatchEntry {
-    const NAME: &'static str = "a batch's entry";
-    const KNOWN: &'static [KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
-}
-
-impl Extensible for FileHead {
-    const NAME: &'static str = "a large file";
-    const KNOWN: &'static [KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, DATA];
-}
-
-fn with_data(extensions: Extensions, data: Option<&DataRanges>) -> Extensions {
-    let Some(data) = data else { return extensions };
-    extensions.with(&DATA, encode_ranges(data))
-}
-
-fn count(len: usize) -> u32 {
-    u32::try_from(len).expect("batches hold at most 2048 entries")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extra::tests::{any_extra, xattr};
-    use crate::limits::FRAME_HEAD_BYTES_MAX;
+    use crate::limits::{BATCH_HEAD_BYTES_TARGET, FRAME_HEAD_BYTES_MAX};
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
     use zmove_types::{Account, Extra, Xattr};
 
     fn name(bytes: &[u8]) -> Name {
         Name::from_bytes(bytes).unwrap()
+    }
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
     }
 
     fn metadata() -> Metadata {
@@ -544,30 +346,56 @@ mod tests {
         )
     }
 
-    #[test]
-    fn batch_bytes_are_pinned() {
-        let file = FileEntry {
+    /// The bytes of [`metadata`], without its last, which says whether there is more.
+    const METADATA: [u8; 4] = [0xA4, 3, 3, 5];
+
+    fn with(extra: Extra) -> Metadata {
+        Metadata {
+            extra: Some(Arc::new(extra)),
+            ..metadata()
+        }
+    }
+
+    fn xattr(name: &str, value: &[u8]) -> Xattr {
+        Xattr {
+            name: name.as_bytes().into(),
+            value: value.into(),
+        }
+    }
+
+    fn file(bytes: u32, data: Option<DataRanges>) -> BatchEntry {
+        BatchEntry::File(FileEntry {
             name: name(b"a"),
             metadata: metadata(),
-            bytes: 3,
+            bytes,
             root: Root([7; 32]),
-            data: None,
-        };
-        let group = DirectoryGroup {
-            directory: RelPath::from_bytes(b"d").unwrap(),
-            entries: vec![
-                BatchEntry::File(file),
-                BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into()),
-            ],
-        };
-        let batch = Batch {
-            groups: vec![group],
-        };
-        let meta = [&[0xA4, 1, 0, 0][..], &(-2_i64).to_le_bytes(), &[5, 0, 0, 0]].concat();
+            data: data.map(Arc::new),
+        })
+    }
+
+    fn batch(directory: &str, entries: Vec<BatchEntry>) -> Batch {
+        let directory = path(directory);
+        Batch {
+            groups: vec![DirectoryGroup { directory, entries }],
+        }
+    }
+
+    /// The bytes of an entry, which survives its way.
+    fn sent(entry: BatchEntry) -> Vec<u8> {
+        let batch = batch("", vec![entry]);
+        let bytes = batch.encode();
+        assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
+        bytes[3..].to_vec()
+    }
+
+    #[test]
+    fn batch_bytes_are_pinned() {
+        let link = BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into());
+        let batch = batch("d", vec![file(3, None), link]);
         let expected = [
-            &[1, 0, 0, 0, 1, 0, b'd', 2, 0, 0, 0][..],
-            &[&[4, 1, b'a'][..], &meta, &[3, 0, 0, 0], &[7; 32]].concat(),
-            &[&[3, 1, b'l'][..], &meta, &[1, 0, b't']].concat(),
+            &[1, 1, b'd', 2][..],
+            &[&[3, 1, b'a'], &METADATA[..], &[0, 3], &[7; 32], &[0]].concat(),
+            &[&[2, 1, b'l'], &METADATA[..], &[0, 1, b't']].concat(),
         ]
         .concat();
         assert_eq!(batch.encode(), expected);
@@ -576,194 +404,250 @@ mod tests {
 
     #[test]
     fn a_small_file_s_holes_are_pinned_and_its_data_alone_is_in_the_frame() {
-        let data = DataRanges::new(9, Vec::from([Range { start: 4, end: 6 }])).map(Arc::new);
-        let (metadata, root) = (metadata(), Root([7; 32]));
-        let file = FileEntry {
-            name: name(b"a"),
-            metadata,
-            bytes: 9,
-            root,
-            data,
-        };
-        let (link, directory) = (
-            BatchEntry::Retouch(name(b"l"), file.metadata.clone()),
-            RelPath::root(),
-        );
-        let entries = vec![link, BatchEntry::File(file)];
-        let batch = Batch {
-            groups: vec![DirectoryGroup { directory, entries }],
-        };
+        let data = DataRanges::new(9, Vec::from([Range { start: 4, end: 6 }]));
+        let batch = batch("", vec![file(9, data)]);
         let mut bytes = batch.encode();
-        let block = [1, 0, 0, 0, 23, 0, 0, 0, 5, 0, 1, 16, 0, 0, 0];
-        let ranges = [4, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0];
-        assert!(bytes.ends_with(&[&block[..], &ranges].concat()));
+        assert!(bytes.ends_with(&[7, 1, 9, 1, 4, 6]));
         assert_eq!(Batch::decode(&bytes, 2), Ok(batch));
         assert!(matches!(
             Batch::decode(&bytes, 9),
             Err(WireError::OverLimit { .. })
         ));
-        let at = bytes.len() - block.len() - ranges.len();
-        bytes[at] = 0;
-        let error = WireError::OutOfOrder {
-            what: "data of an entry that is no file",
-        };
-        assert_eq!(Batch::decode(&bytes, 9), Err(error));
+        let bytes_of_file = bytes.len() - 4;
+        for other in [8, 10] {
+            bytes[bytes_of_file] = other;
+            assert_eq!(Batch::decode(&bytes, 2), Err(WireError::Message));
+        }
     }
 
     #[test]
     fn lengths_must_add_up() {
-        let bytes = Batch::default().encode();
-        let error = WireError::OverLimit {
-            what: "sum of the data of files",
-            value: 0,
-            limit: 1,
+        let decoded = |batch: &Batch, data_bytes| Batch::decode(&batch.encode(), data_bytes);
+        let error = |value, limit| {
+            Err(WireError::OverLimit {
+                what: "sum of the data of files",
+                value,
+                limit,
+            })
         };
-        assert_eq!(Batch::decode(&bytes, 1), Err(error));
-        let file = FileEntry {
-            name: name(b"a"),
-            metadata: metadata(),
-            bytes: 3,
-            root: Root([7; 32]),
-            data: None,
-        };
-        let group = DirectoryGroup {
-            directory: RelPath::root(),
-            entries: vec![BatchEntry::File(file)],
-        };
-        let bytes = Batch {
-            groups: vec![group],
-        }
-        .encode();
-        let error = WireError::OverLimit {
-            what: "sum of the data of files",
-            value: 3,
-            limit: 2,
-        };
-        assert_eq!(Batch::decode(&bytes, 2), Err(error));
+        assert_eq!(decoded(&Batch::default(), 1), error(0, 1));
+        assert_eq!(decoded(&batch("", vec![file(3, None)]), 2), error(3, 2));
     }
 
     /// Files without data cost their sender some bytes each, and whoever hashes them all of their zeros.
     #[test]
     fn files_of_holes_are_together_no_longer_than_a_frame() {
-        let batch = |bytes: &[u32]| {
-            let file = |bytes: &u32| {
-                let data = DataRanges::new(u64::from(*bytes), Vec::new()).map(Arc::new);
-                let name = Name::from_bytes(b"f").unwrap();
-                BatchEntry::File(FileEntry {
-                    name,
-                    metadata: Metadata::default(),
-                    bytes: *bytes,
-                    root: Root([0; 32]),
-                    data,
-                })
-            };
-            let entries = bytes.iter().map(file).collect();
-            Batch {
-                groups: vec![DirectoryGroup {
-                    directory: RelPath::root(),
-                    entries,
-                }],
-            }
-            .encode()
+        let decoded = |bytes: &[u32]| {
+            let hole = |bytes: &u32| file(*bytes, DataRanges::new((*bytes).into(), Vec::new()));
+            Batch::decode(&batch("", bytes.iter().map(hole).collect()).encode(), 0)
         };
         let half = u32::try_from(FRAME_DATA_BYTES_MAX / 2).unwrap();
-        assert!(Batch::decode(&batch(&[half, half]), 0).is_ok());
+        assert!(decoded(&[half, half]).is_ok());
         let value = FRAME_DATA_BYTES_MAX as u64 + 1;
         let error = WireError::OverLimit {
             what: "sum of file lengths",
             value,
             limit: value - 1,
         };
-        assert_eq!(Batch::decode(&batch(&[half, half, 1]), 0), Err(error));
+        assert_eq!(decoded(&[half, half, 1]), Err(error));
     }
 
     #[test]
     fn a_path_that_climbs_is_refused() {
-        let bytes = [
-            &1_u32.to_le_bytes()[..],
-            &[2, 0, b'.', b'.'],
-            &0_u32.to_le_bytes(),
-        ]
-        .concat();
-        assert_eq!(
-            Batch::decode(&bytes, 0),
-            Err(WireError::Path(zmove_types::PathError::Dots))
-        );
+        let bytes = [1, 2, b'.', b'.', 0];
+        assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Message));
+    }
+
+    #[test]
+    fn entries_are_bounded_over_all_groups() {
+        let of = |counts: [usize; 2]| {
+            let group = |count| DirectoryGroup {
+                directory: RelPath::root(),
+                entries: vec![BatchEntry::Itself(metadata()); count],
+            };
+            let groups = counts.map(group).into();
+            Batch::decode(&Batch { groups }.encode(), 0).map(|_| ())
+        };
+        assert_eq!(of([BATCH_ENTRIES_MAX - 1, 1]), Ok(()));
+        let error = WireError::OverLimit {
+            what: "batch entries",
+            value: 2,
+            limit: 1,
+        };
+        assert_eq!(of([BATCH_ENTRIES_MAX - 1, 2]), Err(error));
+    }
+
+    #[test]
+    fn a_head_has_one_form() {
+        let bytes = batch("", vec![BatchEntry::Itself(metadata())]).encode();
+        assert_eq!(bytes, [&[1, 0, 1, 0], &METADATA[..], &[0]].concat());
+        let overlong = [&[0x81, 0], &bytes[1..]].concat();
+        let beyond_mode = [&bytes[..4], &[0xA4, 0x83, 1], &bytes[6..]].concat();
+        let empty_extra = [&bytes[..8], &[1, 0, 0, 0, 0, 0]].concat();
+        let longer = [&bytes[..], &[0]].concat();
+        for other in [overlong, beyond_mode, empty_extra, longer] {
+            let decoded = Batch::decode(&other, 0);
+            assert_eq!(decoded, Err(WireError::OtherForm), "{other:?}");
+        }
     }
 
     #[test]
     fn special_entries_are_pinned() {
-        let entry = |special| {
-            let entries = vec![BatchEntry::Special(name(b"s"), metadata(), special)];
-            let batch = Batch {
-                groups: vec![DirectoryGroup {
-                    directory: RelPath::root(),
-                    entries,
-                }],
-            };
-            let bytes = batch.encode();
-            assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
-            bytes[bytes.len() - 9..].to_vec()
-        };
-        assert_eq!(entry(Special::Fifo), [1, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(entry(Special::Socket), [2, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(
-            entry(Special::Character(0x0103)),
-            [3, 3, 1, 0, 0, 0, 0, 0, 0]
-        );
-        assert_eq!(entry(Special::Block(1 << 56)), [4, 0, 0, 0, 0, 0, 0, 0, 1]);
-        for (tag, device) in [(0, 0), (5, 0), (1, 7)] {
-            assert_eq!(
-                special_of(tag, device),
-                Err(WireError::UnknownTag {
-                    what: "special entry",
-                    tag
-                })
-            );
-        }
+        let entry = |special| sent(BatchEntry::Special(name(b"s"), metadata(), special));
+        let before = [&[5, 1, b's'], &METADATA[..], &[0]].concat();
+        let expected = |special: &[u8]| [&before[..], special].concat();
+        assert_eq!(entry(Special::Fifo), expected(&[0]));
+        assert_eq!(entry(Special::Socket), expected(&[1]));
+        assert_eq!(entry(Special::Character(0x0103)), expected(&[2, 0x83, 2]));
+        assert_eq!(entry(Special::Block(1)), expected(&[3, 1]));
+        let unknown = [&[1, 0, 1], &expected(&[4])[..]].concat();
+        assert_eq!(Batch::decode(&unknown, 0), Err(WireError::Message));
     }
 
     #[test]
     fn links_are_pinned_and_lead_to_a_path_below_the_target() {
-        let first = RelPath::from_bytes(b"d/f").unwrap();
-        let link = LinkEntry {
-            name: name(b"l"),
-            metadata: metadata(),
-            bytes: 0x0102_0304_0506,
-            first,
+        let link = |first: &str| {
+            BatchEntry::Link(LinkEntry {
+                name: name(b"l"),
+                metadata: metadata(),
+                bytes: 300,
+                first: path(first),
+            })
         };
-        let entries = vec![BatchEntry::Link(link)];
-        let batch = Batch {
-            groups: vec![DirectoryGroup {
-                directory: RelPath::root(),
-                entries,
-            }],
-        };
-        let bytes = batch.encode();
-        let before = &bytes[..bytes.len() - 13];
-        assert_eq!(before[10..13], [7, 1, b'l']);
-        assert_eq!(
-            bytes[before.len()..],
-            [6, 5, 4, 3, 2, 1, 0, 0, 3, 0, b'd', b'/', b'f']
-        );
-        assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
-        let to = |path: &[u8]| {
-            let len = u16::try_from(path.len()).unwrap().to_le_bytes();
-            Batch::decode(&[before, &[0; 8], &len, path].concat(), 0).map(|_| ())
-        };
-        assert_eq!(to(b"a"), Ok(()));
-        for path in [
-            &b""[..],
-            b"..",
-            b"../f",
-            b"d/../f",
-            b"/f",
-            b"d//f",
-            b"d/f/",
-            b"d\0f",
-        ] {
-            assert!(to(path).is_err(), "{path:?}");
+        let before = [&[6, 1, b'l'], &METADATA[..], &[0, 0xAC, 2]].concat();
+        let expected = [&before[..], &[3, b'd', b'/', b'f']].concat();
+        assert_eq!(sent(link("d/f")), expected);
+        for path in ["", "..", "../f", "d/../f", "/f", "d//f", "d/f/", "d\0f"] {
+            let length = u8::try_from(path.len()).unwrap();
+            let bytes = [&[1, 0, 1], &before[..], &[length], path.as_bytes()].concat();
+            assert!(Batch::decode(&bytes, 0).is_err(), "{path:?}");
         }
+    }
+
+    #[test]
+    fn a_link_s_target_is_bounded() {
+        let decoded = |bytes| {
+            let link = BatchEntry::Symlink(name(b"l"), metadata(), vec![b't'; bytes].into());
+            Batch::decode(&batch("", vec![link]).encode(), 0).is_ok()
+        };
+        assert!(decoded(1) && decoded(SYMLINK_BYTES_MAX));
+        assert!(!decoded(0) && !decoded(SYMLINK_BYTES_MAX + 1));
+    }
+
+    #[test]
+    fn what_is_kept_beside_mode_and_time_is_pinned() {
+        let account = |id, name: &str| {
+            Some(Account {
+                id,
+                name: name.into(),
+            })
+        };
+        let extra = Extra {
+            owner: account(1000, "ann"),
+            group: account(100, ""),
+            xattrs: vec![xattr("user.a", b"xy")],
+            atime: Some(Timestamp {
+                seconds: -2,
+                nanos: 3,
+            }),
+            first_name: Some(path("a/b")),
+        };
+        let expected = [
+            &[0][..],
+            &METADATA,
+            &[1, 1, 0xE8, 7, 3, b'a', b'n', b'n', 1, 100, 0],
+            &[1, 6],
+            b"user.a",
+            &[2, b'x', b'y', 1, 3, 3, 3, b'a', b'/', b'b'],
+        ];
+        assert_eq!(sent(BatchEntry::Itself(with(extra))), expected.concat());
+    }
+
+    #[test]
+    fn entries_that_have_the_same_owner_share_it() {
+        let owned = |id| {
+            let owner = Some(Account {
+                id,
+                name: "ann".into(),
+            });
+            BatchEntry::Itself(with(Extra {
+                owner,
+                ..Extra::default()
+            }))
+        };
+        let plain = BatchEntry::Itself(metadata());
+        let entries = vec![owned(1), owned(1), owned(2), plain.clone(), plain];
+        let decoded = Batch::decode(&batch("", entries).encode(), 0).unwrap();
+        let extra = |at: usize| decoded.groups[0].entries[at].metadata().extra.as_ref();
+        let is_shared = |one, other| Arc::ptr_eq(extra(one).unwrap(), extra(other).unwrap());
+        assert!(is_shared(0, 1) && !is_shared(1, 2));
+        assert!(extra(3).is_none() && extra(4).is_none());
+    }
+
+    #[test]
+    fn what_no_sender_says_of_an_entry_is_refused() {
+        let decoded = |extra| {
+            let entries = vec![BatchEntry::Itself(with(extra))];
+            Batch::decode(&batch("", entries).encode(), 0).is_ok()
+        };
+        let attributes = |xattrs| {
+            decoded(Extra {
+                xattrs,
+                ..Extra::default()
+            })
+        };
+        assert!(attributes(vec![xattr("user.a", b""), xattr("user.b", b"")]));
+        for name in ["", "user.a\0b", "security.selinux", "system.posix_acl", "a"] {
+            assert!(!attributes(vec![xattr(name, b"")]), "{name:?}");
+        }
+        for order in [["user.b", "user.a"], ["user.a", "user.a"]] {
+            assert!(!attributes(order.map(|name| xattr(name, b"")).into()));
+        }
+        let longest = vec![0; Xattr::VALUE_BYTES_MAX];
+        assert!(attributes(vec![xattr("user.a", &longest)]));
+        assert!(!attributes(vec![xattr(
+            "user.a",
+            &[&longest[..], &[0]].concat()
+        )]));
+        let many = (10..27).map(|n| xattr(&format!("user.{n}"), &longest));
+        assert!(!attributes(many.collect()));
+        let owner = |name: &str| {
+            decoded(Extra {
+                owner: Some(Account {
+                    id: 1,
+                    name: name.into(),
+                }),
+                ..Extra::default()
+            })
+        };
+        assert!(owner(&"n".repeat(255)) && !owner(&"n".repeat(256)) && !owner("a\0b"));
+    }
+
+    /// What `Extra::bytes` says is booked: neither the room of a list that has grown nor the allocator comes beside it.
+    #[test]
+    fn many_short_attributes_take_no_more_than_is_booked() {
+        let xattrs = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b""));
+        let itself = BatchEntry::Itself(with(Extra {
+            xattrs: xattrs.collect(),
+            ..Extra::default()
+        }));
+        let decoded = Batch::decode(&batch("", vec![itself]).encode(), 0).unwrap();
+        let extra = decoded.groups[0].entries[0]
+            .metadata()
+            .extra
+            .clone()
+            .unwrap();
+        assert_eq!(extra.xattrs.capacity(), 5000);
+        let chunk = size_of::<Xattr>() + zmove_types::ALLOCATION_BYTES + "user.0000".len();
+        assert!(extra.bytes() >= 5000 * chunk, "{}", extra.bytes());
+    }
+
+    #[test]
+    fn a_batch_at_its_target_fits_with_the_longest_names_of_users() {
+        let account_bytes = 1 + 5 + 2 + Account::NAME_BYTES_MAX;
+        let names = BATCH_ENTRIES_MAX * 2 * account_bytes;
+        let last = RelPath::BYTES_MAX + Name::BYTES_MAX + SYMLINK_BYTES_MAX + 128;
+        assert!(BATCH_HEAD_BYTES_TARGET + names + last <= FRAME_HEAD_BYTES_MAX);
     }
 
     fn any_entry() -> impl Strategy<Value = BatchEntry> {
@@ -805,90 +689,42 @@ mod tests {
 
     #[test]
     fn a_declaration_s_bytes_are_pinned() {
-        let metadata = Metadata::new(
-            0o644,
-            Timestamp {
-                seconds: -2,
-                nanos: 3,
-            },
-        );
-        let (path, ctime) = (
-            RelPath::from_bytes(b"d/f").unwrap(),
-            Timestamp {
+        let head = FileHead {
+            path: path("d/f"),
+            metadata: metadata(),
+            bytes: 300,
+            ctime: Timestamp {
                 seconds: 4,
                 nanos: 5,
             },
-        );
-        let head = FileHead {
-            path,
-            metadata,
-            bytes: 0x0102_0304_0506,
-            ctime,
             inode: 7,
-            data: None,
+            data: DataRanges::new(300, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new),
         };
-        let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
-        expected.extend([0xFF; 7]);
-        expected.extend([
-            3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7,
-        ]);
-        expected.extend([0; 7]);
+        let before = [
+            &[3, b'd', b'/', b'f'],
+            &METADATA[..],
+            &[0, 0xAC, 2, 8, 5, 7],
+        ]
+        .concat();
+        let data = [1, 0xAC, 2, 1, 8, 9];
+        let expected = [&before[..], &data].concat();
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
-        let plain = expected.len();
-        let extended = FileHead {
-            metadata: noted(head.metadata.clone()),
-            ..head.clone()
-        };
-        expected.extend([&[19, 0, 0, 0][..], &NOTE].concat());
-        assert_eq!(extended.encode(), expected);
-        assert_eq!(FileHead::decode(&expected), Ok(extended.clone()));
-        let data =
-            DataRanges::new(head.bytes, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new);
-        let with_holes = FileHead { data, ..extended };
-        let mut sparse = expected.clone();
-        sparse[plain] = 42;
-        sparse.extend([
-            5, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0,
-        ]);
-        assert_eq!(with_holes.encode(), sparse);
-        assert_eq!(FileHead::decode(&sparse), Ok(with_holes));
-        let last = sparse.len() - 1;
-        sparse[last] = 0xFF;
-        assert!(matches!(
-            FileHead::decode(&sparse),
-            Err(WireError::OverLimit {
-                what: "end of data",
-                ..
-            })
-        ));
-        let number = expected.len() - NOTE.len();
-        expected[number] = 9;
+        let without = [&before[..], &[0]].concat();
         assert_eq!(
-            FileHead::decode(&expected),
-            Ok(head),
-            "what is not critical is passed over"
+            FileHead::decode(&without),
+            Ok(FileHead { data: None, ..head })
         );
-        expected[number + 2] = 1;
-        let error = WireError::UnknownExtension {
-            what: "a large file",
-            number: 9,
-        };
-        assert_eq!(FileHead::decode(&expected), Err(error));
-    }
-
-    /// An attribute, as an extension.
-    const NOTE: [u8; 19] = *b"\x02\0\0\x0C\0\0\0\x06user.n\x01\0\0\0z";
-
-    fn noted(metadata: Metadata) -> Metadata {
-        let extra = Extra {
-            xattrs: vec![xattr("user.n", b"z")],
-            ..Extra::default()
-        };
-        Metadata {
-            extra: Some(Arc::new(extra)),
-            ..metadata
+        let other_file = [&before[..], &[1, 0xAD, 2, 1, 8, 9]].concat();
+        let reversed = [&before[..], &[1, 0xAC, 2, 1, 9, 8]].concat();
+        for wrong in [other_file, reversed] {
+            assert_eq!(FileHead::decode(&wrong), Err(WireError::Message));
         }
+        let longer = [&expected[..], &[0]].concat();
+        assert_eq!(
+            FileHead::decode(&longer),
+            Err(WireError::Trailing { left: 1 })
+        );
     }
 
     /// A file may have as many attributes as Linux lists, as many bytes of them as are carried, and all ranges at once.
@@ -932,60 +768,39 @@ mod tests {
         assert_eq!(FileHead::decode(&bytes), Ok(head));
     }
 
-    /// Two directories with a group each, so that numbers go on over groups.
-    fn two_entries() -> Batch {
-        let group = |text: &[u8]| DirectoryGroup {
-            directory: RelPath::from_bytes(text).unwrap(),
-            entries: vec![BatchEntry::Itself(metadata())],
-        };
-        Batch {
-            groups: vec![group(b"a"), group(b"b")],
-        }
-    }
-
-    #[test]
-    fn extensions_of_entries_are_pinned_and_cost_nothing_where_there_are_none() {
-        let mut batch = two_entries();
-        let mut expected = batch.encode();
-        batch.groups[1].entries[0] = BatchEntry::Itself(noted(metadata()));
-        let before = expected.len();
-        expected.extend([&[1, 0, 0, 0, 19, 0, 0, 0][..], &NOTE].concat());
-        assert_eq!(batch.encode(), expected);
-        assert_eq!(Batch::decode(&expected, 0), Ok(batch));
-        let number = before + 8;
-        expected[number] = 9;
-        assert_eq!(
-            Batch::decode(&expected, 0),
-            Ok(two_entries()),
-            "what is not critical is passed over"
+    fn any_extra() -> impl Strategy<Value = Option<Extra>> {
+        let account = || proptest::option::of((any::<u32>(), "[a-z\u{e9}]{0,6}"));
+        let xattrs = proptest::collection::btree_map(
+            "user\\.[a-z]{1,5}",
+            proptest::collection::vec(any::<u8>(), 0..9),
+            0..4,
         );
-        expected[number + 2] = 1;
-        let error = WireError::UnknownExtension {
-            what: "a batch's entry",
-            number: 9,
-        };
-        assert_eq!(Batch::decode(&expected, 0), Err(error));
-    }
-
-    #[test]
-    fn extensions_of_entries_that_are_not_there_are_refused() {
-        let block = |entry: u8| [entry, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0];
-        let decode = |blocks: &[[u8; 15]]| {
-            Batch::decode(&[two_entries().encode(), blocks.concat()].concat(), 0).map(|_| ())
-        };
-        let error = Err(WireError::OutOfOrder {
-            what: "an entry's extensions",
-        });
-        assert_eq!(decode(&[block(0), block(1)]), Ok(()));
-        assert_eq!(
-            [
-                &[block(2)][..],
-                &[block(1), block(0)],
-                &[block(1), block(1)]
-            ]
-            .map(decode),
-            [error; 3]
-        );
+        let atime = proptest::option::of((any::<i64>(), 0..1_000_000_000_u32));
+        let first = proptest::option::of("[a-z]{1,5}(/[a-z]{1,5}){0,2}");
+        (account(), account(), xattrs, atime, first).prop_map(
+            |(owner, group, xattrs, atime, first)| {
+                let account = |found: Option<(u32, String)>| {
+                    found.map(|(id, name)| Account {
+                        id,
+                        name: name.into(),
+                    })
+                };
+                let xattrs = xattrs
+                    .iter()
+                    .map(|(name, value)| xattr(name, value))
+                    .collect();
+                let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
+                let first_name = first.map(|path| RelPath::from_bytes(path.as_bytes()).unwrap());
+                let extra = Extra {
+                    owner: account(owner),
+                    group: account(group),
+                    xattrs,
+                    atime,
+                    first_name,
+                };
+                (!extra.is_empty()).then_some(extra)
+            },
+        )
     }
 
     proptest! {

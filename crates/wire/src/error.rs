@@ -7,12 +7,6 @@ use zmove_types::PathError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The bytes end before the value does.
-    #[error("decode: {wanted} more bytes wanted where the message ends")]
-    Truncated {
-        /// The number of missing bytes.
-        wanted: usize,
-    },
     /// Bytes are left over after the value.
     #[error("decode: {left} bytes too many")]
     Trailing {
@@ -40,12 +34,12 @@ pub enum WireError {
     /// A path that names something outside its directory, or nothing.
     #[error("decode path: {0}")]
     Path(#[from] PathError),
-    /// A control message that does not decode.
-    #[error("decode a control message")]
+    /// A control message, or the head of a frame, that does not decode.
+    #[error("decode a control message or the head of a frame")]
     Message,
-    /// A control message whose bytes are not those to which it encodes: a number in more bytes than it needs, or
+    /// A control message, or a head, whose bytes are not those to which it encodes: a number in more bytes than it needs, or
     /// something that has no meaning.
-    #[error("decode a control message: it is not in the form that it must have")]
+    #[error("decode a control message or a head: it is not in the form that it must have")]
     OtherForm,
     /// A critical extension that is not known here: ignoring it would misinterpret the message.
     #[error(
@@ -79,4 +73,10 @@ pub enum WireError {
 /// Always.
 pub fn out_of_order<T, E: From<WireError>>(what: &'static str) -> Result<T, E> {
     Err(WireError::OutOfOrder { what }.into())
+}
+
+impl From<postcard::Error> for WireError {
+    fn from(_undecodable: postcard::Error) -> Self {
+        Self::Message
+    }
 }

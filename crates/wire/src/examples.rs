@@ -2,9 +2,7 @@
 
 use zmove_types::TransferId;
 
-use crate::{
-    Extensions, KnownExtension, Open, ToReceiver, encode_message, encode_ping, encode_pong,
-};
+use crate::{Extension, Extensions, Open, ToReceiver, encode_message, encode_ping, encode_pong};
 
 /// The bytes of each code block that has some, without the lines that explain them.
 fn examples() -> Vec<Vec<u8>> {
@@ -37,7 +35,11 @@ fn the_examples_of_the_document_are_what_the_codec_makes() {
     let open = Open::new(b"/d".to_vec(), [7; 16]);
     let opening = encode_message(&ToReceiver::Open(open.clone()));
     let extended = encode_message(&ToReceiver::Open(Open {
-        extensions: Extensions::NONE.with(&KnownExtension::critical(77), *b"z"),
+        extensions: Extensions(vec![Extension {
+            number: 77,
+            critical: true,
+            value: b"z".to_vec(),
+        }]),
         ..open
     }));
     // the block takes the place of the empty one, and the length before all has changed

@@ -15,7 +15,6 @@
 use zmove_types::{FileId, ItemId};
 
 use crate::error::WireError;
-use crate::fields::Reader;
 use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX, within};
 
 /// The kind of a frame, with its number on the wire.
@@ -90,28 +89,28 @@ impl FrameHeader {
     /// # Errors
     /// [`WireError`] when the kind is unknown or a length is over its limit.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
-        let mut reader = Reader::new(bytes);
-        let kind = FrameKind::from_tag(reader.u8()?)?;
-        reader.array::<3>()?;
+        let kind = FrameKind::from_tag(bytes[0])?;
+        let head_bytes = u32::from_le_bytes(field(bytes, 4));
+        let data_bytes = u32::from_le_bytes(field(bytes, 8));
         let (head_max, data_max) = kind.limits();
-        let head_bytes = reader.u32()?;
         within("frame head", head_bytes as usize, head_max)?;
-        let data_bytes = reader.u32()?;
         within("frame data", data_bytes as usize, data_max)?;
-        let group = reader.u32()?;
-        let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
-        reader.array::<8>()?;
-        let digest = reader.array()?;
         Ok(Self {
             kind,
             head_bytes,
             data_bytes,
-            group,
-            item,
-            file,
-            digest,
+            group: u32::from_le_bytes(field(bytes, 12)),
+            item: ItemId(u64::from_le_bytes(field(bytes, 16))),
+            file: FileId(u64::from_le_bytes(field(bytes, 24))),
+            digest: field(bytes, 40),
         })
     }
+}
+
+/// The field of a fixed header that begins at this byte.
+pub(crate) fn field<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
+    let field = header[at..].first_chunk();
+    *field.expect("the header has its length")
 }
 
 impl FrameKind {

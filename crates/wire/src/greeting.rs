@@ -6,8 +6,7 @@
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
 
-use crate::error::WireError;
-use crate::fields::Reader;
+use crate::frame::field;
 
 /// The version of the protocol that this program speaks.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -138,37 +137,24 @@ impl Greeting {
     /// [`GreetingError::NotZmove`] when the magic is unknown, [`GreetingError::OtherVersion`] when the peer speaks
     /// another version, and [`GreetingError::Unknown`] when the role or the cipher is unknown.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
-        let mut reader = Reader::new(bytes);
-        if reader.array() != Ok(Self::MAGIC) {
+        if !bytes.starts_with(&Self::MAGIC) {
             return Err(GreetingError::NotZmove);
         }
-        check_version(reader.u16().map_err(|_| GreetingError::NotZmove)?)?;
-        Self::read(reader).map_err(|error| match error {
-            WireError::UnknownTag { what, tag } => GreetingError::Unknown { what, tag },
-            _ => GreetingError::NotZmove,
-        })
-    }
-
-    /// Reads the fields after the version.
-    fn read(mut reader: Reader<'_>) -> Result<Self, WireError> {
-        let role = reader.u8()?;
-        let cipher = reader.u8()?;
-        let lane = LaneId(reader.u16()?);
-        reader.array::<2>()?;
-        let unknown = |what, tag| Err(WireError::UnknownTag { what, tag });
+        check_version(u16::from_le_bytes(field(bytes, 8)))?;
+        let unknown = |what, tag| Err(GreetingError::Unknown { what, tag });
         Ok(Self {
-            role: match role {
+            role: match bytes[10] {
                 0 => Role::Control,
-                1 => Role::Lane(lane),
+                1 => Role::Lane(LaneId(u16::from_le_bytes(field(bytes, 12)))),
                 2 => Role::Fetch,
                 tag => return unknown("role", tag),
             },
-            cipher: match cipher {
+            cipher: match bytes[11] {
                 0 => Cipher::Tls,
                 1 => Cipher::None,
                 tag => return unknown("cipher", tag),
             },
-            transfer: TransferId(reader.array()?),
+            transfer: TransferId(field(bytes, 16)),
         })
     }
 }

@@ -17,8 +17,6 @@ mod error;
 #[cfg(test)]
 mod examples;
 mod extensions;
-mod extra;
-mod fields;
 mod frame;
 mod greeting;
 pub mod limits;
@@ -32,8 +30,7 @@ pub use batch::{
 };
 pub use control_frame::{ControlHeader, encode_ping, encode_pong};
 pub use error::{WireError, out_of_order};
-pub use extensions::{Extensions, KnownExtension};
-pub use extra::XattrDigest;
+pub use extensions::{Extension, Extensions};
 pub use frame::{FrameHeader, FrameKind};
 pub use greeting::{
     ANY_PROTOCOL_NAME, Cipher, Greeting, GreetingError, PATH_CHECK_BYTES, PATH_CHECK_NAME,
@@ -45,14 +42,14 @@ pub use message::{
     EntryGroup, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching,
     FileDone, FileGroups, FileHash, FileTotal, Finding, Finished, FoundSoFar, GrantOrder,
     GrantToken, GroupHashes, GroupRange, Held, InTheWay, Intent, JobGrant, Keeping, Lack,
-    LaneOrder, Learnt, Leftover, LeftoverFate, LeftoverKind, Limit, ListOrder, ListedName, Mapped,
-    Mapping, Missed, Moment, NameRange, NodeName, NotKept, Open, Opened, Operation, Overwrite,
-    OwnerOrder, PathReport, Place, Proof, PublishedItem, Question, Receipt, Refusal, RefusalCode,
-    Relay, RemovalOrder, Remove, RemoveGroup, Reply, Request, RuleText, Sampled, SentTimestamp,
-    SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
-    SignedJobGrant, SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath,
-    StageReport, Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape,
-    TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount,
-    TransferProgress, TransportChoice, Verdict, Waiting, WorkCounts, Zeros, bytes, decode_message,
-    decode_message_within, encode_message,
+    LaneOrder, Learnt, Leftover, LeftoverFate, LeftoverKind, Limit, ListOrder, Mapped, Mapping,
+    Missed, Moment, NameRange, NodeName, NotKept, Open, Opened, Operation, Overwrite, OwnerOrder,
+    PathReport, Place, Proof, PublishedItem, Question, Receipt, Refusal, RefusalCode, Relay,
+    RemovalOrder, Remove, RemoveGroup, Reply, Request, RuleText, Sampled, SharedJobAnswer,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
+    SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath, StageReport,
+    Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
+    ToReceiver, ToSender, ToSource, Told, TransferAccount, TransferProgress, TransportChoice,
+    Verdict, Waiting, WorkCounts, XattrDigest, Zeros, decode_message, decode_message_within,
+    encode_message,
 };

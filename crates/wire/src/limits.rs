@@ -17,8 +17,9 @@ pub const BATCH_ENTRIES_MAX: usize = 2048;
 pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
 /// The longest head (everything between a frame's header and its data), in bytes.
 pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
-/// The head bytes at which a sender closes a batch; one more entry still fits the maximum.
-pub const BATCH_HEAD_BYTES_TARGET: usize = 1 << 20;
+/// The head bytes at which a sender closes a batch, without the names of users and groups. One more entry still fits
+/// the maximum, even if all names of users and groups are as long as they may be.
+pub const BATCH_HEAD_BYTES_TARGET: usize = 768 << 10;
 /// The longest target of a symbolic link, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
 /// The most items that one message acknowledges; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
@@ -33,11 +34,10 @@ pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
 /// The most bytes that a sender keeps of the names of these entries, with what it keeps beside each.
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
-/// The most extensions of one message, head or entry.
+/// The most extensions of one message.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The most bytes of the extensions of one message, head or entry, as they travel: the most that one entry's extended
-/// attributes take ([`Xattr::ENTRY_BYTES_MAX`](zmove_types::Xattr)), and the heads of the extensions.
-pub const EXTENSIONS_BYTES_MAX: usize = (1 << 20) + (256 << 10);
+/// The longest value of an extension, in bytes.
+pub const EXTENSION_BYTES_MAX: usize = 32 << 10;
 /// The most entries that one message names as lacking something, and the most kinds and reasons.
 pub const MISSED_MAX: usize = 1024;
 /// The most large files that are declared and neither whole nor given up; each may keep a file open.

@@ -9,12 +9,12 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use zmove_types::{bytes, list};
 
 use crate::error::WireError;
 use crate::extensions::take_refusal;
 use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
-pub mod bytes;
 mod copy;
 mod counted;
 mod counters;
@@ -24,8 +24,6 @@ mod form;
 mod job_grant;
 mod kept;
 mod leftover;
-mod list;
-mod metadata;
 mod mirror;
 mod open;
 mod probe;
@@ -46,20 +44,20 @@ pub use fetch::{
     AfterErrors, EmptySources, Fetch, Fetching, LaneOrder, ListOrder, Mapped, Mapping, OwnerOrder,
     RemovalOrder, RuleText, SourcePath, ToSource, Zeros,
 };
+pub(crate) use form::check as check_form;
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};
 pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
-pub use metadata::{SentTimestamp, Time};
-pub use mirror::{Extraneous, ListedName, Remove, RemoveGroup};
+pub use mirror::{Extraneous, Remove, RemoveGroup};
 pub use open::{
     Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,
-    Proof, TargetShape, TargetState, TopName,
+    Proof, TargetShape, TargetState,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, Relay, Told, TransferProgress};
 pub use request::{
     Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
-    Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata,
+    Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata, XattrDigest,
 };
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
@@ -322,6 +320,12 @@ pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
     bytes
 }
 
+/// A message or a head without a length, of about `expected_bytes`.
+pub(crate) fn encode_head<H: Serialize>(head: &H, expected_bytes: usize) -> Vec<u8> {
+    let bytes = Vec::with_capacity(expected_bytes);
+    postcard::to_extend(head, bytes).expect("plain data always serialises")
+}
+
 /// Reads a message from exactly its bytes, without the length.
 ///
 /// # Errors
@@ -346,7 +350,7 @@ pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     match (message, decoder.finalize()) {
         (_, Ok((_, Some(refused)))) => Err(refused),
         (Ok(message), Ok(([], None))) => {
-            form::check(&message, bytes)?;
+            check_form(&message, bytes)?;
             Ok(message)
         }
         (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
@@ -725,7 +729,7 @@ mod tests {
         };
         assert_eq!(
             encode_message(&file)[4..],
-            [1, b'f', 0, 1, 1, 5, 1, 6, 2, 6, 4, 0, 0, 0]
+            [1, b'f', 0, 1, 1, 5, 1, 6, 2, 6, 4, 0, 0]
         );
         let differences = Differences::TIME.and(Differences::MODE);
         for (verdict, bytes) in [
@@ -758,8 +762,8 @@ mod tests {
         );
     }
 
-    fn names(count: usize) -> Vec<ListedName> {
-        vec![ListedName(Name::from_bytes(b"a").unwrap()); count]
+    fn names(count: usize) -> Vec<Name> {
+        vec![Name::from_bytes(b"a").unwrap(); count]
     }
 
     fn listing(ranges: usize, names_each: usize) -> Vec<u8> {

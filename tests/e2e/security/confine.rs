@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use zmove_types::{FileId, GROUP_BYTES, ItemId, Timestamp};
 use zmove_wire::{
-    Answer, BatchEntry, FileHead, FrameHeader, FrameKind, ListedName, NameRange, Question, Remove,
-    RemoveGroup, Reply, Request, ToReceiver, ToSender,
+    Answer, BatchEntry, FileHead, FrameHeader, FrameKind, NameRange, Question, Remove, RemoveGroup,
+    Reply, Request, ToReceiver, ToSender,
 };
 
 use crate::security::intruder::{
@@ -168,7 +168,7 @@ fn names_that_climb_in_messages_break_the_transfer_off() {
         (b"x\0", false),
         (b"xx", true),
     ] {
-        let names = || vec![ListedName(name("xx"))];
+        let names = || vec![name("xx")];
         let removes = Remove {
             remove: 0,
             groups: vec![RemoveGroup {
@@ -240,7 +240,7 @@ fn a_tree_of_ten_thousand_directories_in_each_other_is_taken_and_removed() {
     let deep = vec!["d"; 10_000].join("/");
     let gone = RemoveGroup {
         directory: path(""),
-        names: vec![ListedName(name("d"))],
+        names: vec![name("d")],
     };
     let remove = message(&ToReceiver::Remove(Remove {
         remove: 0,
@@ -335,7 +335,7 @@ fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
     });
     let gone = RemoveGroup {
         directory: path("d"),
-        names: vec![ListedName(name("precious"))],
+        names: vec![name("precious")],
     };
     let removes = (0..4).map(|remove| {
         message(&ToReceiver::Remove(Remove {
@@ -519,11 +519,11 @@ fn nothing_is_listed_or_removed_through_a_link() {
     });
     let within = RemoveGroup {
         directory: path("link"),
-        names: vec![ListedName(name("precious"))],
+        names: vec![name("precious")],
     };
     let itself = RemoveGroup {
         directory: path(""),
-        names: vec![ListedName(name("link"))],
+        names: vec![name("link")],
     };
     let removes = [within, itself].map(|group| {
         message(&ToReceiver::Remove(Remove {

@@ -22,10 +22,9 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Answer, Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, EntryGroup, Extraneous,
-    FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Intent, ListedName, NameRange, Open,
-    Question, RefusalCode, Remove, RemoveGroup, Reply, Request, Role, RuleText, SourceEntry,
-    SourceKind, SourceMark, SourceMetadata, TargetShape, ToReceiver, ToSender, TopName,
-    decode_message, encode_message,
+    FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Intent, NameRange, Open, Question,
+    RefusalCode, Remove, RemoveGroup, Reply, Request, Role, RuleText, SourceEntry, SourceKind,
+    SourceMark, SourceMetadata, TargetShape, ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use crate::security::intruder::{frame, metadata, name, path};
@@ -532,7 +531,7 @@ fn offers_share_what_the_transfer_was_opened_with() {
     sparse(&greedy.root().join("huge"));
     let resting = site.the_daemon().memory_kib();
     let tops = (0..262_144)
-        .map(|number| TopName(name(&format!("{number:x}"))))
+        .map(|number| name(&format!("{number:x}")))
         .collect();
     let mut transfer = greedy.open(&Open {
         shape: TargetShape::Directory { tops },
@@ -945,7 +944,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     let resting = site.the_daemon().memory_kib();
     let names = |count: usize| {
         (0..count)
-            .map(|number| ListedName(name(&format!("{number:06}"))))
+            .map(|number| name(&format!("{number:06}")))
             .collect()
     };
     let range = NameRange {
@@ -992,7 +991,7 @@ fn openings_are_booked_and_said_once() {
         assert!(transfer.next_answer().as_ref().and_then(lists).is_some());
     }
     let tops = (0..262_144)
-        .map(|number| TopName(name(&format!("{number:x}"))))
+        .map(|number| name(&format!("{number:x}")))
         .collect();
     let again = Open {
         shape: TargetShape::Directory { tops },
@@ -1080,7 +1079,7 @@ fn directories_are_not_kept_in_memory_to_be_removed() {
         for remove in 0..8 {
             let groups = vec![RemoveGroup {
                 directory: path(""),
-                names: vec![ListedName(name("many"))],
+                names: vec![name("many")],
             }];
             greedy.say(transfer, &ToReceiver::Remove(Remove { remove, groups }));
         }

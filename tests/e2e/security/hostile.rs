@@ -9,9 +9,9 @@ use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, REQUESTED_ENTRIES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, EntryGroup, ExtraneousName, ExtraneousNames, Fault,
-    FaultCode, FileDone, Finished, FrameKind, Held, Intent, ListedName, Open, Operation,
-    PublishedItem, Question, Reply, Request, Stored, StoredItem, TargetState, ToReceiver, ToSender,
-    TopName, Verdict, encode_message,
+    FaultCode, FileDone, Finished, FrameKind, Held, Intent, Open, Operation, PublishedItem,
+    Question, Reply, Request, Stored, StoredItem, TargetState, ToReceiver, ToSender, Verdict,
+    encode_message,
 };
 
 use crate::security::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -377,7 +377,7 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
         mismatch: true,
         faults: Vec::new(),
     };
-    let name = || ListedName(zmove_types::Name::from_bytes(b"n").unwrap());
+    let name = || zmove_types::Name::from_bytes(b"n").unwrap();
     let extra = || ExtraneousName {
         range: 0,
         name: name(),
@@ -493,7 +493,7 @@ fn a_daemon_that_names_another_path_is_broken_off() {
                     unreachable!()
                 };
                 let leave = zmove_wire::Opened {
-                    single_name: Some(TopName(name.clone())),
+                    single_name: Some(name.clone()),
                     ..leave
                 };
                 let mut bytes = encode_message(&ToSender::Opened(leave));

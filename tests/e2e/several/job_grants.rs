@@ -16,9 +16,7 @@ use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, Grant, Identity, Reach, TransportChoice};
 use zmove_types::{NoObserver, RelPath, SharedJobId};
-use zmove_wire::{
-    Durability, Extensions, JobGrant, KnownExtension, NodeName, Open, SignedJobGrant,
-};
+use zmove_wire::{Durability, Extension, Extensions, JobGrant, NodeName, Open, SignedJobGrant};
 
 use crate::several::clusters::has_nats_server;
 use crate::support::command::{Outcome, Runner, Zmove};
@@ -377,6 +375,15 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
     }
 }
 
+/// An extension that no receiver knows.
+fn critical_extension() -> Extensions {
+    Extensions(vec![Extension {
+        number: 9,
+        critical: true,
+        value: b"z".to_vec(),
+    }])
+}
+
 /// What is refused of nodes while a job is under way, each with its reason.
 #[test]
 fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
@@ -428,7 +435,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             assert!(refused.contains("another target"), "{target}: {refused}");
         }
         let mut limited = lab.job("t");
-        limited.open.extensions = Extensions::NONE.with(&KnownExtension::critical(9), *b"z");
+        limited.open.extensions = critical_extension();
         let not_known = "extension 9 of the opening is not known here";
         let in_the_grant = refused(lab.job("t"), lab.signed(lab.grant(&limited))).await;
         assert!(in_the_grant.contains(not_known), "{in_the_grant}");

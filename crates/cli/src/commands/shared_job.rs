@@ -18,7 +18,7 @@ use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
-use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape, TopName};
+use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape};
 
 use crate::commands::participants::Participants;
 use crate::commands::transfer::exit_of;
@@ -234,9 +234,7 @@ fn own_node() -> NodeName {
 /// The shape of a target of several: one file goes into a directory of this name, too.
 fn of_several(shape: TargetShape) -> TargetShape {
     match shape {
-        TargetShape::Single { name } => TargetShape::Directory {
-            tops: vec![TopName(name)],
-        },
+        TargetShape::Single { name } => TargetShape::Directory { tops: vec![name] },
         shape @ TargetShape::Directory { .. } => shape,
     }
 }

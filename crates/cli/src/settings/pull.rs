@@ -15,7 +15,7 @@ use zmove_wire::limits::{
     SELECTION_RULES_MAX,
 };
 use zmove_wire::{
-    Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, SourcePath, Time,
+    Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, SourcePath,
 };
 
 use super::giving_way::{are_within_limits, giving_way, rule_texts};
@@ -213,7 +213,7 @@ pub(super) fn fetch(
         },
         zeros: zeros(args),
         umask: instead.umask,
-        mtime: instead.mtime.map(Time),
+        mtime: instead.mtime,
         rate_max: args.limit().map(|limit| limit.bytes_per_second()),
         lanes: LaneOrder::default(),
         manifest: args.manifest.is_some() || args.proofs.is_some(),

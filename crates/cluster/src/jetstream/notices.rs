@@ -19,10 +19,8 @@ use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
-use zmove_types::{Hex, SharedJobId};
-use zmove_wire::{
-    FileTotal, GreetingError, PROTOCOL_VERSION, Time, TransferProgress, check_version,
-};
+use zmove_types::{Hex, SharedJobId, Timestamp};
+use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
 use super::access::Access;
 use super::answers::BrokerError;
@@ -133,7 +131,7 @@ pub struct Reader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InsteadNotice {
     /// The modification time.
-    pub mtime: Option<Time>,
+    pub mtime: Option<Timestamp>,
     /// The umask.
     pub umask: Option<u32>,
 }

@@ -160,7 +160,6 @@ mod tests {
     use crate::lab::JOB;
     use crate::work::{Marks, Place, Work};
     use zmove_types::{Name, RelPath};
-    use zmove_wire::ListedName;
 
     fn seal_of(key: u8, job: SharedJobId) -> Seal {
         Seal::new(&JobKey::new([key; JobKey::BYTES]), job)
@@ -171,7 +170,7 @@ mod tests {
             source: 1,
             path: RelPath::root(),
         };
-        let names = vec![ListedName(Name::from_bytes(name).unwrap())];
+        let names = vec![Name::from_bytes(name).unwrap()];
         WorkItem::first(1, Marks::new(), Work::Names { directory, names })
     }
 

@@ -41,7 +41,7 @@ impl<W: WorkQueue> Mover<W> {
             Work::Trees(places) => self.walk(by, places).await,
             Work::Names { directory, names } => {
                 let place = directory.marked(item.mark(0));
-                let asked = names.iter().map(|name| name.0.clone()).collect();
+                let asked = names.clone();
                 let portion = self.look_up(directory.source, place, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
                 let mut counts = self.send_portion(by, portion, directory.source).await?;

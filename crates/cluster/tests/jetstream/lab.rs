@@ -13,7 +13,6 @@ use zmove_cluster::jetstream::{
 };
 use zmove_cluster::{Marks, Place, Taken, Work, WorkError, WorkItem, WorkQueue};
 use zmove_types::{Name, RelPath, SharedJobId};
-use zmove_wire::ListedName;
 
 use crate::server::{Server, ServerConfig};
 
@@ -228,7 +227,7 @@ pub(crate) fn data(number: u32) -> WorkItem {
         source: number,
         path: RelPath::root(),
     };
-    let names = vec![ListedName(Name::from_bytes(b"n").unwrap())];
+    let names = vec![Name::from_bytes(b"n").unwrap()];
     WorkItem::first(1, Marks::new(), Work::Names { directory, names })
 }
 

@@ -483,7 +483,7 @@ fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames,
     let check = |name| names.check(&RelPath::root().join(name).map_err(WireError::Path)?);
     let checked = match &open.shape {
         TargetShape::Single { name } => check(name),
-        TargetShape::Directory { tops } => tops.iter().try_for_each(|top| check(&top.0)),
+        TargetShape::Directory { tops } => tops.iter().try_for_each(check),
     };
     checked.map_err(|error| denied(error.to_string()))?;
     Ok(names)

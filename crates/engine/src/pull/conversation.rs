@@ -117,7 +117,7 @@ impl Conversation {
         };
         match &shape {
             TargetShape::Single { name } => check(name)?,
-            TargetShape::Directory { tops } => tops.iter().try_for_each(|top| check(&top.0))?,
+            TargetShape::Directory { tops } => tops.iter().try_for_each(check)?,
         }
         // A receiver that has ended needs none.
         let _over = receiver.send(shape);
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
     use zmove_types::NoObserver;
-    use zmove_wire::{FoundSoFar, Intent, Open, Relay, TopName};
+    use zmove_wire::{FoundSoFar, Intent, Open, Relay};
 
     /// What came of the words of a host.
     #[derive(Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ mod tests {
 
     fn directory(text: &str) -> TargetShape {
         TargetShape::Directory {
-            tops: vec![TopName(name(text))],
+            tops: vec![name(text)],
         }
     }
 

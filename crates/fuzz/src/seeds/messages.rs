@@ -9,18 +9,18 @@ use zmove_types::{
 };
 use zmove_wire::{
     AfterErrors, Answer, AtBest, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
-    Durability, EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extensions,
-    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone,
-    FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
-    Held, InTheWay, Intent, JobGrant, Keeping, KnownExtension, Lack, LaneOrder, Learnt, Leftover,
-    LeftoverFate, LeftoverKind, ListOrder, ListedName, Mapped, Mapping, Missed, Moment, NameRange,
-    NodeName, NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof,
+    Durability, EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extension,
+    Extensions, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching,
+    FileDone, FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes,
+    GroupRange, Held, InTheWay, Intent, JobGrant, Keeping, Lack, LaneOrder, Learnt, Leftover,
+    LeftoverFate, LeftoverKind, ListOrder, Mapped, Mapping, Missed, Moment, NameRange, NodeName,
+    NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof,
     PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
     Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
     SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, Summary, SweepOrder,
-    Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
-    TopName, TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
+    Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, ToSource, Told,
+    TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -61,7 +61,7 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
         leads: false,
         node,
     };
-    let tops = vec![TopName(name("run7"))];
+    let tops = vec![name("run7")];
     let granted = Open {
         shared_job: Some(Box::new(part)),
         ..open(TargetShape::Directory { tops })
@@ -117,10 +117,10 @@ fn fetch() -> Fetch {
         },
         zeros: Zeros::MadeHoles,
         umask: Some(0o22),
-        mtime: Some(Time(Timestamp {
+        mtime: Some(Timestamp {
             seconds: -1,
             nanos: 2,
-        })),
+        }),
         rate_max: Some(1),
         lanes: LaneOrder {
             dialled: 2,
@@ -135,7 +135,11 @@ fn fetch() -> Fetch {
 
 /// What a later release may add, and this one skips.
 fn later() -> Extensions {
-    Extensions::NONE.with(&KnownExtension::optional(1), *b"z")
+    Extensions(vec![Extension {
+        number: 1,
+        critical: false,
+        value: b"z".to_vec(),
+    }])
 }
 
 fn copy_order() -> CopyOrder {
@@ -269,7 +273,7 @@ fn encoded<M: Serialize>(messages: &[M], skipped: usize) -> Vec<Vec<u8>> {
 }
 
 fn requests() -> Vec<ToReceiver> {
-    let tops = vec![TopName(name("run7"))];
+    let tops = vec![name("run7")];
     let shapes = [
         TargetShape::Single { name: name("f") },
         TargetShape::Directory { tops },
@@ -298,7 +302,7 @@ fn requests() -> Vec<ToReceiver> {
             remove: 1,
             groups: vec![RemoveGroup {
                 directory: path("d"),
-                names: vec![ListedName(name("x"))],
+                names: vec![name("x")],
             }],
         }),
         ToReceiver::Sample {
@@ -516,10 +520,10 @@ fn entries_with_attributes() -> EntryGroup {
 }
 
 fn listed() -> NameRange {
-    let names = ["b", "c"].map(|text| ListedName(name(text))).into();
+    let names = ["b", "c"].map(name).into();
     NameRange {
         directory: path("d"),
-        after: Some(ListedName(name("a"))),
+        after: Some(name("a")),
         names,
         open: true,
     }
@@ -570,7 +574,7 @@ fn replies_to_orders() -> Vec<ToSender> {
 }
 
 fn replies_to_openings() -> Vec<ToSender> {
-    let single_name = Some(TopName(name("f")));
+    let single_name = Some(name("f"));
     vec![
         ToSender::Opened(Opened {
             state: TargetState::Populated,
@@ -659,10 +663,10 @@ fn replies_beside_transfers() -> Vec<ToSender> {
         reply(Answer::Extraneous(ExtraneousNames {
             names: vec![ExtraneousName {
                 range: 0,
-                name: ListedName(name("x")),
+                name: name("x"),
                 directory: true,
             }],
-            rest: Some((0, ListedName(name("x")))),
+            rest: Some((0, name("x"))),
             faults: vec![(1, FaultCode::Os(13))],
         })),
         ToSender::Removed {

@@ -94,10 +94,10 @@ mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt as _;
     use zmove_types::{ByteCount, Name, RelPath};
-    use zmove_wire::{ListedName, Open, Question, Request, TargetShape, TopName, encode_message};
+    use zmove_wire::{Open, Question, Request, TargetShape, encode_message};
 
     fn open(names: usize) -> Open {
-        let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
+        let name = |number| Name::from_bytes(format!("{number}").as_bytes()).unwrap();
         Open {
             shape: TargetShape::Directory {
                 tops: (0..names).map(name).collect(),
@@ -205,7 +205,7 @@ mod tests {
         let quota =
             crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let listing = |names| {
-            let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
+            let names = vec![Name::from_bytes(b"a").unwrap(); names];
             let range = NameRange {
                 directory: RelPath::root(),
                 after: None,

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use zmove_transport::ControlError;
 use zmove_wire::{
     Answer, Extraneous, Finished, Open, Opened, Question, Request, TargetState, ToReceiver,
-    ToSender, TopName,
+    ToSender,
 };
 
 use crate::compare::inspection::Inspection;
@@ -113,7 +113,7 @@ async fn look_at(
     };
     let room = seen.tree.as_ref().filter(|_| !open.verify);
     let answer = Opened {
-        single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+        single_name: seen.rename.as_ref().map(|(_, to)| to.clone()),
         free_bytes: room.and_then(|tree| free_bytes(tree.fd())),
         ..opened(state, config.lanes_max)
     };

@@ -8,9 +8,7 @@ use tokio::sync::oneshot;
 use zmove_disk::{FileSystemMemory, Lease};
 use zmove_transport::ControlError;
 use zmove_types::{Beginning, TransferId};
-use zmove_wire::{
-    Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver, TopName,
-};
+use zmove_wire::{Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -134,7 +132,7 @@ impl Resolved {
             target.state
         };
         Opened {
-            single_name: target.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+            single_name: target.rename.as_ref().map(|(_, to)| to.clone()),
             free_bytes: self.free_bytes,
             ..opened(state, lanes_max)
         }

@@ -561,7 +561,7 @@ fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
 /// The names that entries get at the top of the target; none where what comes is the target's contents.
 fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) -> Vec<&'a Name> {
     match (shape, rename) {
-        (TargetShape::Directory { tops }, _) => tops.iter().map(|top| &top.0).collect(),
+        (TargetShape::Directory { tops }, _) => tops.iter().collect(),
         (TargetShape::Single { .. }, Some((_, own_name))) => vec![own_name],
         (TargetShape::Single { name }, None) => vec![name],
     }
@@ -639,7 +639,6 @@ mod tests {
     use std::sync::Arc;
     use zmove_disk::boot_clock;
     use zmove_types::Metadata;
-    use zmove_wire::TopName;
 
     fn open(target: &str, shape: TargetShape) -> Open {
         Open {
@@ -756,7 +755,7 @@ mod tests {
     fn only_what_will_be_written_counts_as_there() {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("other"), "x").unwrap();
-        let state = |tops: Vec<TopName>| {
+        let state = |tops: Vec<Name>| {
             let open = open(
                 home.path().to_str().unwrap(),
                 TargetShape::Directory { tops },
@@ -765,8 +764,8 @@ mod tests {
                 .unwrap()
                 .state
         };
-        assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
-        assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
+        assert_eq!(state(vec![name("mine")]), TargetState::Empty);
+        assert_eq!(state(vec![name("other")]), TargetState::Populated);
         assert_eq!(state(vec![]), TargetState::Populated);
     }
 
@@ -825,7 +824,7 @@ mod tests {
         assert!(!resolve(
             "tops",
             TargetShape::Directory {
-                tops: vec![TopName(name("a"))]
+                tops: vec![name("a")]
             }
         ));
         assert!(!resolve("single/", TargetShape::Single { name: name("f") }));

@@ -22,6 +22,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use zmove_types::{RelPath, Timestamp};
 
 use crate::config::ScanConfig;
@@ -30,7 +31,7 @@ use crate::entry::Entry;
 use crate::error::{Difference, ScanError};
 
 /// What has been seen of a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryMark {
     /// The inode number.
     pub inode: u64,

@@ -17,9 +17,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use zmove_scan::{PathKind, Selection};
-use zmove_types::{EntryForm, RelPath};
+use zmove_types::{EntryForm, Name, RelPath};
+use zmove_wire::NameRange;
 use zmove_wire::limits::LISTED_NAME_BYTES_MAX;
-use zmove_wire::{ListedName, NameRange};
 
 /// The kind of directory in which an entry was found that is at the target alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) enum Whereabouts {
 /// Entries to be removed from one directory.
 pub(super) struct ExtraneousEntries {
     pub(super) directory: RelPath,
-    pub(super) names: Vec<(ListedName, EntryForm)>,
+    pub(super) names: Vec<(Name, EntryForm)>,
     /// Whether the directory itself is extraneous.
     inside: bool,
     /// Whether all of these stay, since the source has changed.
@@ -102,7 +102,7 @@ impl ExtraneousList {
     pub(super) fn add(
         &mut self,
         directory: &RelPath,
-        name: ListedName,
+        name: Name,
         form: EntryForm,
         whereabouts: Whereabouts,
         room: bool,
@@ -110,7 +110,7 @@ impl ExtraneousList {
         let inside = whereabouts == Whereabouts::Extraneous;
         let kept =
             whereabouts == Whereabouts::ChangedSource || inside && self.kept.contains(directory);
-        let Ok(path) = directory.join(&name.0) else {
+        let Ok(path) = directory.join(&name) else {
             return true;
         };
         let is_directory = form == EntryForm::Directory;
@@ -135,7 +135,7 @@ impl ExtraneousList {
             return false;
         }
         self.names += 1;
-        self.path_bytes += name.0.as_bytes().len();
+        self.path_bytes += name.as_bytes().len();
         if is_directory && (self.rules.is_some() || self.counted) {
             self.path_bytes += path.as_bytes().len();
             if kept {
@@ -215,7 +215,7 @@ impl ExtraneousList {
             names.retain(|(name, form)| {
                 *form != EntryForm::Directory
                     || directory
-                        .join(&name.0)
+                        .join(name)
                         .is_ok_and(|path| !stays.contains(&path))
             });
         }
@@ -239,7 +239,7 @@ impl ExtraneousList {
         {
             let first = names.drain(..surplus.min(names.len()));
             surplus -= first.len();
-            stays.extend(first.filter_map(|(name, _)| directory.join(&name.0).ok()));
+            stays.extend(first.filter_map(|(name, _)| directory.join(&name).ok()));
         }
         // The rest goes with its directory.
         extraneous.retain(|extraneous| !extraneous.names.is_empty() && is_top(extraneous, &stays));
@@ -255,7 +255,6 @@ impl ExtraneousList {
 #[cfg(test)]
 mod tests {
     use zmove_scan::{Effect, Rule};
-    use zmove_types::Name;
 
     use super::*;
 
@@ -281,7 +280,7 @@ mod tests {
         } else {
             EntryForm::File
         };
-        let name = ListedName(Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap());
+        let name = Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap();
         let whereabouts = if inside {
             Whereabouts::Extraneous
         } else {
@@ -299,7 +298,7 @@ mod tests {
             extraneous
                 .names
                 .iter()
-                .map(|(name, _)| extraneous.directory.join(&name.0).unwrap().to_string())
+                .map(|(name, _)| extraneous.directory.join(name).unwrap().to_string())
         });
         paths.collect()
     }
@@ -373,7 +372,7 @@ mod tests {
         add(&mut extraneous, "d", "old/", false);
         assert_eq!(extraneous.look_inside().unwrap().len(), 1);
         add(&mut extraneous, "d/old", "f", true);
-        let name = ListedName(Name::from_bytes(b"g").unwrap());
+        let name = Name::from_bytes(b"g").unwrap();
         assert!(!extraneous.add(
             &path("d/old"),
             name,
@@ -403,7 +402,7 @@ mod tests {
             } else {
                 EntryForm::File
             };
-            let name = ListedName(Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap());
+            let name = Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap();
             assert!(extraneous.add(&path("e"), name, form, Whereabouts::ChangedSource, true));
         };
         ["g", "h.o", "old/", "other/"]
@@ -431,7 +430,7 @@ mod tests {
     fn what_has_no_room_may_still_spare_a_directory() {
         let mut extraneous = extraneous(&["*.o"]);
         add(&mut extraneous, "d", "old/", false);
-        let name = |text: &str| ListedName(Name::from_bytes(text.as_bytes()).unwrap());
+        let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
         assert!(!extraneous.add(
             &path("d/old"),
             name("a"),

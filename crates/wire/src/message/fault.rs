@@ -15,7 +15,6 @@ use crate::limits::REASON_CHARS_MAX;
 #[error("{operation} '{path}': {code}")]
 pub struct Fault {
     /// The path of what failed, from the target root.
-    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The operation that failed.
     pub operation: Operation,

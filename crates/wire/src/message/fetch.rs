@@ -5,10 +5,9 @@
 //! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before its bytes are awaited.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::Account;
+use zmove_types::{Account, Timestamp};
 
-use super::metadata::{deserialize_account, serialize_account};
-use super::{Begin, CopyOrder, GrantOrder, Open, Time, bytes, list};
+use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list};
 use crate::extensions::{Extensible, Extensions};
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SELECTION_RULES_MAX};
 
@@ -64,7 +63,7 @@ pub struct Fetch {
     /// The umask whose permission bits take the place of modes.
     pub umask: Option<u32>,
     /// The modification time of all entries, in the place of their own.
-    pub mtime: Option<Time>,
+    pub mtime: Option<Timestamp>,
     /// The rate that all data connections together are held to, in bytes per second.
     pub rate_max: Option<u64>,
     /// The data connections that the receiver has dialled.
@@ -179,10 +178,6 @@ pub struct OwnerOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// The user or group that they become.
-    #[serde(
-        serialize_with = "serialize_account",
-        deserialize_with = "deserialize_account"
-    )]
     pub to: Account,
     /// Which ones.
     pub from: Mapped,
@@ -281,10 +276,10 @@ pub(crate) mod tests {
             },
             zeros: Zeros::Sent,
             umask: Some(0o22),
-            mtime: Some(Time(Timestamp {
+            mtime: Some(Timestamp {
                 seconds: -1,
                 nanos: 2,
-            })),
+            }),
             rate_max: Some(9),
             lanes: LaneOrder {
                 dialled: 2,

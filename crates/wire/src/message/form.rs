@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::error::WireError;
 
 /// Checks that `message` encodes to `bytes`, from which it was decoded. Takes no memory.
-pub(super) fn check<M: Serialize>(message: &M, bytes: &[u8]) -> std::result::Result<(), WireError> {
+pub(crate) fn check<M: Serialize>(message: &M, bytes: &[u8]) -> std::result::Result<(), WireError> {
     let compared = serialize_with_flavor(message, Compared { left: bytes });
     compared.map_err(|_differs| WireError::OtherForm)
 }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn what_a_decoder_would_drop_is_refused() {
         // a bit of a mode that means nothing, and a kind that is not known
-        let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0, 0];
+        let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0];
         assert_eq!(
             decode_message::<crate::message::SourceEntry>(&mode),
             Err(WireError::OtherForm)

@@ -141,7 +141,6 @@ const VERSION: &[u8] = b"1\n";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::TopName;
     use crate::message::open::TargetShape;
     use crate::message::open::tests::fixed;
     use zmove_types::Name;
@@ -223,7 +222,7 @@ mod tests {
                 ..sample()
             }
         };
-        let top = TopName(Name::from_bytes(&[b'n'; 200]).unwrap());
+        let top = Name::from_bytes(&[b'n'; 200]).unwrap();
         let tops = |count| {
             let shape = TargetShape::Directory {
                 tops: vec![top.clone(); count],

@@ -6,14 +6,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zmove_types::{Kinds, RelPath};
 
-use super::{bytes, list};
+use super::list;
 use crate::limits::MISSED_MAX;
 
 /// What a sender asks to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeping {
     /// The kinds.
-    #[serde(with = "SentKinds")]
     pub kinds: Kinds,
     /// Whether the receiver names each entry that lacks something.
     pub named: bool,
@@ -37,21 +36,6 @@ impl Default for Keeping {
             named: false,
             strict: false,
         }
-    }
-}
-
-/// [`Kinds`] as they travel.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Kinds")]
-struct SentKinds(#[serde(getter = "bits_of")] u32);
-
-const fn bits_of(kinds: &Kinds) -> u32 {
-    kinds.bits()
-}
-
-impl From<SentKinds> for Kinds {
-    fn from(SentKinds(bits): SentKinds) -> Self {
-        Self::from_bits(bits)
     }
 }
 
@@ -95,7 +79,6 @@ impl fmt::Display for Lack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NotKept {
     /// The kind that was not kept.
-    #[serde(with = "SentKinds")]
     pub kind: Kinds,
     /// The reason.
     pub why: Lack,
@@ -121,7 +104,6 @@ impl NotKept {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {
     /// The entry.
-    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The kinds that the entry lacks, and why; the number of entries is 1 in each.
     #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]

@@ -3,13 +3,10 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::RelPath;
 
-use super::bytes;
-
 /// An entry without a final name, whose session has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leftover {
     /// The path of the entry from the target root.
-    #[serde(with = "bytes")]
     pub path: RelPath,
     /// What the entry is.
     pub kind: LeftoverKind,

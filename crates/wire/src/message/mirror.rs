@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath};
 
-use super::{bytes, list};
+use super::list;
 use crate::error::WireError;
 use crate::limits::{REMOVE_NAMES_MAX, within};
 
@@ -17,10 +17,6 @@ pub enum Extraneous {
     /// The entry may be removed.
     Goes,
 }
-
-/// A name in a list.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ListedName(#[serde(with = "bytes")] pub Name);
 
 /// Names to be removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,11 +32,10 @@ pub struct Remove {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveGroup {
     /// The directory's path from the target root.
-    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The names.
     #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]
-    pub names: Vec<ListedName>,
+    pub names: Vec<Name>,
 }
 
 impl Remove {

@@ -75,8 +75,6 @@ impl Intent {
 
 impl Extensible for Open {
     const NAME: &'static str = "the opening";
-    #[cfg(test)]
-    const KNOWN: &'static [crate::KnownExtension] = &[tests::LIMIT];
 }
 
 impl Open {
@@ -130,19 +128,14 @@ pub enum TargetShape {
         /// The names at the directory's top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); an
         /// empty list stands for any name.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
-        tops: Vec<TopName>,
+        tops: Vec<Name>,
     },
     /// One entry: put into the target when that is a directory, else named as the target.
     Single {
         /// The entry's name at the source.
-        #[serde(with = "bytes")]
         name: Name,
     },
 }
-
-/// A name at the top of the target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TopName(#[serde(with = "bytes")] pub Name);
 
 /// The way in which a file at the target is compared with its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,7 +208,7 @@ pub struct Opened {
     /// The most lanes that the receiver will take.
     pub lanes_max: u16,
     /// The name that a single entry gets, where that is another than its own.
-    pub single_name: Option<TopName>,
+    pub single_name: Option<Name>,
     /// The bytes that the receiver's user may still store in the file system of the target, if they are limited.
     pub free_bytes: Option<u64>,
     /// The process of the receiver, as no other that has ever run on any host, for the [`EarlierSession`] of a later

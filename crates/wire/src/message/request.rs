@@ -6,11 +6,9 @@ use serde::{Deserialize, Serialize};
 use zmove_types::{Metadata, Name, RelPath, Special, Timestamp};
 
 use super::fault::FaultCode;
-use super::mirror::ListedName;
 use super::verdict::Verdict;
-use super::{bytes, list, metadata};
+use super::{bytes, list};
 use crate::error::WireError;
-use crate::extra::XattrDigest;
 use crate::limits::{
     EXTRANEOUS_NAMES_MAX, HASHED_GROUPS_MAX, HELD_GROUPS_MAX, LISTED_NAMES_MAX, LISTED_RANGES_MAX,
     REQUESTED_ENTRIES_MAX, within,
@@ -50,7 +48,6 @@ pub enum Question {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryGroup {
     /// The directory's path from the target root.
-    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The metadata that the directory itself would get; `None` where it is not asked about.
     pub itself: Option<SourceMetadata>,
@@ -63,7 +60,6 @@ pub struct EntryGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceEntry {
     /// The entry's name.
-    #[serde(with = "bytes")]
     pub name: Name,
     /// The entry's kind.
     pub kind: SourceKind,
@@ -91,32 +87,23 @@ pub enum SourceKind {
         target: Vec<u8>,
     },
     /// A FIFO, socket or device.
-    Special(#[serde(with = "SentSpecial")] Special),
+    Special(Special),
     /// Another name of a regular file.
     Link {
         /// The file's size in bytes.
         bytes: u64,
         /// The path of the first name below the target root.
-        #[serde(with = "bytes")]
         first: RelPath,
     },
 }
 
-/// A [`Special`] entry as it travels.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Special")]
-enum SentSpecial {
-    Fifo,
-    Socket,
-    Character(u64),
-    Block(u64),
-}
+/// A digest of extended attributes, by which two files are compared.
+pub type XattrDigest = [u8; 32];
 
 /// Metadata at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMetadata {
     /// The permission bits, modification time, owner and group.
-    #[serde(with = "metadata")]
     pub metadata: Metadata,
     /// A digest of the extended attributes, if there are any.
     pub xattrs: Option<Box<XattrDigest>>,
@@ -128,7 +115,6 @@ pub struct SourceMark {
     /// The source file's inode.
     pub inode: u64,
     /// The source file's change time.
-    #[serde(with = "metadata::SentTimestamp")]
     pub ctime: Timestamp,
 }
 
@@ -136,7 +122,6 @@ pub struct SourceMark {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileGroups {
     /// The path of the file from the target root.
-    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The index of the first group.
     pub first: u32,
@@ -148,13 +133,12 @@ pub struct FileGroups {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameRange {
     /// The directory's path from the target root.
-    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The name behind which the range begins; `None` for the beginning of the directory.
-    pub after: Option<ListedName>,
+    pub after: Option<Name>,
     /// The names.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_NAMES_MAX }, _, _>")]
-    pub names: Vec<ListedName>,
+    pub names: Vec<Name>,
     /// Whether the range has no end; otherwise it ends with the last of the names.
     pub open: bool,
 }
@@ -202,7 +186,7 @@ pub struct ExtraneousNames {
     #[serde(deserialize_with = "list::at_most::<{ EXTRANEOUS_NAMES_MAX }, _, _>")]
     pub names: Vec<ExtraneousName>,
     /// The range, and the name in it, behind which the answer ends unfinished; `None` if it is complete.
-    pub rest: Option<(u32, ListedName)>,
+    pub rest: Option<(u32, Name)>,
     /// Ranges whose directory could not be listed.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_RANGES_MAX }, _, _>")]
     pub faults: Vec<(u32, FaultCode)>,
@@ -214,7 +198,7 @@ pub struct ExtraneousName {
     /// The number of the name's range in the request.
     pub range: u32,
     /// The name.
-    pub name: ListedName,
+    pub name: Name,
     /// Whether the name is that of a directory.
     pub directory: bool,
 }
@@ -294,9 +278,9 @@ impl NameRange {
     /// Whether a name lies in the range and is none of those at the source.
     #[must_use]
     pub fn is_extra(&self, name: &Name) -> bool {
-        let after = self.after.as_ref().is_none_or(|after| *name > after.0);
-        let before = self.open || self.names.last().is_some_and(|last| *name <= last.0);
-        after && before && self.names.binary_search_by(|own| own.0.cmp(name)).is_err()
+        let after = self.after.as_ref().is_none_or(|after| name > after);
+        let before = self.open || self.names.last().is_some_and(|last| name <= last);
+        after && before && self.names.binary_search_by(|own| own.cmp(name)).is_err()
     }
 }
 
@@ -348,8 +332,8 @@ mod tests {
         assert_eq!(many(HASHED_GROUPS_MAX + 1), Err(WireError::Message));
     }
 
-    fn name(text: &str) -> ListedName {
-        ListedName(Name::from_bytes(text.as_bytes()).unwrap())
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
     }
 
     fn range(after: Option<&str>, names: &[&str], open: bool) -> NameRange {
@@ -365,7 +349,7 @@ mod tests {
     #[test]
     fn a_range_tells_what_is_extra_in_it_alone() {
         let extra =
-            |range: &NameRange| ["a", "b", "c", "d", "e"].map(|text| range.is_extra(&name(text).0));
+            |range: &NameRange| ["a", "b", "c", "d", "e"].map(|text| range.is_extra(&name(text)));
         assert_eq!(
             extra(&range(None, &["b", "d"], false)),
             [true, false, true, false, false]

@@ -19,10 +19,8 @@ use crate::limits::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobOpening {
     /// The job.
-    #[serde(with = "SentJobId")]
     pub job: SharedJobId,
     /// Whether the job may begin with this session.
-    #[serde(with = "SentBeginning")]
     pub beginning: Beginning,
     /// Whether the sender leads the job: then the receiver writes a heartbeat, by which others know that the job is
     /// alive.
@@ -56,19 +54,6 @@ impl<'de> Deserialize<'de> for NodeName {
         let name = <&str>::deserialize(deserializer)?;
         Self::new(name).ok_or_else(|| D::Error::custom("the name of a node"))
     }
-}
-
-/// A [`SharedJobId`] as it travels.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "SharedJobId")]
-struct SentJobId([u8; 16]);
-
-/// A [`Beginning`] as it travels: whether the job may begin.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Beginning")]
-enum SentBeginning {
-    UnderWay,
-    Allowed,
 }
 
 /// An order about the job of a session.

@@ -1,17 +1,21 @@
 //! An opening with a field that a later release has added, where daemons do not know it.
 
 use zmove_wire::{
-    CopyOrder, Extensions, Fetch, GrantOrder, Intent, KnownExtension, Open, Refusal, RefusalCode,
-    Role, SourcePath, ToReceiver, ToSender, ToSource, decode_message,
+    CopyOrder, Extension, Extensions, Fetch, GrantOrder, Intent, Open, Refusal, RefusalCode, Role,
+    SourcePath, ToReceiver, ToSender, ToSource, decode_message,
 };
 
 use super::World;
 use super::rights::{copy_order, grant_order, key_of, say, say_as};
 use crate::support::tree::{names, paint};
 
-fn extended(extension: &KnownExtension, target: &[u8]) -> Open {
+fn extended(critical: bool, target: &[u8]) -> Open {
     Open {
-        extensions: Extensions::NONE.with(extension, *b"z"),
+        extensions: Extensions(vec![Extension {
+            number: 9,
+            critical,
+            value: b"z".to_vec(),
+        }]),
         ..Open::new(target.to_vec(), [7; 16])
     }
 }
@@ -44,7 +48,7 @@ fn answers(world: &World, open: impl Fn(&[u8]) -> Open) -> [ToSender; 3] {
 fn a_limit_that_a_daemon_does_not_know_is_refused_in_a_push_a_pull_and_a_copy() {
     let world = World::new();
     paint(world.site.source().join("f"), 10);
-    let open = |target: &[u8]| extended(&KnownExtension::critical(9), target);
+    let open = |target: &[u8]| extended(true, target);
     let pushed = say_as(
         Role::Control,
         &world.site.path("client"),
@@ -85,10 +89,9 @@ fn no_pull_copy_or_grant_is_for_a_probe_or_a_cleaning() {
 #[test]
 fn a_hint_that_a_daemon_does_not_know_changes_nothing() {
     let world = World::new();
-    let hint = KnownExtension::optional(9);
     let client = world.site.path("client");
     let grant = GrantOrder {
-        open: extended(&hint, b"in"),
+        open: extended(false, b"in"),
         ..grant_order(key_of(&world.site.path("third")), "in")
     };
     let granted = say(
@@ -101,7 +104,7 @@ fn a_hint_that_a_daemon_does_not_know_changes_nothing() {
         Ok(ToSender::Granted(_))
     ));
     let push = [
-        ToReceiver::Open(extended(&hint, b"in")),
+        ToReceiver::Open(extended(false, b"in")),
         ToReceiver::Announce {
             items: 0,
             mismatches: 0,

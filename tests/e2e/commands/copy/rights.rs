@@ -358,9 +358,7 @@ fn a_granted_host_brings_no_names_that_were_not_asked_for() {
         ..open
     };
     let named = |open| {
-        let tops = vec![zmove_wire::TopName(
-            zmove_types::Name::from_bytes(b"evil").unwrap(),
-        )];
+        let tops = vec![zmove_types::Name::from_bytes(b"evil").unwrap()];
         Open {
             shape: zmove_wire::TargetShape::Directory { tops },
             ..open

@@ -16,8 +16,8 @@ use zmove_transport::{
 };
 use zmove_types::{Name, NoObserver, RelPath, StageClock, TransferId};
 use zmove_wire::{
-    Cipher, Extraneous, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role,
-    TargetShape, ToReceiver, ToSender, ToSource, TopName, decode_message, encode_message,
+    Cipher, Extraneous, Fetching, Greeting, Open, Remove, RemoveGroup, Role, TargetShape,
+    ToReceiver, ToSender, ToSource, decode_message, encode_message,
 };
 
 use super::site;
@@ -33,7 +33,7 @@ fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (SocketAddr, F
 
 fn directory(claimed: &str) -> TargetShape {
     TargetShape::Directory {
-        tops: vec![TopName(name(claimed))],
+        tops: vec![name(claimed)],
     }
 }
 
@@ -293,7 +293,7 @@ fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
 #[test]
 fn a_host_removes_nothing_that_was_not_asked_for() {
     let site = tempting();
-    let names_gone = vec![ListedName(name("there"))];
+    let names_gone = vec![name("there")];
     let groups = vec![RemoveGroup {
         directory: RelPath::root(),
         names: names_gone,
@@ -323,7 +323,7 @@ fn a_host_removes_no_more_than_may_be_removed() {
     let site = tempting();
     let groups = vec![RemoveGroup {
         directory: RelPath::root(),
-        names: vec![ListedName(name("there"))],
+        names: vec![name("there")],
     }];
     let word = ToReceiver::Remove(Remove { remove: 0, groups });
     let (address, fingerprint, finished) = silent_host(&site, word);
@@ -423,7 +423,7 @@ fn a_host_whose_opening_is_disguised_changes_nothing() {
         };
         let groups = vec![RemoveGroup {
             directory: RelPath::root(),
-            names: vec![ListedName(name("there"))],
+            names: vec![name("there")],
         }];
         let remove = ToReceiver::Remove(Remove { remove: 0, groups });
         let end = |items| {

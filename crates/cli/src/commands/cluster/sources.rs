@@ -27,7 +27,6 @@ use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_sender::Instead;
 use zmove_types::{Escaped, RelPath};
-use zmove_wire::Time;
 
 /// The sources as the head sees them, from a directory.
 pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
@@ -215,18 +214,12 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
 
 /// What entries get where their own is not kept, as all nodes are told.
 pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice {
-    InsteadNotice {
-        mtime: mtime.map(Time),
-        umask,
-    }
+    InsteadNotice { mtime, umask }
 }
 
 /// The same, as a node is told.
 pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Instead {
-    Instead {
-        mtime: mtime.map(|Time(mtime)| mtime),
-        umask,
-    }
+    Instead { mtime, umask }
 }
 
 /// The paths on which something is mounted at the head.

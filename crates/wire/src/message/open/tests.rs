@@ -8,10 +8,16 @@ use crate::message::{
     CopyOrder, Fetch, GrantOrder, JobGrant, NodeName, SignedJobGrant, ToReceiver, ToSender,
     ToSource, copy, decode_message, encode_message, fetch,
 };
-use crate::{KnownExtension, message::Fetching};
+use crate::{Extension, message::Fetching};
 
-/// A limit that only this test's peers know.
-pub(super) const LIMIT: KnownExtension = KnownExtension::critical(77);
+/// An extension with the number 77.
+fn extension(critical: bool) -> Extensions {
+    Extensions(vec![Extension {
+        number: 77,
+        critical,
+        value: b"z".to_vec(),
+    }])
+}
 
 /// The fields of [`Open::new`] with a short target and this byte throughout its run.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
@@ -104,7 +110,7 @@ fn the_permission_to_begin_is_pinned() {
     let opened = ToSender::Opened(Opened {
         state: TargetState::Populated,
         lanes_max: 300,
-        single_name: Some(TopName(Name::from_bytes(b"f").unwrap())),
+        single_name: Some(Name::from_bytes(b"f").unwrap()),
         free_bytes: Some(258),
         process: "p".to_owned(),
         extensions: Extensions::NONE,
@@ -127,9 +133,9 @@ fn the_text_of_a_process_is_bounded() {
 }
 
 /// An opening with one extension.
-fn extended(known: &KnownExtension) -> Open {
+fn extended(critical: bool) -> Open {
     Open {
-        extensions: Extensions::NONE.with(known, *b"z"),
+        extensions: extension(critical),
         ..Open::new(b"/d".to_vec(), [7; 16])
     }
 }
@@ -187,21 +193,12 @@ fn opening_of(asked: ToSource) -> Open {
 }
 
 #[test]
-fn a_limit_reaches_a_peer_that_knows_it_wherever_the_opening_travels() {
-    for open in arrived(&extended(&LIMIT)) {
-        let open = open.unwrap();
-        assert_eq!(open.extensions.get(&LIMIT), Some(&b"z"[..]));
-        assert_eq!(open, extended(&LIMIT));
-    }
-}
-
-#[test]
 fn a_peer_refuses_a_limit_that_it_does_not_know_wherever_the_opening_travels() {
     let error = WireError::UnknownExtension {
         what: "the opening",
-        number: 9,
+        number: 77,
     };
-    for open in arrived(&extended(&KnownExtension::critical(9))) {
+    for open in arrived(&extended(true)) {
         assert_eq!(open, Err(error));
     }
 }
@@ -209,7 +206,7 @@ fn a_peer_refuses_a_limit_that_it_does_not_know_wherever_the_opening_travels() {
 /// Nobody asks for its value. It stays in the opening, which is compared with the one that a grant holds.
 #[test]
 fn an_extension_that_may_be_ignored_changes_nothing_for_a_peer_that_does_not_know_it() {
-    let hinted = extended(&KnownExtension::optional(9));
+    let hinted = extended(false);
     for open in arrived(&hinted) {
         let open = open.unwrap();
         assert_eq!(open, hinted);
@@ -223,11 +220,10 @@ fn an_extension_that_may_be_ignored_changes_nothing_for_a_peer_that_does_not_kno
     }
 }
 
-/// Otherwise a limit of the one could be sent as an extension of the other, where nobody looks at it.
 #[test]
-fn each_message_knows_its_own_extensions_alone() {
+fn a_refusal_names_the_message_that_has_the_extension() {
     let fetch = Fetch {
-        extensions: extended(&LIMIT).extensions,
+        extensions: extension(true),
         ..fetch::tests::sample()
     };
     let error = WireError::UnknownExtension {
@@ -242,7 +238,7 @@ fn each_message_knows_its_own_extensions_alone() {
         single_name: None,
         free_bytes: None,
         process: String::new(),
-        extensions: extended(&LIMIT).extensions,
+        extensions: extension(true),
     };
     let error = WireError::UnknownExtension {
         what: "the answer to an opening",
@@ -255,9 +251,9 @@ fn each_message_knows_its_own_extensions_alone() {
 /// A message without a block is fixed: it has nothing that a peer could pass over.
 #[test]
 fn nothing_follows_a_message() {
-    let block = [8, 9, 0, 0, 1, 0, 0, 0, b'z'];
+    let block = [1, 9, 0, 1, b'z'];
     let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 1 }));
-    let open = encode_message(&ToReceiver::Open(extended(&LIMIT)));
+    let open = encode_message(&ToReceiver::Open(extended(false)));
     for end in [&[0][..], &[0; 4], &block] {
         let left = Err(WireError::Trailing { left: end.len() });
         let longer = |message: &[u8]| [&message[4..], end].concat();
@@ -271,11 +267,42 @@ fn nothing_follows_a_message() {
 
 #[test]
 fn an_extension_of_an_opening_is_pinned() {
-    let bytes = encode_message(&ToReceiver::Open(extended(&LIMIT)));
+    let bytes = encode_message(&ToReceiver::Open(extended(false)));
     let fields = fixed(b"/d", 7);
-    let block = [8, 77, 0, 1, 1, 0, 0, 0, b'z'];
+    let block = [1, 77, 0, 1, b'z'];
     assert_eq!(
         bytes[4..],
         [&[0], &fields[..fields.len() - 1], &block].concat()
     );
+}
+
+#[test]
+fn extensions_are_bounded_and_ascend() {
+    use crate::limits::{EXTENSION_BYTES_MAX, EXTENSIONS_MAX};
+    let decoded = |numbers: &[u16], bytes: usize| {
+        let one = |number: &u16| Extension {
+            number: *number,
+            critical: false,
+            value: vec![0; bytes],
+        };
+        let open = Open {
+            extensions: Extensions(numbers.iter().map(one).collect()),
+            ..Open::new(b"/d".to_vec(), [7; 16])
+        };
+        decode_message::<Open>(&encode_message(&open)[4..]).map(|decoded| decoded == open)
+    };
+    let many: Vec<u16> = (0..).take(EXTENSIONS_MAX + 1).collect();
+    assert_eq!(decoded(&many[1..], EXTENSION_BYTES_MAX), Ok(true));
+    for (numbers, bytes) in [
+        (&many[..], 0),
+        (&[1], EXTENSION_BYTES_MAX + 1),
+        (&[2, 2], 0),
+        (&[2, 1], 0),
+    ] {
+        assert_eq!(
+            decoded(numbers, bytes),
+            Err(WireError::Message),
+            "{numbers:?}"
+        );
+    }
 }

@@ -29,7 +29,10 @@ where
 }
 
 /// Reads bytes of which there may be no more than `MAX`.
-pub(super) fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
+///
+/// # Errors
+/// There are more bytes, or the deserializer fails.
+pub fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<u8>, D::Error> {
     let bytes = <&[u8]>::deserialize(deserializer)?;
@@ -40,16 +43,19 @@ pub(super) fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
 }
 
 /// Writes the first `MAX` characters of a text, since a person would read no more of it.
-pub(super) fn cut<const MAX: usize, S: Serializer>(
-    text: &str,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+///
+/// # Errors
+/// The serializer fails.
+pub fn cut<const MAX: usize, S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
     let end = text.char_indices().nth(MAX);
     serializer.serialize_str(end.map_or(text, |(end, _)| &text[..end]))
 }
 
 /// Reads a text of at most `MAX` characters.
-pub(super) fn text<'de, const MAX: usize, D: Deserializer<'de>>(
+///
+/// # Errors
+/// The text has more characters, or the deserializer fails.
+pub fn text<'de, const MAX: usize, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<String, D::Error> {
     let text = <&str>::deserialize(deserializer)?;
