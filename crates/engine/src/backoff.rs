@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 use zmove_sender::SessionFate;
+use zmove_types::parse_span;
 
 /// The longest time that a push goes on without connections; zero: not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -166,30 +167,19 @@ const STOPPED_MIN: Duration = Duration::from_secs(5);
 impl FromStr for Timeout {
     type Err = ParseTimeoutError;
 
-    /// Reads `500ms`, `90s`, `5min`, `1.5h`, and a bare number as seconds.
+    /// Reads a span of time as [`parse_span`] does, and a bare number as seconds.
     fn from_str(text: &str) -> Result<Self, ParseTimeoutError> {
-        read(text)
+        let is_bare = text.ends_with(|last: char| last.is_ascii_digit());
+        let unit = if is_bare { "s" } else { "" };
+        parse_span(&format!("{text}{unit}"))
+            .filter(|time| *time <= TIMEOUT_MAX)
             .map(Self)
             .ok_or_else(|| ParseTimeoutError(text.to_owned()))
     }
 }
 
-fn read(text: &str) -> Option<Duration> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let seconds = match text[end..].trim_start() {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "min" | "m" => 60.0,
-        "h" => 3600.0,
-        _ => return None,
-    } * text[..end].parse::<f64>().ok()?;
-    (seconds <= SECONDS_MAX).then(|| Duration::from_secs_f64(seconds))
-}
-
 /// The longest timeout, a month: more is a mistake.
-const SECONDS_MAX: f64 = 31.0 * 86_400.0;
+const TIMEOUT_MAX: Duration = Duration::from_secs(31 * 86_400);
 
 impl fmt::Display for Timeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,7 +207,7 @@ mod tests {
             shown,
             ["0 ms", "1 s", "90 s", "5 min", "90 min", "250 ms", "2 h"]
         );
-        for text in ["", "5 days", "-1s", "s", "1.2.3s", "1e9s", "99999h"] {
+        for text in ["", "5 days", "5m", "-1s", "s", "1.2.3s", "1e9s", "99999h"] {
             assert_eq!(
                 text.parse::<Timeout>(),
                 Err(ParseTimeoutError(text.into())),

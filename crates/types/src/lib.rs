@@ -52,5 +52,6 @@ pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};
 pub use units::{
-    ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, percent,
+    ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, parse_span,
+    percent,
 };

@@ -179,6 +179,24 @@ pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     Ok(ByteCount(value as u64))
 }
 
+/// Reads a span of time: `500ms`, `90s`, `5min`, `1.5h`, `7d`, `2w`, or `0`. Returns `None` for any other text.
+#[must_use]
+pub fn parse_span(text: &str) -> Option<Duration> {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+    let seconds = match unit.trim_start() {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "min" => 60.0,
+        "h" => 3_600.0,
+        "d" => 86_400.0,
+        "w" => 604_800.0,
+        "" if text == "0" => 0.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number * seconds).ok()
+}
+
 fn unit_factor(unit: &str) -> Option<u64> {
     const LETTERS: [char; 5] = ['k', 'm', 'g', 't', 'p'];
     let lower = unit.to_ascii_lowercase();

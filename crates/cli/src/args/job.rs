@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use zmove_api::PublicName;
+use zmove_engine::Timeout;
 use zmove_jobs::{JobId, Moment, Schedule, StartTime, State};
 
 use super::copy::CopyArgs;
+use super::serve::parse_address;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]
@@ -84,19 +86,9 @@ impl SubmitArgs {
 const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 
 /// Reads an address of this host, or a port of the loopback alone.
-fn parse_http(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
-        return Ok((Ipv4Addr::LOCALHOST, port).into());
-    }
-    text.parse()
-        .map_err(|_| "write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone".to_owned())
-}
-
-/// Reads a span of time, and a number alone as seconds, as '--timeout' of a transfer does.
-fn parse_timeout(text: &str) -> Result<Age, String> {
-    text.parse::<u64>()
-        .map(|seconds| Age(Duration::from_secs(seconds)))
-        .or_else(|_| text.parse())
+fn parse_http(text: &str) -> Result<SocketAddr, &'static str> {
+    parse_address(text, Ipv4Addr::LOCALHOST.into())
+        .ok_or("write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone")
 }
 
 fn parse_at(text: &str) -> Result<StartTime, String> {
@@ -154,8 +146,8 @@ pub(crate) enum JobAction {
     /// Wait for its end: exit code 0 done, 30 failed, 31 cancelled, 32 expired, 33 not within --timeout
     Wait {
         /// How long: 90 or 90s, 30min, 12h, 7d
-        #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
-        timeout: Option<Age>,
+        #[arg(long, value_name = "TIME")]
+        timeout: Option<Timeout>,
     },
     /// Show how far it is until it ends; Ctrl-C leaves it alone. Exit codes are those of 'wait'
     Attach,
@@ -233,12 +225,5 @@ mod tests {
                 .unwrap_err()
                 .contains("ADDRESS:PORT")
         );
-    }
-
-    #[test]
-    fn a_number_alone_is_seconds_to_wait() {
-        assert_eq!(parse_timeout("5"), Ok(Age(Duration::from_secs(5))));
-        assert_eq!(parse_timeout("2min"), Ok(Age(Duration::from_secs(120))));
-        assert!(parse_timeout("soon").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The arguments of `zmove serve`.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -10,13 +10,15 @@ use zmove_transport::TransportChoice;
 use super::storage::{DirectArg, EngineArg};
 use crate::value::age::Age;
 
-fn parse_listen(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
-        return Ok((Ipv6Addr::UNSPECIFIED, port).into());
-    }
-    text.parse().map_err(|_| {
-        "write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone".to_owned()
-    })
+fn parse_listen(text: &str) -> Result<SocketAddr, &'static str> {
+    parse_address(text, Ipv6Addr::UNSPECIFIED.into())
+        .ok_or("write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone")
+}
+
+/// Reads an address with its port, or a port of `host` alone.
+pub(super) fn parse_address(text: &str, host: IpAddr) -> Option<SocketAddr> {
+    let port = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
+    port.map_or_else(|_| text.parse().ok(), |port| Some((host, port).into()))
 }
 
 #[derive(Debug, clap::Args)]

@@ -21,8 +21,8 @@ pub(crate) struct SweepArgs {
     /// No more is there at once.
     #[arg(long, value_name = "SIZE", default_value = "10GiB", value_parser = parse_size)]
     pub(crate) budget: ByteCount,
-    /// How long it may take, say 90s, 2m or 1h
-    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
+    /// How long it may take, say 90s, 2min or 1h
+    #[arg(long, value_name = "TIME", default_value = "2min", value_parser = parse_time)]
     pub(crate) time: Duration,
     /// Threads that write and read [default: by cores]
     ///
@@ -50,10 +50,9 @@ pub(crate) struct SweepArgs {
     pub(crate) storage: StorageArgs,
 }
 
-/// Reads a span of time as [`Age`] does, and `2m` for two minutes.
+/// Reads a span of time as [`Age`] does, of a second at least.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
-    let minutes = text.strip_suffix('m').map(|number| format!("{number}min"));
-    let Age(time) = minutes.as_deref().unwrap_or(text).parse()?;
+    let Age(time) = text.parse()?;
     if time < TIME_MIN {
         return Err("it takes a second at least".to_owned());
     }
@@ -68,7 +67,7 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_time("2min"), Ok(Duration::from_secs(120)));
         assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_time("1min"), Ok(Duration::from_secs(60)));
         assert!(parse_time("0s").is_err() && parse_time("2").is_err());
