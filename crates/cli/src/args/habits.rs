@@ -105,42 +105,26 @@ fn has_short(command: &Command, letter: char) -> bool {
 
 /// Puts a hint that fits into an error of the command line, in the place of clap's guesses.
 pub(crate) fn hint(error: &mut clap::Error) {
-    let word = |kind| match error.get(kind) {
+    let kind = error.kind();
+    let (named, guess) = match kind {
+        ErrorKind::UnknownArgument => (ContextKind::InvalidArg, ContextKind::SuggestedArg),
+        ErrorKind::InvalidSubcommand | ErrorKind::ArgumentConflict => (
+            ContextKind::InvalidSubcommand,
+            ContextKind::SuggestedSubcommand,
+        ),
+        ErrorKind::InvalidValue => (ContextKind::InvalidArg, ContextKind::SuggestedValue),
+        _ => return,
+    };
+    let word = match error.get(named) {
         Some(ContextValue::String(word)) => word.clone(),
         _ => String::new(),
     };
-    let (word, guess, hints) = match error.kind() {
-        ErrorKind::UnknownArgument => {
-            let word = word(ContextKind::InvalidArg);
-            let is_of_others = ELSEWHERE.iter().any(|(words, _)| words.contains(&&*word));
-            (
-                word,
-                ContextKind::SuggestedArg,
-                if is_of_others { ELSEWHERE } else { OPTIONS },
-            )
-        }
-        ErrorKind::InvalidSubcommand => (
-            word(ContextKind::InvalidSubcommand),
-            ContextKind::SuggestedSubcommand,
-            COMMANDS,
-        ),
-        // clap takes a key behind a host for a subcommand that does not go with it.
-        ErrorKind::ArgumentConflict
-            if word(ContextKind::InvalidSubcommand).starts_with("SHA256:") =>
-        {
-            (
-                word(ContextKind::InvalidSubcommand),
-                ContextKind::SuggestedSubcommand,
-                COMMANDS,
-            )
-        }
-        ErrorKind::InvalidValue => (
-            word(ContextKind::InvalidArg),
-            ContextKind::SuggestedValue,
-            VALUES,
-        ),
-        _ => return,
-    };
+    let is_option = word.starts_with('-');
+    let is_key = word.starts_with("SHA256:");
+    // clap takes a key behind a host for a subcommand that does not go with it.
+    if kind == ErrorKind::ArgumentConflict && !is_key {
+        return;
+    }
     // To pass an option as a value is hardly ever meant.
     error.remove(ContextKind::Suggested);
     let about = match error.get(ContextKind::Usage) {
@@ -148,7 +132,7 @@ pub(crate) fn hint(error: &mut clap::Error) {
         _ => String::new(),
     };
     let is_close = match error.get(guess) {
-        _ if error.kind() == ErrorKind::InvalidValue => true,
+        _ if kind == ErrorKind::InvalidValue => true,
         Some(ContextValue::String(guess)) => is_typo(&word, guess),
         Some(ContextValue::Strings(guesses)) => guesses.iter().any(|guess| is_typo(&word, guess)),
         _ => false,
@@ -157,19 +141,19 @@ pub(crate) fn hint(error: &mut clap::Error) {
         .iter()
         .find(|(command, _)| about.contains(command))
         .map(|(_, hint)| *hint);
-    let of_jobs = of_jobs.filter(|_| !is_close && !word.starts_with('-'));
-    let known = hints
+    let of_jobs = of_jobs.filter(|_| !is_close && !is_option);
+    let of_word = HINTS
         .iter()
         .find(|(words, _)| words.contains(&&*word))
         .map(|(_, hint)| *hint);
-    let is_key = about.contains("zmove trust") && word.starts_with("SHA256:");
-    let known = of_jobs.or(is_key.then_some(KEY)).or(known);
+    let of_word = of_word.filter(|_| is_option || kind == ErrorKind::InvalidSubcommand);
+    let is_trusted = is_key && about.contains("zmove trust");
+    let known = of_jobs.or(is_trusted.then_some(KEY)).or(of_word);
     if known.is_some() || !is_close {
         error.remove(guess);
     }
     let is_at_root = about.contains("zmove <COMMAND>");
-    let is_without_command =
-        error.kind() == ErrorKind::InvalidSubcommand && is_at_root && !is_close;
+    let is_without_command = kind == ErrorKind::InvalidSubcommand && is_at_root && !is_close;
     if let Some(hint) = known.or(is_without_command.then_some("'zmove copy SRC... DST' copies")) {
         error.insert(
             ContextKind::Suggested,
@@ -178,13 +162,8 @@ pub(crate) fn hint(error: &mut clap::Error) {
     }
 }
 
-/// The options that take a value here and none in rsync.
-const VALUES: &[(&[&str], &str)] = &[(
-    &["--sparse <WHEN>"],
-    "holes are kept anyway; --sparse zeros makes holes of zeros, as rsync's --sparse does",
-)];
-
-const COMMANDS: &[(&[&str], &str)] = &[
+/// What fits words of others: commands, and options with their dashes.
+const HINTS: &[(&[&str], &str)] = &[
     (
         &["cp", "scp", "mv", "rsync"],
         "'zmove copy SRC... DST' takes either direction",
@@ -228,30 +207,16 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
-];
-
-/// What fits words that are none of the commands for jobs, by the usage that clap tells.
-const JOBS: &[(&str, &str)] = &[
+    // takes a value here and none in rsync
     (
-        "zmove jobs",
-        "'zmove jobs' lists all; 'zmove job ID' is about one, by its number",
+        &["--sparse <WHEN>"],
+        "holes are kept anyway; --sparse zeros makes holes of zeros, as rsync's --sparse does",
     ),
+    // an option of other commands
     (
-        "zmove job ",
-        "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun",
+        &["--timeout"],
+        "nothing waits here: a host that does not answer is left within seconds",
     ),
-];
-
-/// What fits a key behind the host of `zmove trust`.
-const KEY: &str = "--fingerprint SHA256:... pins the key, if it is this one";
-
-/// Options of other commands.
-const ELSEWHERE: &[(&[&str], &str)] = &[(
-    &["--timeout"],
-    "nothing waits here: a host that does not answer is left within seconds",
-)];
-
-const OPTIONS: &[(&[&str], &str)] = &[
     (
         &[
             "--delete-before",
@@ -389,6 +354,21 @@ const OPTIONS: &[(&[&str], &str)] = &[
         "--streams N, or leave it out: zmove finds the number",
     ),
 ];
+
+/// What fits words that are none of the commands for jobs, by the usage that clap tells.
+const JOBS: &[(&str, &str)] = &[
+    (
+        "zmove jobs",
+        "'zmove jobs' lists all; 'zmove job ID' is about one, by its number",
+    ),
+    (
+        "zmove job ",
+        "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun",
+    ),
+];
+
+/// What fits a key behind the host of `zmove trust`.
+const KEY: &str = "--fingerprint SHA256:... pins the key, if it is this one";
 
 /// Whether a guess is near enough to be what was meant: one letter in three may differ.
 fn is_typo(typed: &str, guess: &str) -> bool {
@@ -580,12 +560,20 @@ mod tests {
     fn hints_name_what_there_is() {
         let command = Args::command();
         let push = command.find_subcommand("push").unwrap();
-        for (words, hint) in COMMANDS {
-            for name in *words {
-                let is_there = command
-                    .find_subcommand(name)
-                    .is_some_and(|command| !command.is_hide_set());
-                assert!(!is_there, "'{name}' is a command");
+        let names: Vec<_> = push
+            .get_arguments()
+            .flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default())
+            .collect();
+        for (words, hint) in HINTS {
+            for word in *words {
+                let name = word.trim_start_matches('-');
+                let is_there = if word.starts_with('-') {
+                    *word != "--timeout" && names.contains(&name)
+                } else {
+                    let command = command.find_subcommand(name);
+                    command.is_some_and(|command| !command.is_hide_set())
+                };
+                assert!(!is_there, "'{word}' is there");
             }
             for (at, _) in hint.match_indices("'zmove ") {
                 let name = hint[at + 7..].split([' ', '\'']).next().unwrap();
@@ -594,22 +582,11 @@ mod tests {
                     "{hint}"
                 );
             }
-        }
-        let names: Vec<_> = push
-            .get_arguments()
-            .flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default())
-            .collect();
-        for (words, hint) in OPTIONS {
-            for word in *words {
-                assert!(
-                    !names.contains(&word.trim_start_matches('-')),
-                    "'{word}' is an option"
-                );
-            }
-            for word in hint
+            let options = hint
                 .split([' ', ',', ';', ':'])
                 .filter_map(|word| word.strip_prefix("--"))
-            {
+                .filter(|_| words[0].starts_with('-'));
+            for word in options {
                 assert!(names.contains(&word) || word == "exclude", "{hint}");
             }
         }
