@@ -29,7 +29,6 @@ use commands::{
     push, receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, output, terminal};
-use ownership::Settled;
 use value::exit::{self, Exit};
 
 /// Runs the command line and returns the exit code.
@@ -68,8 +67,8 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
     };
     let is_json = args.command.tells_events();
     let done = match ownership::settle(&args.command) {
-        Ok(Settled::Elsewhere(code)) => return code.into(),
-        Ok(Settled::Here) => run_here(args.command, started),
+        Ok(Some(code)) => return code.into(),
+        Ok(None) => run_here(args.command, started),
         Err(error) => Err(error),
     };
     match done {

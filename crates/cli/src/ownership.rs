@@ -24,7 +24,7 @@ use crate::display::terminal::quoted;
 use crate::value::exit::{Exit, failure};
 
 pub(crate) use child::{Child, become_user, run_as};
-pub(crate) use commands::{Settled, settle};
+pub(crate) use commands::settle;
 pub(crate) use terminal::{end_with, run_apart};
 
 /// The users other than root who can change the names in a directory.

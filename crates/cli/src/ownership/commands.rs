@@ -8,15 +8,6 @@ use super::{Child, demand_root, is_root, other_owner};
 use crate::args::Command;
 use crate::settings::{self, Role};
 
-/// Where a command is done.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
-    /// In this process.
-    Here,
-    /// In a child process of the directory's user, which has ended with this exit code.
-    Elsewhere(u8),
-}
-
 /// The way in which a command uses its directory.
 enum Use {
     /// The command needs nothing else, so the directory's user can do it.
@@ -31,13 +22,14 @@ enum Use {
     None,
 }
 
-/// Applies the rule to a command of root's, before the command opens a file.
+/// Applies the rule to a command of root's, before the command opens a file. Returns the exit code of the child process
+/// that has done the command as the directory's user; `None` if this process does it.
 ///
 /// # Errors
 /// The directories of the command are refused, or the child process cannot be started.
-pub(crate) fn settle(command: &Command) -> Result<Settled> {
+pub(crate) fn settle(command: &Command) -> Result<Option<u8>> {
     if !is_root() {
-        return Ok(Settled::Here);
+        return Ok(None);
     }
     match use_of(command) {
         Use::None => {}
@@ -52,7 +44,7 @@ pub(crate) fn settle(command: &Command) -> Result<Settled> {
         } => return by_owner(&std::path::absolute(&directory)?, variable),
         Use::ByOwner { .. } => {}
     }
-    Ok(Settled::Here)
+    Ok(None)
 }
 
 fn use_of(command: &Command) -> Use {
@@ -104,16 +96,16 @@ fn use_of(command: &Command) -> Use {
 }
 
 /// Has this process's whole command done by the user who controls the directory, if that is not root.
-fn by_owner(directory: &Path, variable: &'static str) -> Result<Settled> {
+fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     let Some(user) = other_owner(directory, PURPOSE)? else {
-        return Ok(Settled::Here);
+        return Ok(None);
     };
     let child = places().fold(Child::new(user)?, |child, (name, path)| {
         child.env(name, &path)
     });
     let child = child.env(variable, directory);
     let words = std::env::args_os().skip(1);
-    Ok(Settled::Elsewhere(words.fold(child, Child::arg).code()?))
+    words.fold(child, Child::arg).code().map(Some)
 }
 
 /// The directories that the environment names, for a process that has no other variables.
