@@ -48,6 +48,14 @@ impl Mount {
             .filter_map(Self::parse)
     }
 
+    /// The mount by which a file was opened; if its number is not known, the one that `path`, which has no links, lies
+    /// in.
+    #[must_use]
+    pub fn of_file(file: impl AsFd, path: &Path) -> Option<Self> {
+        let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+        Self::of(&mountinfo, mount_id(file), path)
+    }
+
     /// The mount of this number; if the number is not known, the one that a path without links lies in.
     pub(crate) fn of(mountinfo: &[u8], id: Option<u64>, path: &Path) -> Option<Self> {
         let by_id = id.and_then(|id| Self::all(mountinfo).find(|mount| mount.id == id));
@@ -151,6 +159,15 @@ mod tests {
         assert_eq!(inner.options, ["ro", "relatime"]);
         assert_eq!(at("/database").kind, "ext4");
         assert_eq!(Mount::around(b"what is this", Path::new("/")), None);
+    }
+
+    #[test]
+    fn a_mount_is_found_by_its_number_or_by_the_path() {
+        let numbered =
+            |id, path: &str| Mount::of(MOUNTS, id, Path::new(path)).map(|mount| mount.id);
+        assert_eq!(numbered(Some(40), "/"), Some(40));
+        assert_eq!(numbered(None, "/data/x"), Some(42));
+        assert_eq!(numbered(Some(77), "/database"), Some(22));
     }
 
     #[test]
