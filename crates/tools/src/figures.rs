@@ -55,7 +55,11 @@ impl Wrapping {
 
 /// A number of things, in singular or plural.
 pub fn counted(number: u64, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+    match thing.strip_suffix('y') {
+        _ if number == 1 => format!("{number} {thing}"),
+        Some(stem) => format!("{number} {stem}ies"),
+        None => format!("{number} {thing}s"),
+    }
 }
 
 /// A rate of bytes in binary units.

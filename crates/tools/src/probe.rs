@@ -17,7 +17,7 @@ use zmove_scan::Share;
 use zmove_sender::{ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::sweep::Direction;
+use crate::sweep::IoDirection;
 use prediction::{Prediction, Way, predict};
 pub use storage::StorageRates;
 
@@ -70,8 +70,8 @@ impl ProbeResults {
     fn prediction(&self) -> Option<Prediction> {
         let ceiling =
             |storage: &Option<StorageRates>, direction| storage.as_ref()?.ceiling(direction);
-        let reads = ceiling(&self.source, Direction::Read);
-        let writes = ceiling(&self.target, Direction::Write);
+        let reads = ceiling(&self.source, IoDirection::Read);
+        let writes = ceiling(&self.target, IoDirection::Write);
         // A push begins to send without waiting for the receiver's greeting and permission.
         let ahead = self.report.round_trips.min * 2;
         let way = Way {

@@ -38,10 +38,10 @@ pub(crate) use ceiling::Ceiling;
 use cell::Bench;
 pub use compare::{ReferenceRate, compare};
 pub use error::SweepError;
-use place::{Found, Place};
+use place::SweepDirectory;
 use plan::{Cell, cells_within};
-pub use result::{Direction, ReadError, Sweep};
-use result::{FORMAT, Host, Measured, Storage};
+use result::{FORMAT, Measured, Storage, SweptHost};
+pub use result::{IoDirection, ReadError, Sweep};
 pub use saved_sweeps::SavedSweeps;
 pub use shares::{MovedSizes, Shares};
 pub use target::measure_target;
@@ -86,7 +86,7 @@ pub enum SweepEvent {
         /// The size of each file, in bytes.
         file_bytes: u64,
         /// Whether files are written or read.
-        direction: Direction,
+        direction: IoDirection,
     },
     /// Everything that was written is being removed.
     Removing,
@@ -132,12 +132,7 @@ pub fn sweep(
     if plan.is_empty() {
         return Err(SweepError::NothingFits(config.budget));
     }
-    let place = Place::make_in(directory, &config.path, |path, found| {
-        tell(match found {
-            Found::Removed => SweepEvent::Removed(path.to_owned()),
-            Found::InUse | Found::NotOurs => SweepEvent::Stays(path.to_owned()),
-        });
-    })?;
+    let place = SweepDirectory::make_in(directory, &config.path, tell)?;
     let end = started + config.time.mul_f64(MEASURE_SHARE);
     let measured = measure(config, &plan, &place, end, stop, tell);
     tell(SweepEvent::Removing);
@@ -149,7 +144,7 @@ pub fn sweep(
         zmove: env!("CARGO_PKG_VERSION").to_owned(),
         unix_seconds: now().as_secs().saturating_sub(started.elapsed().as_secs()),
         storage,
-        host: Host::this(),
+        host: SweptHost::this(),
         threads: config.threads,
         budget_bytes: config.budget.0,
         time_seconds: config.time.as_secs_f64(),
@@ -163,7 +158,7 @@ pub fn sweep(
 fn measure(
     config: &SweepConfig,
     plan: &[Cell],
-    place: &Place,
+    place: &SweepDirectory,
     end: Instant,
     stop: &AtomicBool,
     tell: &mut dyn FnMut(SweepEvent),

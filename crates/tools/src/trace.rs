@@ -11,12 +11,12 @@ mod table;
 pub use file::{INTERVAL, TraceFile};
 pub use read::{LineFault, ReadTraceError};
 
-use line::{About, Line};
+use line::{About, TraceLine};
 
 /// A whole trace, with at least one line.
 #[derive(Debug, PartialEq)]
 pub struct Trace {
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<TraceLine>,
     about: About,
 }
 

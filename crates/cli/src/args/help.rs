@@ -218,7 +218,7 @@ for 10 minutes. As a service it outlives restarts of the host: 'systemctl --user
 'loginctl enable-linger', or for another user 'systemctl enable --now zmove-runner@USER'.";
 
 pub(super) const SWEEP_LONG: &str = "\
-It works in one directory of its own below PATH, .zmove-sweep-HOST-NUMBER, and removes that at the end, after an \
+It works in one directory of its own below PATH, .zmove-sweep-NUMBER, and removes that at the end, after an \
 error and when it is interrupted; what a killed one left is removed by the next. It needs room for the budget and a \
 reserve for others. Every write is flushed, and no read comes from the page cache where that can be helped; the table \
 says which way. The result is kept in ZMOVE_HOME/sweeps, and later pushes from or to that storage say their share of \

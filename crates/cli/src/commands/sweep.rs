@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use zmove_tools::drawing::scale::size_label;
 use zmove_tools::sweep::{
-    Direction, ReferenceRate, Sweep, SweepConfig, SweepError, SweepEvent, compare, sweep,
+    IoDirection, ReferenceRate, Sweep, SweepConfig, SweepError, SweepEvent, compare, sweep,
 };
 use zmove_types::Escaped;
 
@@ -129,13 +129,13 @@ fn show(bar: &ProgressBar, event: &SweepEvent) {
             file_bytes,
             direction,
         } => {
-            let doing = if *direction == Direction::Write {
+            let doing = if *direction == IoDirection::Write {
                 "writing"
             } else {
                 "reading"
             };
             bar.set_length(2 * *of as u64);
-            bar.set_position(2 * *number as u64 + u64::from(*direction == Direction::Read));
+            bar.set_position(2 * *number as u64 + u64::from(*direction == IoDirection::Read));
             bar.set_message(format!("{doing} files of {}", size_label(*file_bytes)));
         }
         SweepEvent::Removing => bar.set_message("removing what was written"),

@@ -277,7 +277,7 @@ impl Watcher {
             let is_over = ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
             let done = self.totals.done_bytes.load(Ordering::Relaxed);
             let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
-            let (_, moved) = self.moved.total();
+            let moved = self.moved.total().bytes;
             self.bar.set_length(found.max(1));
             self.bar.set_position(done);
             // A transfer that breaks off has no other account of what it has moved.
@@ -322,7 +322,7 @@ impl Watcher {
         let left = rate.map_or(0.0, |rate| {
             ByteCount(found.saturating_sub(done)).as_f64() / rate
         });
-        let is_known = scan_ended && tells_time_left(self.moved.total().1, found);
+        let is_known = scan_ended && tells_time_left(self.moved.total().bytes, found);
         let left = if is_known && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
         } else {
@@ -374,7 +374,7 @@ impl Watcher {
 
     fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
-        let (files_moved, bytes_moved) = self.moved.total();
+        let total = self.moved.total();
         let rate = self.rate();
         let limit = self.limit();
         let state = self.state();
@@ -390,8 +390,8 @@ impl Watcher {
             "files_done": totals.done_files.load(Ordering::Relaxed),
             "files_found": totals.found_files.load(Ordering::Relaxed),
             "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
-            "bytes_moved": bytes_moved,
-            "files_moved": files_moved,
+            "bytes_moved": total.bytes,
+            "files_moved": total.files,
             "bytes_per_second": rate,
             "lanes": totals.lanes.load(Ordering::Relaxed),
             "limited_by": limit_key(limit),

@@ -200,7 +200,7 @@ impl Panel {
                 name.set("font-size", 11)
             });
             if (y - end_y).abs() > NAME_HEIGHT / 4.0 || x - end_x > NAME_HEIGHT * 2.0 {
-                let leader = stroke((end_x + 6.0, end_y), (x - 3.0, rounded(y)));
+                let leader = stroke([end_x + 6.0, end_y], [x - 3.0, rounded(y)]);
                 let pen = Pen {
                     colour,
                     dashes: Some("1 2"),

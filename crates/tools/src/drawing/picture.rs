@@ -76,7 +76,7 @@ pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -
     let mut group = Group::new();
     let mut x = LEFT;
     for (name, pen) in curves {
-        let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
+        let sample = stroke([x, y - 4.5], [x + SAMPLE_WIDTH, y - 4.5]);
         group = group
             .add(drawn(pen).add(sample))
             .add(words(name, x + SAMPLE_WIDTH + 5.0, y));
@@ -101,12 +101,12 @@ pub fn drawn(pen: Pen) -> Group {
 }
 
 /// A straight line.
-pub fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
+pub fn stroke(from: [f64; 2], to: [f64; 2]) -> Stroke {
     Stroke::new()
-        .set("x1", from.0)
-        .set("y1", from.1)
-        .set("x2", to.0)
-        .set("y2", to.1)
+        .set("x1", from[0])
+        .set("y1", from[1])
+        .set("x2", to[0])
+        .set("y2", to[1])
 }
 
 /// A line through all points.
@@ -125,7 +125,7 @@ pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>)
     ticks.fold(
         [grid, Group::new().set("text-anchor", "end")],
         |[grid, labels], (y, label)| {
-            let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
+            let line = stroke([LEFT, y], [LEFT + PLOT_WIDTH, y]);
             let Fitting { text, size } = within(LEFT - 7.0, &label, TEXT_SIZE);
             let label = words(&text, LEFT - 7.0, y + 4.5).set("font-size", size);
             [grid.add(line), labels.add(label)]

@@ -6,7 +6,7 @@ use zmove_scan::{Histogram, Share};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::figures::{bytes_per_second, duration, percent, share};
-use crate::sweep::{Ceiling, Direction, Sweep};
+use crate::sweep::{Ceiling, IoDirection, Sweep};
 
 /// The least time that reading a tree takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,7 +24,7 @@ impl ReadTime {
     /// The expectation from a sweep of the storage; `None` where nothing is to be read.
     #[must_use]
     pub fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
-        let ceiling = Ceiling::of(sweep, Direction::Read)?;
+        let ceiling = Ceiling::of(sweep, IoDirection::Read)?;
         let time = |(start, share): (u64, Share)| {
             (
                 SizeClass::of(start),

@@ -7,7 +7,7 @@ use zmove_scan::{Extreme, Histogram, Share};
 use zmove_types::ByteCount;
 
 use crate::drawing::scale::size_label;
-use crate::figures::{percent, share};
+use crate::figures::{counted, percent, share};
 
 /// The histogram as text of at most `columns` columns, but at least 66; paths are not cut.
 #[must_use]
@@ -82,9 +82,9 @@ fn totals(histogram: &Histogram) -> String {
         "all",
         files.files,
         ByteCount(files.bytes).to_string(),
-        counted(*directories, "directory", "directories"),
-        counted(*symlinks, "symbolic link", "symbolic links"),
-        counted(*specials, "special file", "special files"),
+        counted(*directories, "directory"),
+        counted(*symlinks, "symbolic link"),
+        counted(*specials, "special file"),
     );
     if errors + vanished > 0 {
         text += &format!("{errors} could not be read, {vanished} vanished meanwhile\n");
@@ -101,17 +101,10 @@ fn extremes(histogram: &Histogram) -> String {
     shown(&histogram.largest_file, |bytes| {
         format!("largest file: {}", ByteCount(bytes))
     }) + &shown(&histogram.largest_directory, |entries| {
-        format!(
-            "largest directory: {}",
-            counted(entries, "entry", "entries")
-        )
+        format!("largest directory: {}", counted(entries, "entry"))
     }) + &shown(&histogram.deepest_path, |depth| {
         format!("deepest path: {depth} below its root")
     })
-}
-
-fn counted(number: u64, one: &str, several: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// A bar of blocks, at least one for any value above zero.

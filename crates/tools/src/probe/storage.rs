@@ -6,7 +6,7 @@ use zmove_wire::{Swept, SweptSize};
 
 use crate::drawing::scale::size_label;
 use crate::figures::{bytes_per_second, files_per_second};
-use crate::sweep::{Ceiling, Direction, Sweep, swept};
+use crate::sweep::{Ceiling, IoDirection, Sweep, swept};
 
 /// The storage of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,11 +54,11 @@ impl StorageRates {
         }
     }
 
-    pub(super) fn ceiling(&self, direction: Direction) -> Option<Ceiling> {
+    pub(super) fn ceiling(&self, direction: IoDirection) -> Option<Ceiling> {
         let rate = |size: &SizeRates| {
             let rate = match direction {
-                Direction::Read => size.read_bytes_per_second,
-                Direction::Write => size.write_bytes_per_second,
+                IoDirection::Read => size.read_bytes_per_second,
+                IoDirection::Write => size.write_bytes_per_second,
             };
             Some((size.file_bytes, rate?))
         };

@@ -6,7 +6,7 @@ use zmove_types::{ByteCount, ByteRate, Printable};
 use super::prediction::ClassTime;
 use super::{ProbeResults, best, cpu_per_gib, milliseconds, rate};
 use crate::figures::{counted, duration};
-use crate::sweep::Direction;
+use crate::sweep::IoDirection;
 
 /// The whole text.
 pub(super) fn of(found: &ProbeResults) -> String {
@@ -127,7 +127,7 @@ fn prediction(found: &ProbeResults, tree: &str) -> String {
     if found
         .target
         .as_ref()
-        .is_none_or(|storage| storage.ceiling(Direction::Write).is_none())
+        .is_none_or(|storage| storage.ceiling(IoDirection::Write).is_none())
     {
         text += "target storage is not known: it is swept where HOST:PATH names a directory\n";
     }

@@ -5,7 +5,7 @@
 
 use zmove_types::ByteCount;
 
-use crate::sweep::result::{Direction, Measured, Sweep};
+use crate::sweep::result::{IoDirection, Measured, Sweep};
 
 /// The fastest that a storage can be in one direction.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub(crate) struct Ceiling {
 
 impl Ceiling {
     /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
-    pub(crate) fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
+    pub(crate) fn of(sweep: &Sweep, direction: IoDirection) -> Option<Self> {
         let rate =
             |size: &Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn measured_sizes_take_what_was_measured() {
         let sweep = of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6), (1 << 30, 2e9)]);
-        let (reads, writes) = [Direction::Read, Direction::Write]
+        let (reads, writes) = [IoDirection::Read, IoDirection::Write]
             .map(|way| Ceiling::of(&sweep, way))
             .into();
         let (reads, writes) = (reads.unwrap(), writes.unwrap());
@@ -95,7 +95,7 @@ mod tests {
     fn others_take_what_their_neighbours_say() {
         let reads = Ceiling::of(
             &of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6)]),
-            Direction::Read,
+            IoDirection::Read,
         )
         .unwrap();
         // Files of both sizes take a thousandth of a second each, and so do files in between, or smaller ones.
@@ -123,7 +123,7 @@ mod tests {
     fn nothing_measured_is_no_ceiling() {
         let mut sweep = of(&[(1024, 1.0)]);
         sweep.sizes[0].read = None;
-        assert_eq!(Ceiling::of(&sweep, Direction::Read), None);
-        assert!(Ceiling::of(&sweep, Direction::Write).is_some());
+        assert_eq!(Ceiling::of(&sweep, IoDirection::Read), None);
+        assert!(Ceiling::of(&sweep, IoDirection::Write).is_some());
     }
 }

@@ -19,11 +19,11 @@ use zmove_disk::{DataFile, Direct, FileIo, ProvenKinds};
 use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
 
 use crate::sweep::error::SweepError;
-use crate::sweep::place::Place;
+use crate::sweep::place::SweepDirectory;
 use crate::sweep::plan::Cell;
-use crate::sweep::result::{Direction, Measured, Moved};
+use crate::sweep::result::{IoDirection, Measured, Throughput};
 use large::LargeFiles;
-use pace::Pace;
+use pace::CellPace;
 use small::SmallFiles;
 
 /// All that is needed to measure a cell.
@@ -31,7 +31,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) cell: Cell,
     /// The number of the cell in the sweep.
     pub(crate) number: usize,
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a SweepDirectory,
     pub(crate) file_io: &'a Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) threads: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) stop: &'a AtomicBool,
 }
 
-enum Files {
+enum CellFiles {
     Small(SmallFiles),
     Large(LargeFiles),
 }
@@ -51,7 +51,7 @@ impl Bench<'_> {
     pub(crate) fn measure(
         &self,
         slice: Duration,
-        mut begin: impl FnMut(Direction),
+        mut begin: impl FnMut(IoDirection),
     ) -> Result<Measured, SweepError> {
         let started = Instant::now();
         let name =
@@ -64,11 +64,11 @@ impl Bench<'_> {
         // Data that others have written must not be flushed in the time of this cell.
         rustix::fs::syncfs(self.place.tree.fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
-        begin(Direction::Write);
+        begin(IoDirection::Write);
         let (mut files, written) = self.write(directory, started + slice.mul_f64(WRITE_SHARE))?;
         measured.write = written;
         if written.is_some() {
-            begin(Direction::Read);
+            begin(IoDirection::Read);
             let left = (started + slice).saturating_duration_since(Instant::now());
             measured.read = self.read(&mut files, left.mul_f64(READ_SHARE).max(READ_MIN))?;
         }
@@ -79,8 +79,8 @@ impl Bench<'_> {
         &self,
         directory: Arc<OwnedFd>,
         until: Instant,
-    ) -> Result<(Files, Option<Moved>), SweepError> {
-        let pace = Pace::new(until, self.stop, self.threads);
+    ) -> Result<(CellFiles, Option<Throughput>), SweepError> {
+        let pace = CellPace::new(until, self.stop, self.threads);
         let started = Instant::now();
         let files = std::thread::scope(|scope| {
             let root = self.place.tree.fd();
@@ -89,9 +89,9 @@ impl Bench<'_> {
                 .spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
             // A push has files of one group in batches, and larger ones by groups.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
-                Files::Small(SmallFiles::write(self, directory, pace))
+                CellFiles::Small(SmallFiles::write(self, directory, pace))
             } else {
-                Files::Large(LargeFiles::write(self, directory, pace))
+                CellFiles::Large(LargeFiles::write(self, directory, pace))
             };
             pace.end();
             written
@@ -99,33 +99,41 @@ impl Bench<'_> {
         let time = started.elapsed();
         pace.failure()?;
         let (counted, way) = match &files {
-            Files::Small(files) => (files.count(self.cell.file_bytes), files.way),
-            Files::Large(files) => (files.count(self.cell.file_bytes), files.way),
+            CellFiles::Small(files) => (files.count(self.cell.file_bytes), files.way),
+            CellFiles::Large(files) => (files.count(self.cell.file_bytes), files.way),
         };
-        let moved = Moved::new(self.cell.file_bytes, counted, time, way);
+        let moved = Throughput::new(self.cell.file_bytes, counted, time, way);
         Ok((files, moved))
     }
 
-    fn read(&self, files: &mut Files, time: Duration) -> Result<Option<Moved>, SweepError> {
-        let drop_pace = Pace::new(Instant::now() + time, self.stop, self.threads);
+    fn read(
+        &self,
+        files: &mut CellFiles,
+        time: Duration,
+    ) -> Result<Option<Throughput>, SweepError> {
+        let drop_pace = CellPace::new(Instant::now() + time, self.stop, self.threads);
         let way = match files {
-            Files::Small(files) => files.drop_cached(self, &drop_pace),
-            Files::Large(files) => files.drop_cached(self)?,
+            CellFiles::Small(files) => files.drop_cached(self, &drop_pace),
+            CellFiles::Large(files) => files.drop_cached(self)?,
         };
         drop_pace.failure()?;
         let started = Instant::now();
-        let pace = Pace::new(started + time, self.stop, self.threads);
+        let pace = CellPace::new(started + time, self.stop, self.threads);
         let counted = match files {
-            Files::Small(files) => files.read(self, &pace),
-            Files::Large(files) => files.read(self, &pace),
+            CellFiles::Small(files) => files.read(self, &pace),
+            CellFiles::Large(files) => files.read(self, &pace),
         };
         let took = started.elapsed();
         pace.failure()?;
-        Ok(Moved::new(self.cell.file_bytes, counted, took, way))
+        Ok(Throughput::new(self.cell.file_bytes, counted, took, way))
     }
 
     /// Runs `work` on every thread; the first error of one ends all.
-    fn on_threads(&self, pace: &Pace<'_>, work: impl Fn(usize) -> Result<(), SweepError> + Sync) {
+    fn on_threads(
+        &self,
+        pace: &CellPace<'_>,
+        work: impl Fn(usize) -> Result<(), SweepError> + Sync,
+    ) {
         std::thread::scope(|scope| {
             for thread in 0..self.threads {
                 let work = &work;
@@ -214,7 +222,8 @@ mod tests {
     ) -> (tempfile::TempDir, Result<Measured, SweepError>) {
         let home = tempfile::tempdir().unwrap();
         let place =
-            Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
+            SweepDirectory::make_in(Tree::open(home.path()).unwrap(), home.path(), &mut |_| {})
+                .unwrap();
         let (stop, mtime) = (AtomicBool::new(false), Timestamp::default());
         let bench = Bench {
             cell,
@@ -281,9 +290,10 @@ mod tests {
     fn a_slice_that_is_over_leaves_what_was_done() {
         let home = tempfile::tempdir().unwrap();
         let place =
-            Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
-        let (stop, file_io): (_, Arc<dyn FileIo>) =
-            (AtomicBool::new(false), Arc::new(StorageEngine::Threads));
+            SweepDirectory::make_in(Tree::open(home.path()).unwrap(), home.path(), &mut |_| {})
+                .unwrap();
+        let stop = AtomicBool::new(false);
+        let file_io: Arc<dyn FileIo> = Arc::new(StorageEngine::Threads);
         for (number, file_bytes) in [1 << 10, 64 << 20].into_iter().enumerate() {
             let cell = Cell {
                 file_bytes,

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use zmove_types::{ByteCount, ByteRate, ParseRateError, Printable, RateLimit, parse_size};
 
 use crate::drawing::scale::size_label;
-use crate::sweep::result::{Direction, Measured, Sweep};
+use crate::sweep::result::{IoDirection, Measured, Sweep};
 
 /// A transfer rate that the reference has reached, `E_1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,8 +132,8 @@ fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
         let here = here.moved(direction)?.bytes_per_second;
         Some(here / there.moved(direction)?.bytes_per_second)
     };
-    let write = ratio(Direction::Write);
-    let read = ratio(Direction::Read);
+    let write = ratio(IoDirection::Write);
+    let read = ratio(IoDirection::Read);
     let any = write.is_some() || read.is_some();
     any.then_some(Compared {
         file_bytes: here.file_bytes,

@@ -9,7 +9,7 @@ use crate::drawing::{
     GAP, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn,
     fitted, grid, grid_with_labels, legend, polyline, rounded, words,
 };
-use crate::sweep::result::{Direction, Measured, Moved, Sweep};
+use crate::sweep::result::{IoDirection, Measured, Sweep, Throughput};
 
 impl Sweep {
     /// The sweep as an SVG: bytes and files per second over file sizes, in both directions.
@@ -57,7 +57,7 @@ fn draw(sweep: &Sweep) -> String {
 struct Panel {
     title: &'static str,
     /// The value that is shown, for each direction.
-    value: fn(&Moved) -> f64,
+    value: fn(&Throughput) -> f64,
 }
 
 const PANELS: [Panel; 2] = [
@@ -85,8 +85,8 @@ impl Panel {
             sweep.sizes.iter().filter_map(point).collect()
         };
         let curves = [
-            ("written and flushed", WRITE, points(Direction::Write)),
-            ("read", READ, points(Direction::Read)),
+            ("written and flushed", WRITE, points(IoDirection::Write)),
+            ("read", READ, points(IoDirection::Read)),
         ];
         let axis = LogAxis::around(
             curves

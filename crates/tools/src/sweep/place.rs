@@ -1,6 +1,6 @@
 //! The one directory in which a sweep works.
 //!
-//! The directory is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep
+//! The directory is hidden, named `.zmove-sweep-NUMBER`, open to its owner alone, and locked while the sweep
 //! lives. **Invariant:** nothing outside it is changed but leftovers of a sweep of this user on this host: a directory
 //! of such a name that nobody holds the lock of and whose mark names this very directory, not one that it was copied
 //! from. Others may rename it meanwhile, so what is in it is removed by its descriptor and not by its name.
@@ -16,13 +16,13 @@ use rustix::io::Errno;
 use zmove_disk::{DirectoryModes, Tree, remove_entries, remove_open_directory};
 use zmove_types::{Name, RelPath};
 
+use crate::sweep::SweepEvent;
 use crate::sweep::error::SweepError;
-use crate::sweep::result::Host;
-use crate::sweep::storage::plain_name;
+use crate::sweep::result::SweptHost;
 
 /// The directory of a running sweep.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct SweepDirectory {
     /// The directory in which the sweep's directory lies.
     parent: Tree,
     name: Name,
@@ -33,37 +33,19 @@ pub(crate) struct Place {
     removed: bool,
 }
 
-/// The finding about another directory that is named as a sweep's.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// The directory was left by a sweep that died, and has been removed.
-    Removed,
-    /// The directory is in use by a sweep on this host.
-    InUse,
-    /// The directory stays: it is another user's or host's, or it is not certain to be ours, or it could not be
-    /// removed.
-    NotOurs,
-}
-
-impl Place {
+impl SweepDirectory {
     /// Makes a directory in `parent`, which is called `path`, and looks at those that other sweeps have left there.
     pub(crate) fn make_in(
         parent: Tree,
         path: &Path,
-        mut tell: impl FnMut(&Path, Found),
+        tell: &mut dyn FnMut(SweepEvent),
     ) -> Result<Self, SweepError> {
-        let host = plain_name(&Host::own_name());
         let named = |name: &Name| name.as_bytes().starts_with(PREFIX.as_bytes());
         for name in names(parent.fd(), named).map_err(SweepError::io("list", path))? {
-            let shown = path.join(name.as_os_str());
-            if let Some(found) = look(&parent, &name, &host) {
-                if found == Found::InUse {
-                    return Err(SweepError::Running { path: shown });
-                }
-                tell(&shown, found);
-            }
+            let found = look(&parent, &name, path.join(name.as_os_str()))?;
+            found.into_iter().for_each(&mut *tell);
         }
-        let name = fresh_name(&host).map_err(SweepError::io("name a directory below", path))?;
+        let name = fresh_name().map_err(SweepError::io("name a directory below", path))?;
         let shown = path.join(name.as_os_str());
         Self::make_named(parent, name, &shown).map_err(SweepError::io("make the directory", &shown))
     }
@@ -157,7 +139,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SweepDirectory {
     fn drop(&mut self) {
         if !self.removed {
             // The error that led here is reported already.
@@ -166,12 +148,13 @@ impl Drop for Place {
     }
 }
 
-/// Looks at another directory of such a name, and removes it if it was left; `None` if it has gone.
-fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
+/// Looks at another directory of such a name, and removes it if it was left. Returns what became of it, `None` if it has
+/// gone.
+fn look(parent: &Tree, name: &Name, path: PathBuf) -> Result<Option<SweepEvent>, SweepError> {
     let directory = match parent.open_directory(&beneath(name)) {
         Ok(directory) => directory,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-        Err(_) => return Some(Found::NotOurs),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(_) => return Ok(Some(SweepEvent::Stays(path))),
     };
     // Whoever else may write in a directory can give it a mark.
     let own = rustix::fs::fstat(&directory).is_ok_and(|stat| {
@@ -179,24 +162,19 @@ fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
         stat.st_uid == rustix::process::geteuid().as_raw()
             && !mode.intersects(Mode::WGRP | Mode::WOTH)
     });
-    let number = name.as_bytes().strip_prefix(prefix(host).as_bytes());
-    let of_this_host =
-        number.is_some_and(|number| number.len() == NUMBER_DIGITS && !number.contains(&b'-'));
-    if !own || !of_this_host || !is_marked(&directory) {
-        return Some(Found::NotOurs);
+    let mut stays = !own || !is_marked(&directory);
+    if !stays {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => remove_open_directory(parent.fd(), name, directory.as_fd(), |_| stays = true),
+            Err(Errno::WOULDBLOCK) => return Err(SweepError::Running { path }),
+            Err(_no_locks) => stays = true,
+        }
     }
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Some(Found::InUse),
-        Err(_no_locks) => return Some(Found::NotOurs),
-    }
-    let mut stays = false;
-    remove_open_directory(parent.fd(), name, directory.as_fd(), |_| stays = true);
-    Some(if stays {
-        Found::NotOurs
+    Ok(Some(if stays {
+        SweepEvent::Stays(path)
     } else {
-        Found::Removed
-    })
+        SweepEvent::Removed(path)
+    }))
 }
 
 fn is_marked(directory: &OwnedFd) -> bool {
@@ -216,28 +194,23 @@ fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
     let asked = StatxFlags::INO | StatxFlags::BTIME;
     let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
     let birth = stat.stx_btime;
-    // Two hosts may have the same name.
+    // Two hosts may have the same name, or be made from one image.
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    let machine = machine.trim();
     Ok(format!(
-        "zmove sweep {:x} {:x}.{:x} {machine}\n",
-        stat.stx_ino, birth.tv_sec, birth.tv_nsec
+        "zmove sweep {:x} {:x}.{:x} {} {}\n",
+        stat.stx_ino,
+        birth.tv_sec,
+        birth.tv_nsec,
+        machine.trim(),
+        SweptHost::own_name()
     ))
 }
 
-fn prefix(host: &str) -> String {
-    format!("{PREFIX}{host}-")
-}
-
-fn fresh_name(host: &str) -> io::Result<Name> {
+fn fresh_name() -> io::Result<Name> {
     let mut number = [0; 8];
     rustix::rand::getrandom(&mut number[..], rustix::rand::GetRandomFlags::empty())?;
-    let name = format!(
-        "{}{:0NUMBER_DIGITS$x}",
-        prefix(host),
-        u64::from_le_bytes(number)
-    );
-    Name::from_bytes(name.as_bytes()).map_err(|_| Errno::NAMETOOLONG.into())
+    let name = format!("{PREFIX}{:016x}", u64::from_le_bytes(number));
+    Ok(Name::from_bytes(name.as_bytes()).expect("digits are a short name"))
 }
 
 /// The names in a directory that are `wanted`.
@@ -260,10 +233,8 @@ fn beneath(name: &Name) -> RelPath {
 }
 
 const PREFIX: &str = ".zmove-sweep-";
-/// The number of hexadecimal digits at the end of the name.
-const NUMBER_DIGITS: usize = 16;
 const MARK: &str = "mark";
-const MARK_BYTES_MAX: u64 = 128;
+const MARK_BYTES_MAX: u64 = 256;
 
 #[cfg(test)]
 mod tests {
@@ -276,10 +247,10 @@ mod tests {
             .collect()
     }
 
-    fn make(home: &tempfile::TempDir) -> (Result<Place, SweepError>, Vec<Found>) {
+    fn make(home: &tempfile::TempDir) -> (Result<SweepDirectory, SweepError>, Vec<SweepEvent>) {
         let mut found = Vec::new();
         let parent = Tree::open(home.path()).unwrap();
-        let place = Place::make_in(parent, home.path(), |_, what| found.push(what));
+        let place = SweepDirectory::make_in(parent, home.path(), &mut |event| found.push(event));
         (place, found)
     }
 
@@ -330,7 +301,7 @@ mod tests {
         std::fs::write(home.path().join("precious"), "x").unwrap();
         let opened = Tree::open(home.path()).unwrap();
         let opened = opened.open_directory(&RelPath::root()).unwrap();
-        assert!(Place::new_tree(opened).is_err());
+        assert!(SweepDirectory::new_tree(opened).is_err());
     }
 
     /// Such a directory may have been given its mark by somebody else.
@@ -344,7 +315,7 @@ mod tests {
         std::fs::set_permissions(&left, std::os::unix::fs::PermissionsExt::from_mode(0o775))
             .unwrap();
         let (_place, found) = make(&home);
-        assert_eq!(found, [Found::NotOurs]);
+        assert_eq!(found, [SweepEvent::Stays(left.clone())]);
         assert!(left.join("mark").exists());
     }
 
@@ -375,22 +346,16 @@ mod tests {
         }
         let elsewhere = home.path().join(".zmove-sweep-other-1");
         std::fs::create_dir(&elsewhere).unwrap();
-        let (place, found) = make(&home);
+        let (place, mut found) = make(&home);
         assert!(!left.exists() && copy.join("f").exists() && elsewhere.exists());
-        assert_eq!(
-            found
-                .iter()
-                .filter(|found| **found == Found::Removed)
-                .count(),
-            1
-        );
-        assert_eq!(
-            found
-                .iter()
-                .filter(|found| **found == Found::NotOurs)
-                .count(),
-            2
-        );
+        found.sort_by_key(|event| format!("{event:?}"));
+        let mut expected = [
+            SweepEvent::Removed(left),
+            SweepEvent::Stays(copy),
+            SweepEvent::Stays(elsewhere),
+        ];
+        expected.sort_by_key(|event| format!("{event:?}"));
+        assert_eq!(found, expected);
         drop(place);
         assert_eq!(listed(&home).len(), 2);
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{ByteCount, SizeClass};
+use zmove_wire::FileTotal;
 
 use crate::figures::{class_key, day};
 use crate::sweep::plan::Cell;
@@ -23,7 +24,7 @@ pub struct Sweep {
     /// The storage that was measured.
     pub(crate) storage: Storage,
     /// The host that has measured.
-    pub(crate) host: Host,
+    pub(crate) host: SweptHost,
     /// The number of threads that wrote and read.
     pub(crate) threads: usize,
     /// The most bytes that were to be written.
@@ -53,7 +54,7 @@ pub(crate) struct Storage {
 
 /// The host that has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Host {
+pub(crate) struct SweptHost {
     /// The host's name.
     pub(crate) name: String,
     /// The processor's name.
@@ -74,14 +75,14 @@ pub(crate) struct Measured {
     /// The number of files that there would have been with time enough.
     pub(crate) files_planned: u64,
     /// The result of writing the files, with the flush.
-    pub(crate) write: Option<Moved>,
-    /// The result of reading the files, not from the page cache unless [`Moved::way`] is [`CacheUse::Cached`].
-    pub(crate) read: Option<Moved>,
+    pub(crate) write: Option<Throughput>,
+    /// The result of reading the files, not from the page cache unless [`Throughput::way`] is [`CacheUse::Cached`].
+    pub(crate) read: Option<Throughput>,
 }
 
 /// The files and bytes that were moved, and their rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Moved {
+pub(crate) struct Throughput {
     /// The number of whole files.
     pub(crate) files: u64,
     /// All bytes, including those of files that were cut short.
@@ -94,13 +95,6 @@ pub(crate) struct Moved {
     pub(crate) files_per_second: f64,
     /// The way of the bytes between memory and storage.
     pub(crate) way: CacheUse,
-}
-
-/// The number of files and bytes that were moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counted {
-    pub(crate) files: u64,
-    pub(crate) bytes: u64,
 }
 
 /// The way of bytes between memory and storage.
@@ -117,7 +111,7 @@ pub(crate) enum CacheUse {
 
 /// The direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum IoDirection {
     /// From storage.
     Read,
     /// To storage.
@@ -223,19 +217,19 @@ impl Measured {
     }
 
     /// The result in one direction.
-    pub(crate) fn moved(&self, direction: Direction) -> Option<&Moved> {
+    pub(crate) fn moved(&self, direction: IoDirection) -> Option<&Throughput> {
         match direction {
-            Direction::Read => self.read.as_ref(),
-            Direction::Write => self.write.as_ref(),
+            IoDirection::Read => self.read.as_ref(),
+            IoDirection::Write => self.write.as_ref(),
         }
     }
 }
 
-impl Moved {
+impl Throughput {
     /// The result of moving the counted files in this time; `None` if nothing was moved.
     pub(crate) fn new(
         file_bytes: u64,
-        Counted { files, bytes }: Counted,
+        FileTotal { files, bytes }: FileTotal,
         time: Duration,
         way: CacheUse,
     ) -> Option<Self> {
@@ -263,16 +257,16 @@ pub(crate) mod tests {
     /// A sweep of these sizes with these rates of reading in bytes per second; writing is half as fast.
     pub(crate) fn of(rates: &[(u64, f64)]) -> Sweep {
         let moved = |file_bytes: u64, rate: f64| {
-            let (files, files_per_second) = (10, rate / ByteCount(file_bytes).as_f64());
-            let (bytes, way) = (files * file_bytes, CacheUse::Buffered);
+            let files = 10;
+            let bytes = files * file_bytes;
             let seconds = ByteCount(bytes).as_f64() / rate;
-            Some(Moved {
+            Some(Throughput {
                 files,
                 bytes,
                 seconds,
                 bytes_per_second: rate,
-                files_per_second,
-                way,
+                files_per_second: rate / ByteCount(file_bytes).as_f64(),
+                way: CacheUse::Buffered,
             })
         };
         let size = |&(file_bytes, rate): &(u64, f64)| Measured {
@@ -293,7 +287,7 @@ pub(crate) mod tests {
                 source: "/dev/sdb1".into(),
                 id: "fe10".into(),
             },
-            host: Host {
+            host: SweptHost {
                 name: "dtn".into(),
                 cpu: "one".into(),
                 cores: 2,

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::sweep::result::{Host, Storage, Sweep};
+use crate::sweep::result::{Storage, Sweep, SweptHost};
 use crate::sweep::storage::plain_name;
 
 /// The directory of kept sweeps.
@@ -46,7 +46,7 @@ impl SavedSweeps {
 
     /// The sweep of a storage by this host, if one is kept.
     fn find(&self, storage: &Storage) -> Option<Sweep> {
-        let host = Host::own_name();
+        let host = SweptHost::own_name();
         let mut text = String::new();
         let file = fs::File::open(self.file(&host, storage)).ok()?;
         file.take(BYTES_MAX).read_to_string(&mut text).ok()?;
@@ -110,7 +110,7 @@ mod tests {
 
     fn sweep(source: &str) -> Sweep {
         let mut sweep = of(&[(1024, 1e6)]);
-        sweep.host.name = Host::own_name();
+        sweep.host.name = SweptHost::own_name();
         sweep.storage.source = source.to_owned();
         sweep
     }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(saved.find(&foreign.storage), None);
         let own = sweep("/dev/one");
         saved.keep(&own).unwrap();
-        fs::write(saved.file(&Host::own_name(), &own.storage), "{").unwrap();
+        fs::write(saved.file(&SweptHost::own_name(), &own.storage), "{").unwrap();
         assert_eq!(saved.find(&own.storage), None);
     }
 

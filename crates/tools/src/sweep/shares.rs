@@ -6,67 +6,59 @@ use std::time::Duration;
 
 use serde::Serialize;
 use zmove_types::Lock;
+use zmove_wire::FileTotal;
 
 use crate::sweep::ceiling::Ceiling;
-use crate::sweep::result::{Direction, Sweep};
+use crate::sweep::result::{IoDirection, Sweep};
 
 /// The files and bytes that a push has moved, by size.
 #[derive(Debug, Default)]
-pub struct MovedSizes(Lock<Counts>);
+pub struct MovedSizes(Lock<SizeCounts>);
 
 #[derive(Clone, Debug, Default)]
-struct Counts {
+struct SizeCounts {
     /// Files and bytes of batches, by powers of two of their mean size.
-    small: Vec<(u64, u64)>,
+    small: Vec<FileTotal>,
     /// Files that were sent in groups, and the bytes of these.
-    large: (u64, u64),
+    large: FileTotal,
 }
 
 impl MovedSizes {
     /// Adds one report of the receiver: a batch of whole files, a group of a large one, or the end of a large one.
     pub fn add(&self, files: u64, bytes: u64) {
         let mut counts = self.0.lock();
-        match (files, bytes) {
-            (0, bytes) => counts.large.1 += bytes,
-            (1, 0) => counts.large.0 += 1,
-            (files, bytes) => {
-                let power = (bytes / files)
-                    .checked_ilog2()
-                    .map_or(0, |power| power as usize);
+        let total = match bytes.checked_div(files) {
+            Some(mean) if bytes > 0 || files > 1 => {
+                let power = mean.checked_ilog2().unwrap_or(0) as usize;
                 if counts.small.len() <= power {
-                    counts.small.resize(power + 1, (0, 0));
+                    counts.small.resize(power + 1, FileTotal::default());
                 }
-                counts.small[power].0 += files;
-                counts.small[power].1 += bytes;
+                &mut counts.small[power]
             }
-        }
+            _ => &mut counts.large,
+        };
+        total.add(FileTotal { files, bytes });
     }
 
     /// All files and bytes.
     #[must_use]
-    pub fn total(&self) -> (u64, u64) {
-        let counts = self.0.lock();
-        let sizes = counts.small.iter().chain([&counts.large]);
-        sizes.fold((0, 0), |sum, counted| {
-            (sum.0 + counted.0, sum.1 + counted.1)
+    pub fn total(&self) -> FileTotal {
+        let SizeCounts { small, large } = &*self.0.lock();
+        small.iter().fold(*large, |mut sum, total| {
+            sum.add(*total);
+            sum
         })
     }
 
     /// The least time that moving these files takes.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
-        let Counts {
-            small,
-            large: (files, bytes),
-        } = self.0.lock().clone();
-        let large = if bytes > 0 {
-            (files.max(1), bytes)
-        } else {
-            (files, 0)
-        };
-        small
-            .into_iter()
-            .chain([large])
-            .map(|(files, bytes)| ceiling.seconds(files, bytes))
+        let SizeCounts { small, mut large } = self.0.lock().clone();
+        if large.bytes > 0 {
+            large.files = large.files.max(1);
+        }
+        let totals = small.iter().chain([&large]);
+        totals
+            .map(|total| ceiling.seconds(total.files, total.bytes))
             .sum()
     }
 }
@@ -110,8 +102,8 @@ impl Shares {
             })
         };
         Self {
-            reads: source.and_then(|sweep| share(sweep, Direction::Read)),
-            writes: target.and_then(|sweep| share(sweep, Direction::Write)),
+            reads: source.and_then(|sweep| share(sweep, IoDirection::Read)),
+            writes: target.and_then(|sweep| share(sweep, IoDirection::Write)),
         }
     }
 

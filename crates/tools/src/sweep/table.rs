@@ -4,7 +4,7 @@ use zmove_types::{ByteCount, Printable, SizeClass};
 
 use crate::drawing::scale::size_label;
 use crate::figures::{bytes_per_second, files_per_second};
-use crate::sweep::result::{CacheUse, Direction, Measured, Moved, Sweep};
+use crate::sweep::result::{CacheUse, IoDirection, Measured, Sweep, Throughput};
 
 impl Sweep {
     /// The sweep as text.
@@ -40,8 +40,8 @@ fn table(sweep: &Sweep) -> String {
             let together = |direction| together(sweep.of_class(class), direction);
             text += &line(
                 name,
-                together(Direction::Write).as_ref(),
-                together(Direction::Read).as_ref(),
+                together(IoDirection::Write).as_ref(),
+                together(IoDirection::Read).as_ref(),
             );
         }
     }
@@ -54,8 +54,8 @@ const CLASSES: [(&str, SizeClass); 3] = [
     ("large", SizeClass::Large),
 ];
 
-fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
-    let shown = |moved: Option<&Moved>| match moved {
+fn line(name: &str, write: Option<&Throughput>, read: Option<&Throughput>) -> String {
+    let shown = |moved: Option<&Throughput>| match moved {
         Some(moved) => {
             let bytes = bytes_per_second(moved.bytes_per_second);
             format!(
@@ -70,13 +70,16 @@ fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
 }
 
 /// The sum over a class, as if its sizes had been one run.
-fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction) -> Option<Moved> {
+fn together<'a>(
+    sizes: impl Iterator<Item = &'a Measured>,
+    direction: IoDirection,
+) -> Option<Throughput> {
     let all = sizes.filter_map(|size| size.moved(direction).map(|moved| (size.file_bytes, moved)));
-    let mut sum: Option<Moved> = None;
+    let mut sum: Option<Throughput> = None;
     let mut files = 0.0;
     for (file_bytes, moved) in all {
         files += ByteCount(moved.bytes).as_f64() / ByteCount(file_bytes).as_f64();
-        let sum = sum.get_or_insert(Moved {
+        let sum = sum.get_or_insert(Throughput {
             files: 0,
             bytes: 0,
             seconds: 0.0,
@@ -86,7 +89,7 @@ fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction)
         sum.bytes += moved.bytes;
         sum.seconds += moved.seconds;
     }
-    sum.map(|sum| Moved {
+    sum.map(|sum| Throughput {
         bytes_per_second: ByteCount(sum.bytes).as_f64() / sum.seconds,
         files_per_second: files / sum.seconds,
         ..sum
@@ -106,8 +109,8 @@ fn ways(sweep: &Sweep) -> String {
             size_label(size.file_bytes)
         ))
     };
-    let writes = from(Direction::Write).unwrap_or_else(|| "through the page cache".to_owned());
-    let reads = match from(Direction::Read) {
+    let writes = from(IoDirection::Write).unwrap_or_else(|| "through the page cache".to_owned());
+    let reads = match from(IoDirection::Read) {
         Some(direct) => format!("{direct}; of smaller files it had let go before"),
         None => "through the page cache, which had let go of the files".to_owned(),
     };

@@ -8,7 +8,7 @@ use zmove_types::ByteCount;
 use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize};
 
 use crate::figures::rounded;
-use crate::sweep::result::{Measured, Moved};
+use crate::sweep::result::{Measured, Throughput};
 use crate::sweep::{Sweep, SweepConfig, SweepError, sweep};
 
 /// Measures the storage of a receiver's target as a transfer would use it. A receiver calls this for a probe.
@@ -35,7 +35,7 @@ pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool)
 /// A sweep as a receiver reports it.
 pub(crate) fn swept(sweep: &Sweep) -> Swept {
     let size = |size: &Measured| {
-        let rate = |moved: &Option<Moved>| Some(rounded(moved.as_ref()?.bytes_per_second));
+        let rate = |moved: &Option<Throughput>| Some(rounded(moved.as_ref()?.bytes_per_second));
         SweptSize {
             file_bytes: size.file_bytes,
             write: rate(&size.write),

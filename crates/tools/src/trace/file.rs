@@ -10,29 +10,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use zmove_types::{Lock, Sample};
 
-use super::line::{About, Line};
+use super::line::{About, TraceLine};
 
 /// The time between two lines.
 pub const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A file of samples.
 #[derive(Debug)]
-pub struct TraceFile(Lock<State>);
+pub struct TraceFile(Lock<TraceState>);
 
 #[derive(Debug)]
-struct State {
+struct TraceState {
     /// The open file; `None` once a write has failed.
     file: Option<File>,
     /// What the next line says of the whole transfer.
     about: About,
-    last: Option<Line>,
+    last: Option<TraceLine>,
 }
 
 /// A line as it is written.
 #[derive(Serialize)]
 struct Written<'a> {
     #[serde(flatten)]
-    line: &'a Line,
+    line: &'a TraceLine,
     #[serde(flatten)]
     about: &'a About,
 }
@@ -50,7 +50,7 @@ impl TraceFile {
             at: at.map(|since| since.as_secs()),
             limited_by: None,
         };
-        Ok(Self(Lock::new(State {
+        Ok(Self(Lock::new(TraceState {
             file: Some(File::create(path)?),
             about,
             last: None,
@@ -63,7 +63,7 @@ impl TraceFile {
     /// The system's error.
     pub fn write(&self, sample: &Sample) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.write(Line::from(sample))
+        state.write(TraceLine::from(sample))
     }
 
     /// Adds the last line again, with what limited the transfer, and closes the file.
@@ -80,8 +80,8 @@ impl TraceFile {
     }
 }
 
-impl State {
-    fn write(&mut self, line: Line) -> io::Result<()> {
+impl TraceState {
+    fn write(&mut self, line: TraceLine) -> io::Result<()> {
         self.last = Some(line);
         let about = std::mem::take(&mut self.about);
         let Some(file) = &mut self.file else {

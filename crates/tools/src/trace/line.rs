@@ -30,7 +30,7 @@ pub(crate) struct About {
 
 /// The progress of each stage at one moment. The keys are described at the head of this module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct TraceLine {
     pub(super) seconds: f64,
     pub(super) bytes_read: u64,
     pub(super) bytes_handed_over: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Line {
     pub(super) segments_retransmitted: Option<u64>,
 }
 
-impl From<&Sample> for Line {
+impl From<&Sample> for TraceLine {
     fn from(sample: &Sample) -> Self {
         Self {
             seconds: sample.elapsed.as_secs_f64(),

@@ -7,7 +7,7 @@
 
 use zmove_types::ByteCount;
 
-use super::line::Line;
+use super::line::TraceLine;
 use super::series::{Pieces, Points, count};
 use crate::drawing::Pen;
 use crate::drawing::scale::{self, Axis, Unit};
@@ -30,7 +30,7 @@ pub(super) struct Curve {
 }
 
 /// All diagrams of a trace, from the top.
-pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
+pub(super) fn panels(lines: &[TraceLine]) -> Vec<Panel> {
     let pieces = Pieces::of(lines, PIECES_MAX);
     let kernel_tells = lines.iter().any(|line| line.bytes_acked.is_some());
     let mut panels = vec![
@@ -80,11 +80,12 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
 
 /// What one stage has done and the next has not: bytes pile up before whatever limits the transfer.
 fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let lag = |ahead: fn(&Line) -> u64, behind: fn(&Line) -> u64| {
+    let lag = |ahead: fn(&TraceLine) -> u64, behind: fn(&TraceLine) -> u64| {
         pieces.means(move |line| bytes(ahead(line).saturating_sub(behind(line))))
     };
     // The kernel counts TLS and heads too, so that what is on the path may come out some thousandths too small.
-    let acked: fn(&Line) -> u64 = |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
+    let acked: fn(&TraceLine) -> u64 =
+        |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
     let mut curves = vec![Curve {
         name: "for lanes",
         pen: READ,
@@ -249,12 +250,12 @@ mod tests {
 
     #[test]
     fn what_the_kernel_does_not_tell_is_not_drawn() {
-        let untold = |line: Line| Line {
+        let untold = |line: TraceLine| TraceLine {
             bytes_acked: None,
             segments_retransmitted: None,
             ..line
         };
-        let lines: Vec<Line> = steady(3, 1).into_iter().map(untold).collect();
+        let lines: Vec<TraceLine> = steady(3, 1).into_iter().map(untold).collect();
         let panels = panels(&lines);
         assert_eq!(panels.len(), 4);
         let names: Vec<_> = panels[2].curves.iter().map(|curve| curve.name).collect();

@@ -73,7 +73,7 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
     let upright = time
         .ticks()
         .map(|tick| time.place(tick))
-        .map(|x| stroke((x, plot_top), (x, bottom)));
+        .map(|x| stroke([x, plot_top], [x, bottom]));
     let ticks = panel
         .axis
         .ticks

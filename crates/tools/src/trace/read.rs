@@ -9,7 +9,7 @@ use std::io::{self, BufRead, Read};
 
 use super::Trace;
 
-use super::line::{About, Line};
+use super::line::{About, TraceLine};
 
 impl About {
     /// What a later line says in addition.
@@ -80,7 +80,7 @@ pub enum LineFault {
     },
 }
 
-impl Line {
+impl TraceLine {
     fn parse(text: &[u8]) -> Result<Self, LineFault> {
         let line: Self = serde_json::from_slice(text).map_err(LineFault::Json)?;
         if (0.0..=SECONDS_MAX).contains(&line.seconds) {
@@ -122,7 +122,7 @@ impl Trace {
     /// # Errors
     /// The number of the line that is no line of a trace, and the reason.
     pub fn read(mut from: impl BufRead) -> Result<Self, ReadTraceError> {
-        let mut lines: Vec<Line> = Vec::new();
+        let mut lines: Vec<TraceLine> = Vec::new();
         let mut about = About::default();
         let mut text = Vec::new();
         loop {
@@ -150,9 +150,9 @@ impl Trace {
     }
 }
 
-fn parse_next(text: &[u8], before: Option<&Line>) -> Result<Line, LineFault> {
+fn parse_next(text: &[u8], before: Option<&TraceLine>) -> Result<TraceLine, LineFault> {
     let text = text.strip_suffix(b"\n").ok_or(LineFault::Endless)?;
-    let line = Line::parse(text)?;
+    let line = TraceLine::parse(text)?;
     before.map_or(Ok(()), |before| line.follows(before))?;
     Ok(line)
 }

@@ -2,10 +2,10 @@
 //! counters turned into rates. A rate is taken over a part of the whole push, since many receipts come at once.
 
 use super::file::INTERVAL;
-use super::line::Line;
+use super::line::TraceLine;
 
 /// The bytes that a stage has moved; `None` where nobody counts them.
-pub(super) type Counter = fn(&Line) -> Option<u64>;
+pub(super) type Counter = fn(&TraceLine) -> Option<u64>;
 
 /// The stages in the order in which bytes pass them.
 pub(super) const STAGES: [(&str, Counter); 4] = [
@@ -23,29 +23,29 @@ pub(super) type Points = Vec<(f64, f64)>;
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
     /// The line before the first: nothing had moved when the command started.
-    start: Line,
-    pieces: Vec<&'a [Line]>,
+    start: TraceLine,
+    pieces: Vec<&'a [TraceLine]>,
 }
 
 impl<'a> Pieces<'a> {
     /// At most `pieces_max` pieces of nearly the same number of lines.
-    pub(super) fn of(lines: &'a [Line], pieces_max: usize) -> Self {
+    pub(super) fn of(lines: &'a [TraceLine], pieces_max: usize) -> Self {
         let each = lines.len().div_ceil(pieces_max).max(1);
         Self {
-            start: Line::default(),
+            start: TraceLine::default(),
             pieces: lines.chunks(each).collect(),
         }
     }
 
     /// The value of a counter at the end of each piece.
-    pub(super) fn totals(&self, counter: impl Fn(&Line) -> f64) -> Points {
+    pub(super) fn totals(&self, counter: impl Fn(&TraceLine) -> f64) -> Points {
         self.ends()
             .map(|line| (line.seconds, counter(line)))
             .collect()
     }
 
     /// The growth of a counter per second, over windows of nearly the same time.
-    pub(super) fn rates(&self, counter: impl Fn(&Line) -> f64) -> Points {
+    pub(super) fn rates(&self, counter: impl Fn(&TraceLine) -> f64) -> Points {
         let ends = self.windows();
         let pairs = ends.iter().zip(ends.iter().skip(1));
         pairs
@@ -65,9 +65,9 @@ impl<'a> Pieces<'a> {
     }
 
     /// The lines at which windows begin and end; the rest at the end belongs to the last window.
-    fn windows(&self) -> Vec<&Line> {
+    fn windows(&self) -> Vec<&TraceLine> {
         let shortest = self.window() * 0.99;
-        let mut ends: Vec<&Line> = Vec::new();
+        let mut ends: Vec<&TraceLine> = Vec::new();
         for line in self.lines() {
             if ends
                 .last()
@@ -76,31 +76,29 @@ impl<'a> Pieces<'a> {
                 ends.push(line);
             }
         }
-        if let (Some(end), Some(last)) = (
-            ends.last_mut().filter(|end| end.seconds > 0.0),
-            self.lines().last(),
-        ) {
-            *end = last;
+        if let Some(end) = ends.last_mut().filter(|end| end.seconds > 0.0) {
+            *end = self.lines().last().unwrap_or(&self.start);
         }
         ends
     }
 
-    fn lines(&self) -> impl Iterator<Item = &Line> {
+    fn lines(&self) -> impl Iterator<Item = &TraceLine> {
         std::iter::once(&self.start).chain(self.pieces.iter().copied().flatten())
     }
 
     /// The mean over each piece of a value that goes up and down.
     #[expect(clippy::cast_precision_loss, reason = "a piece has few lines")]
-    pub(super) fn means(&self, gauge: impl Fn(&Line) -> f64) -> Points {
-        let mean = |piece: &&[Line]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
-        let last = |piece: &&[Line]| piece.last().map_or(0.0, |line| line.seconds);
+    pub(super) fn means(&self, gauge: impl Fn(&TraceLine) -> f64) -> Points {
+        let mean =
+            |piece: &&[TraceLine]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
+        let last = |piece: &&[TraceLine]| piece.last().map_or(0.0, |line| line.seconds);
         self.pieces
             .iter()
             .map(|piece| (last(piece), mean(piece)))
             .collect()
     }
 
-    fn ends(&self) -> impl Iterator<Item = &Line> {
+    fn ends(&self) -> impl Iterator<Item = &TraceLine> {
         std::iter::once(&self.start).chain(self.pieces.iter().filter_map(|piece| piece.last()))
     }
 }
@@ -118,10 +116,10 @@ pub(crate) mod tests {
     use super::*;
 
     /// A trace that stores `bytes` in each tenth of a second.
-    pub(in crate::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
+    pub(in crate::trace) fn steady(tenths: u32, bytes: u64) -> Vec<TraceLine> {
         let at = |tenth: u32| {
             let stored = bytes * u64::from(tenth);
-            Line {
+            TraceLine {
                 seconds: f64::from(tenth) / 10.0,
                 bytes_read: stored + 3 * bytes,
                 bytes_handed_over: stored + 2 * bytes,
@@ -130,7 +128,7 @@ pub(crate) mod tests {
                 frames_waiting: tenth as usize % 2,
                 lanes: 8,
                 segments_retransmitted: Some(0),
-                ..Line::default()
+                ..TraceLine::default()
             }
         };
         (1..=tenths).map(at).collect()
@@ -168,7 +166,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_left_at_the_end_makes_no_peak() {
         let mut lines = steady(40, 10);
-        lines.push(Line {
+        lines.push(TraceLine {
             seconds: 4.001,
             bytes_stored: 440,
             ..lines[39]

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, ByteRate, Printable};
 
-use super::line::{About, Line};
+use super::line::{About, TraceLine};
 use super::series::{Counter, STAGES};
 use crate::drawing::Heading;
 use crate::figures::{counted, minute};
 
 /// The heading in two lines: what was moved and how fast, and over how many lanes.
-pub(super) fn heading(lines: &[Line], about: &About) -> Heading {
+pub(super) fn heading(lines: &[TraceLine], about: &About) -> Heading {
     let last = lines.last().copied().unwrap_or_default();
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
     let limit = about
@@ -38,7 +38,7 @@ pub(super) fn heading(lines: &[Line], about: &About) -> Heading {
 }
 
 /// The whole summary.
-pub(super) fn summary(lines: &[Line], about: &About) -> String {
+pub(super) fn summary(lines: &[TraceLine], about: &About) -> String {
     let Heading { title, below } = heading(lines, about);
     let mut text = format!(
         "{title}\n{below}\n\n{:<16}{:>12}{:>12}{:>14}\n",
@@ -63,7 +63,7 @@ pub(super) fn summary(lines: &[Line], about: &About) -> String {
 
 /// One row for a stage: when its first and its last byte moved, and its highest rate over a second (over the whole push
 /// where that was shorter). `None` if the bytes were not counted.
-fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
+fn stage(name: &str, lines: &[TraceLine], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {
         let line = lines.iter().find(|line| bytes(line).is_some_and(reached));
@@ -77,7 +77,7 @@ fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
     ))
 }
 
-fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String {
+fn queue(name: &str, lines: &[TraceLine], pieces: impl Fn(&TraceLine) -> usize) -> String {
     let most = lines.iter().map(&pieces).max().unwrap_or(0);
     // A damaged trace may hold numbers whose sum is too large.
     let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
@@ -85,7 +85,7 @@ fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String 
     format!("{name:<16} {mean:>11} {most:>11}\n")
 }
 
-fn fastest(lines: &[Line], bytes: Counter) -> ByteRate {
+fn fastest(lines: &[TraceLine], bytes: Counter) -> ByteRate {
     let mut most = 0.0f64;
     let mut first = 0;
     for line in lines {
@@ -145,9 +145,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_added_up_is_summed_up_nevertheless() {
-        let lines: Vec<Line> = steady(3, 1)
+        let lines: Vec<TraceLine> = steady(3, 1)
             .into_iter()
-            .map(|line| Line {
+            .map(|line| TraceLine {
                 packs_waiting: usize::MAX,
                 ..line
             })
@@ -157,9 +157,9 @@ mod tests {
 
     #[test]
     fn what_the_kernel_does_not_tell_has_no_row() {
-        let lines: Vec<Line> = steady(3, 1)
+        let lines: Vec<TraceLine> = steady(3, 1)
             .into_iter()
-            .map(|line| Line {
+            .map(|line| TraceLine {
                 bytes_acked: None,
                 segments_retransmitted: None,
                 ..line

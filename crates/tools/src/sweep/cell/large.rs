@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, Wanted};
 use zmove_types::{Lock, Metadata};
+use zmove_wire::FileTotal;
 
 use crate::sweep::cell::groups::Groups;
 use crate::sweep::cell::noise::{Noise, group_buffer};
-use crate::sweep::cell::pace::Pace;
+use crate::sweep::cell::pace::CellPace;
 use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
 use crate::sweep::error::SweepError;
-use crate::sweep::result::{CacheUse, Counted};
+use crate::sweep::result::CacheUse;
 
 /// The large files of a cell that have been written.
 pub(crate) struct LargeFiles {
@@ -22,13 +23,13 @@ pub(crate) struct LargeFiles {
     pub(crate) way: CacheUse,
 }
 
-struct Writing {
+struct WrittenFile {
     number: u64,
     staged: Staged,
     bytes: AtomicU64,
 }
 
-struct Reading {
+struct ReadFile {
     file: DataFile,
     bytes: u64,
     read: AtomicU64,
@@ -36,7 +37,7 @@ struct Reading {
 
 impl LargeFiles {
     /// Writes files as long as there is time; the last one may be cut short.
-    pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
+    pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &CellPace<'_>) -> Self {
         let files = Lock::new(Vec::new());
         let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
@@ -51,7 +52,7 @@ impl LargeFiles {
             let staged = staged.map_err(bench.cannot("create a file in"))?;
             direct.fetch_and(staged.data().is_direct(), Ordering::Relaxed);
             Ok(Some((
-                Writing {
+                WrittenFile {
                     number,
                     staged,
                     bytes: AtomicU64::new(0),
@@ -59,7 +60,7 @@ impl LargeFiles {
                 file_bytes,
             )))
         };
-        let end = |writing: Arc<Writing>| match Arc::into_inner(writing) {
+        let end = |writing: Arc<WrittenFile>| match Arc::into_inner(writing) {
             Some(whole) => finish(bench, whole).map(|file| {
                 files.lock().extend(file);
             }),
@@ -102,13 +103,13 @@ impl LargeFiles {
     }
 
     /// The number of whole files, and the bytes that were written.
-    pub(crate) fn count(&self, file_bytes: u64) -> Counted {
+    pub(crate) fn count(&self, file_bytes: u64) -> FileTotal {
         let whole = self
             .files
             .iter()
             .filter(|(_, bytes)| *bytes == file_bytes)
             .count();
-        Counted {
+        FileTotal {
             files: whole as u64,
             bytes: self.files.iter().map(|(_, bytes)| bytes).sum(),
         }
@@ -133,7 +134,7 @@ impl LargeFiles {
     }
 
     /// Reads the files as long as there is time.
-    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
+    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &CellPace<'_>) -> FileTotal {
         let files = AtomicU64::new(0);
         let bytes = AtomicU64::new(0);
         let open = |number: u64| {
@@ -146,7 +147,7 @@ impl LargeFiles {
             let file = bench.open(&self.directory, *number)?;
             let file = DataFile::for_reading(file, *bytes, read_direct(bench));
             Ok(Some((
-                Reading {
+                ReadFile {
                     file,
                     bytes: *bytes,
                     read: AtomicU64::new(0),
@@ -167,7 +168,7 @@ impl LargeFiles {
             }
             Ok(())
         });
-        Counted {
+        FileTotal {
             files: files.into_inner(),
             bytes: bytes.into_inner(),
         }
@@ -176,8 +177,8 @@ impl LargeFiles {
 
 /// Finishes a large file: sets its time, flushes it and gives it its name. A file that was cut short gets the length
 /// that was written, and one without any bytes is dropped.
-fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
-    let Writing {
+fn finish(bench: &Bench<'_>, writing: WrittenFile) -> Result<Option<(u64, u64)>, SweepError> {
+    let WrittenFile {
         number,
         staged,
         bytes,

@@ -15,15 +15,15 @@ use zmove_types::{ByteCount, GROUP_BYTES, Lock};
 use crate::sweep::error::SweepError;
 
 /// The pace of one cell in one direction.
-pub(crate) struct Pace<'a> {
+pub(crate) struct CellPace<'a> {
     until: Instant,
     stop: &'a AtomicBool,
-    state: Lock<State>,
+    state: Lock<PaceState>,
     changed: Condvar,
 }
 
 /// The counts of a pace, in bytes, and how it ends.
-struct State {
+struct PaceState {
     admitted: u64,
     completed: u64,
     flushed: u64,
@@ -33,7 +33,7 @@ struct State {
     failed: Option<SweepError>,
 }
 
-impl State {
+impl PaceState {
     /// Whether so many more bytes may be written now.
     fn takes(&self, bytes: u64) -> bool {
         let waiting = self.admitted - self.flushed;
@@ -41,12 +41,12 @@ impl State {
     }
 }
 
-impl<'a> Pace<'a> {
+impl<'a> CellPace<'a> {
     /// A pace for so many threads, until the given moment, or until `stop` is set.
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
         // Each thread has a group under way, also where nothing need be flushed.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
-        let state = State {
+        let state = PaceState {
             admitted: 0,
             completed: 0,
             flushed: 0,
@@ -132,7 +132,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    fn pause(&self) -> MutexGuard<'_, State> {
+    fn pause(&self) -> MutexGuard<'_, PaceState> {
         let state = self.state.lock();
         if state.ended {
             state
@@ -167,11 +167,15 @@ impl<'a> Pace<'a> {
         self.changed.notify_all();
     }
 
-    fn may_go_on(&self, state: &State) -> bool {
+    fn may_go_on(&self, state: &PaceState) -> bool {
         state.failed.is_none() && !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
     }
 
-    fn wait<'s>(&self, state: MutexGuard<'s, State>, time: Duration) -> MutexGuard<'s, State> {
+    fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, PaceState>,
+        time: Duration,
+    ) -> MutexGuard<'s, PaceState> {
         self.changed
             .wait_timeout(state, time)
             .unwrap_or_else(PoisonError::into_inner)
@@ -206,8 +210,8 @@ mod tests {
     #[test]
     fn nobody_is_admitted_after_the_end() {
         let (stop, now) = (AtomicBool::new(false), Instant::now());
-        assert!(!Pace::new(now, &stop, 2).admit(1));
-        let pace = Pace::new(now + Duration::from_secs(60), &stop, 2);
+        assert!(!CellPace::new(now, &stop, 2).admit(1));
+        let pace = CellPace::new(now + Duration::from_secs(60), &stop, 2);
         assert!(pace.admit(1));
         stop.store(true, Ordering::Relaxed);
         assert!(!pace.admit(1) && !pace.goes_on());
@@ -216,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_not_flushed_is_bounded_until_it_is() {
         let stop = AtomicBool::new(false);
-        let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
+        let pace = CellPace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
         assert!(pace.admit(FIRST_BYTES));
         pace.complete(FIRST_BYTES);
         assert!(!pace.state.lock().takes(1));
@@ -238,7 +242,7 @@ mod tests {
     #[test]
     fn the_first_failure_counts_and_ends_all() {
         let stop = AtomicBool::new(false);
-        let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
+        let pace = CellPace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
         pace.fail(SweepError::Interrupted);
         pace.fail(SweepError::io("write", Path::new("x"))(io::Error::other(
             "the second",

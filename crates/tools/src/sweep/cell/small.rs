@@ -9,12 +9,13 @@ use zmove_disk::{
     ContentsWriter, DataFile, DirectoryModes, Lease, Permit, Replace, StagingDirectory, Tree,
 };
 use zmove_types::{Lock, Metadata, Name};
+use zmove_wire::FileTotal;
 
 use crate::sweep::cell::noise::{Noise, group_buffer};
-use crate::sweep::cell::pace::Pace;
+use crate::sweep::cell::pace::CellPace;
 use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
 use crate::sweep::error::SweepError;
-use crate::sweep::result::{CacheUse, Counted};
+use crate::sweep::result::CacheUse;
 
 /// The small files of a cell that have been written.
 pub(crate) struct SmallFiles {
@@ -27,12 +28,12 @@ pub(crate) struct SmallFiles {
 struct Writers<'a> {
     bench: &'a Bench<'a>,
     parent: Arc<OwnedFd>,
-    pace: &'a Pace<'a>,
+    pace: &'a CellPace<'a>,
 }
 
 impl SmallFiles {
     /// Writes files as long as there is time.
-    pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
+    pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &CellPace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
         let next = AtomicU64::new(0);
         let made = Lock::new(Vec::new());
@@ -77,9 +78,9 @@ impl SmallFiles {
     }
 
     /// The number of files, and the bytes that were written.
-    pub(crate) fn count(&self, file_bytes: u64) -> Counted {
+    pub(crate) fn count(&self, file_bytes: u64) -> FileTotal {
         let files = self.directories.iter().map(|(_, files)| files).sum();
-        Counted {
+        FileTotal {
             files,
             bytes: files * file_bytes,
         }
@@ -87,7 +88,7 @@ impl SmallFiles {
 
     /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
     /// read.
-    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> CacheUse {
+    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &CellPace<'_>) -> CacheUse {
         let next = AtomicUsize::new(0);
         let kept = AtomicUsize::new(0);
         bench.on_threads(pace, |_thread| {
@@ -117,7 +118,7 @@ impl SmallFiles {
     }
 
     /// Reads the files as long as there is time.
-    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
+    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &CellPace<'_>) -> FileTotal {
         let next = AtomicUsize::new(0);
         let read = AtomicU64::new(0);
         let file_bytes = bench.cell.file_bytes;
@@ -141,7 +142,7 @@ impl SmallFiles {
             Ok(())
         });
         let files = read.into_inner();
-        Counted {
+        FileTotal {
             files,
             bytes: files * file_bytes,
         }
