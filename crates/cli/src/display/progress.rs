@@ -1,12 +1,12 @@
 //! The display while a push runs: a bar on a terminal, JSON lines, or nothing but failures.
 //!
-//! Workers only bump atomics; one ticker thread draws, so that the display never slows the transfer.
+//! Workers only add to counts; one ticker thread draws, so that the display never slows the transfer.
 
 use std::collections::HashSet;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::mem;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
 use zmove_jobs::Nodes;
 use zmove_tools::sweep::MovedSizes;
-use zmove_types::{ByteCount, Change, Event, Observer};
+use zmove_types::{ByteCount, Change, Event, Lock, Observer};
+use zmove_wire::{FileTotal, TransferProgress};
 
 /// The display of one push.
 pub(crate) struct Display {
@@ -43,24 +44,19 @@ struct Ticker {
 
 /// The observer that events go to.
 struct Watcher {
-    totals: Totals,
     /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
     moved: Arc<MovedSizes>,
     bar: ProgressBar,
-    /// The present rate of what moves, while the bar has also what need not.
-    pace: Mutex<RateWindow>,
-    form: Form,
+    form: OutputForm,
     trace: Option<TraceFile>,
-    state: Mutex<State>,
+    state: Lock<PushState>,
     /// The nodes that take part, once they have been reported.
     nodes: watch::Sender<Nodes>,
-    /// `None` where each failure is named.
-    failures: Option<Mutex<Failures>>,
 }
 
 /// The form in which events are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum OutputForm {
     Bar,
     Json,
     /// Lines without a bar, where standard error is no terminal.
@@ -68,7 +64,7 @@ enum Form {
     Failures,
 }
 
-impl Form {
+impl OutputForm {
     /// How often it is shown how far a transfer is; `None`: never.
     const fn interval(self) -> Option<Duration> {
         match self {
@@ -80,53 +76,91 @@ impl Form {
     }
 }
 
-#[derive(Default)]
-struct Totals {
-    found_files: AtomicU64,
-    found_bytes: AtomicU64,
-    done_files: AtomicU64,
-    done_bytes: AtomicU64,
-    lanes: AtomicU64,
-    scan_ended: AtomicBool,
-    flushing: AtomicBool,
-}
-
-impl Totals {
-    fn reset(&self) {
-        let Self {
-            found_files,
-            found_bytes,
-            done_files,
-            done_bytes,
-            scan_ended,
-            ..
-        } = self;
-        for counter in [found_files, found_bytes, done_files, done_bytes] {
-            counter.store(0, Ordering::Relaxed);
-        }
-        scan_ended.store(false, Ordering::Relaxed);
-    }
-}
-
-/// The state of the push, beside the counts.
-struct State {
+/// The state of a push.
+struct PushState {
+    /// The counts of the present sessions.
+    progress: TransferProgress,
+    lanes: usize,
+    scan_ended: bool,
+    flushing: bool,
+    /// The present rate of what moves, while the bar has also what need not.
+    rate: RateWindow,
     limit: &'static str,
-    /// Whether the user has been told that the receiver is busy.
-    told_busy: bool,
     /// The moment since which there has been no connection.
     lost: Option<Instant>,
     /// The moment since which the transfer has been in line, and why.
     waits: Option<(Instant, String)>,
     /// The id of the transfer, by which its host knows it too.
     transfer: Option<String>,
-    /// What the user has been told that receivers wait for.
-    told_held_up: HashSet<String>,
+    /// The waits that have been reported to the user.
+    reported: HashSet<String>,
+    /// `None` if each failure is named.
+    failures: Option<Failures>,
+}
+
+impl PushState {
+    fn new(failures: Option<Failures>) -> Self {
+        Self {
+            progress: TransferProgress::default(),
+            lanes: 0,
+            scan_ended: false,
+            flushing: false,
+            rate: RateWindow::default(),
+            limit: "starting",
+            lost: None,
+            waits: None,
+            transfer: None,
+            reported: HashSet::new(),
+            failures,
+        }
+    }
+
+    /// The files and bytes that are at the target.
+    fn done(&self) -> FileTotal {
+        let mut done = self.progress.stored;
+        done.add(self.progress.skipped);
+        done
+    }
+
+    /// The bytes that were found, which are no fewer than those that are at the target.
+    fn found_bytes(&self) -> u64 {
+        self.progress.found.bytes.max(self.done().bytes)
+    }
+
+    /// The present rate of what moves, if it is known: the sum of those of the nodes, which are shown beside, where all
+    /// are.
+    fn rate(&self, nodes: Option<&Nodes>) -> Option<f64> {
+        match nodes {
+            Some(nodes) if are_all_listed(nodes) => {
+                let sum = nodes.nodes.iter().map(|node| node.bytes_per_second);
+                Some(ByteCount(sum.sum()).as_f64())
+            }
+            _ => self.rate.rate(Instant::now()),
+        }
+    }
+
+    /// What limits the push. Where all nodes have come to move nothing, no session says that any more.
+    fn limit(&self, nodes: Option<&Nodes>) -> &'static str {
+        let stand_still = |nodes: &Nodes| {
+            let mut all = nodes.nodes.iter();
+            are_all_listed(nodes)
+                && all.clone().all(|node| node.bytes_per_second == 0)
+                && all.any(|node| node.bytes > 0)
+        };
+        if nodes.is_some_and(stand_still) {
+            "waiting for replies"
+        } else {
+            self.limit
+        }
+    }
 }
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
+/// The reason for which a transfer is in line.
+const BUSY: &str = "the receiver is busy";
 const IN_LINE: &str = "{wide_msg}";
 pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
 /// The columns in front of a bar's words.
@@ -140,31 +174,22 @@ impl Display {
     /// A display that shows nothing before it is [started](Self::start): a question may have to be asked first.
     pub(crate) fn new(args: &PushArgs, trace: Option<TraceFile>) -> Self {
         let form = match args {
-            PushArgs { json: true, .. } => Form::Json,
-            PushArgs { quiet: true, .. } => Form::Failures,
-            _ if std::io::stderr().is_terminal() => Form::Bar,
-            _ => Form::Lines,
+            PushArgs { json: true, .. } => OutputForm::Json,
+            PushArgs { quiet: true, .. } => OutputForm::Failures,
+            _ if std::io::stderr().is_terminal() => OutputForm::Bar,
+            _ => OutputForm::Lines,
         };
         if args.compress && !args.quiet {
             terminal::warn("-z: zmove does not compress, and sends the data as it is");
         }
+        let failures = (!args.json && !args.keeping.verbose).then(Failures::default);
         let watcher = Arc::new(Watcher {
-            totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden().with_message("starting"),
-            pace: Mutex::default(),
             form,
             trace,
             nodes: watch::Sender::default(),
-            failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
-            state: Mutex::new(State {
-                limit: "starting",
-                told_busy: false,
-                lost: None,
-                waits: None,
-                transfer: None,
-                told_held_up: HashSet::new(),
-            }),
+            state: Lock::new(PushState::new(failures)),
         });
         Self {
             watcher,
@@ -175,12 +200,15 @@ impl Display {
     /// Starts to show the observer's events; called again, it counts from the beginning.
     pub(crate) fn start(&self) {
         if self.ticker.get().is_some() {
-            return self.watcher.totals.reset();
+            let mut state = self.watcher.state.lock();
+            state.progress = TransferProgress::default();
+            state.scan_ended = false;
+            return;
         }
         let Some(interval) = self.watcher.form.interval() else {
             return;
         };
-        if self.watcher.form == Form::Bar {
+        if self.watcher.form == OutputForm::Bar {
             terminal::draw(&self.watcher.bar, BAR);
         }
         self.ticker.get_or_init(|| {
@@ -219,7 +247,7 @@ impl Display {
 
     /// The id of the transfer, if it has had one.
     pub(crate) fn transfer(&self) -> Option<String> {
-        self.watcher.state().transfer.clone()
+        self.watcher.state.lock().transfer.clone()
     }
 
     /// Removes the progress bar from the terminal. Returns what each has moved, where several take part.
@@ -231,12 +259,14 @@ impl Display {
         }
         self.watcher.bar.finish_and_clear();
         let took_part = self.watcher.nodes().as_ref().and_then(nodes::took_part);
-        if let (Form::Json, Some(message)) = (self.watcher.form, &took_part) {
+        if let Some(message) = took_part
+            .as_ref()
+            .filter(|_| self.watcher.form == OutputForm::Json)
+        {
             self.watcher
                 .print(json!({ "event": TOOK_PART, "message": message }));
         }
-        if let Some(failures) = &self.watcher.failures {
-            let failures = lock(failures);
+        if let Some(failures) = &self.watcher.state.lock().failures {
             failures.unnamed().for_each(terminal::warn);
             failures.advice().into_iter().for_each(terminal::warn);
         }
@@ -248,14 +278,14 @@ impl Listener for Display {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins { transfer } => {
-                self.watcher.state().transfer = transfer.map(|transfer| transfer.to_string());
+                self.watcher.state.lock().transfer = transfer.map(|transfer| transfer.to_string());
                 self.start();
             }
             // Something is on the screen already once a session has begun.
             Notice::Dialling { .. }
-                if self.watcher.form != Form::Bar || self.ticker.get().is_some() => {}
+                if self.watcher.form != OutputForm::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
-            Notice::CopyRuns { .. } if self.watcher.form == Form::Failures => {}
+            Notice::CopyRuns { .. } if self.watcher.form == OutputForm::Failures => {}
             Notice::CopyRuns { id, .. } => {
                 self.watcher.say(
                     &notice.to_string(),
@@ -270,25 +300,22 @@ impl Listener for Display {
 }
 
 impl Watcher {
-    /// Shows at even intervals how far it is; `say` has the lines of [`Form::Lines`].
+    /// Shows at even intervals how far it is; `say` has the lines of [`OutputForm::Lines`].
     fn tick(&self, interval: Duration, ended: &Receiver<()>, say: &dyn Fn(String)) {
         let mut told = 0;
         loop {
             let is_over = ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
-            let done = self.totals.done_bytes.load(Ordering::Relaxed);
-            let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
             let moved = self.moved.total().bytes;
-            self.bar.set_length(found.max(1));
-            self.bar.set_position(done);
+            self.place_bar();
             // A transfer that breaks off has no other account of what it has moved.
-            let is_news = std::mem::replace(&mut told, moved) != moved;
-            if is_over && !(self.form == Form::Json && is_news) {
+            let is_news = mem::replace(&mut told, moved) != moved;
+            if is_over && !(self.form == OutputForm::Json && is_news) {
                 return;
             }
             match self.form {
-                Form::Json => self.print(self.as_json(done, found)),
-                Form::Lines => say(self.message(done, found)),
-                _ => self.draw(self.message(done, found)),
+                OutputForm::Json => self.print(self.as_json()),
+                OutputForm::Lines => say(self.message()),
+                _ => self.draw(self.message()),
             }
             if is_over {
                 return;
@@ -296,9 +323,16 @@ impl Watcher {
         }
     }
 
+    /// Sets the length of the bar and the place on it.
+    fn place_bar(&self) {
+        let state = self.state.lock();
+        self.bar.set_length(state.found_bytes().max(1));
+        self.bar.set_position(state.done().bytes);
+    }
+
     /// Shows the bar with these words; in line there is nothing to draw, and the words are all.
     fn draw(&self, message: String) {
-        let is_in_line = self.state().waits.is_some();
+        let is_in_line = self.state.lock().waits.is_some();
         terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
         self.bar.set_message(if is_in_line {
             message
@@ -307,63 +341,41 @@ impl Watcher {
         });
     }
 
-    fn message(&self, done: u64, found: u64) -> String {
-        let totals = &self.totals;
-        if let Some((since, why)) = &self.state().waits {
+    fn message(&self) -> String {
+        let nodes = self.nodes();
+        let state = self.state.lock();
+        if let Some((since, why)) = &state.waits {
             let lasted = Age(since.elapsed());
             return format!("in line for {lasted}: {why}");
         }
-        let files = totals.done_files.load(Ordering::Relaxed);
-        let found_files = totals.found_files.load(Ordering::Relaxed);
-        let scan_ended = totals.scan_ended.load(Ordering::Relaxed);
-        let more = if scan_ended { "" } else { "+" };
-        let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
-        let rate = self.rate();
+        let done = state.done();
+        let found = state.found_bytes();
+        let more = if state.scan_ended { "" } else { "+" };
+        let flushing = state.flushing && done.bytes >= found;
+        let rate = state.rate(nodes.as_ref());
         let left = rate.map_or(0.0, |rate| {
-            ByteCount(found.saturating_sub(done)).as_f64() / rate
+            ByteCount(found.saturating_sub(done.bytes)).as_f64() / rate
         });
-        let is_known = scan_ended && tells_time_left(self.moved.total().bytes, found);
+        let is_known = state.scan_ended && tells_time_left(self.moved.total().bytes, found);
         let left = if is_known && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
         } else {
             String::new()
         };
-        let nodes = self.nodes();
-        let rate = nodes::rate_and_nodes(rate, nodes.as_ref());
         format!(
-            "{} of {}{more}{rate}{left}, {}, {files} of {found_files}{more} files{}",
-            ByteCount(done),
+            "{} of {}{more}{}{left}, {}, {} of {}{more} files{}",
+            ByteCount(done.bytes),
             ByteCount(found),
-            if flushing { "flushing" } else { self.limit() },
+            nodes::rate_and_nodes(rate, nodes.as_ref()),
+            if flushing {
+                "flushing"
+            } else {
+                state.limit(nodes.as_ref())
+            },
+            done.files,
+            state.progress.found.files,
             nodes.as_ref().map(nodes::which).unwrap_or_default(),
         )
-    }
-
-    /// The present rate of what moves, if it is known: the sum of those of the nodes, which are shown beside, where all
-    /// are.
-    fn rate(&self) -> Option<f64> {
-        match self.nodes() {
-            Some(nodes) if are_all_listed(&nodes) => {
-                let sum = nodes.nodes.iter().map(|node| node.bytes_per_second);
-                Some(ByteCount(sum.sum()).as_f64())
-            }
-            _ => lock(&self.pace).rate(Instant::now()),
-        }
-    }
-
-    /// What limits the push. Where all nodes have come to move nothing, no session says that any more.
-    fn limit(&self) -> &'static str {
-        let stand_still = |nodes: &Nodes| {
-            let mut all = nodes.nodes.iter();
-            are_all_listed(nodes)
-                && all.clone().all(|node| node.bytes_per_second == 0)
-                && all.any(|node| node.bytes > 0)
-        };
-        if self.nodes().as_ref().is_some_and(stand_still) {
-            "waiting for replies"
-        } else {
-            self.state().limit
-        }
     }
 
     /// The nodes, where several take part.
@@ -372,12 +384,11 @@ impl Watcher {
         (nodes.count > 1).then(|| nodes.clone())
     }
 
-    fn as_json(&self, done: u64, found: u64) -> Value {
-        let totals = &self.totals;
-        let total = self.moved.total();
-        let rate = self.rate();
-        let limit = self.limit();
-        let state = self.state();
+    fn as_json(&self) -> Value {
+        let nodes = self.nodes();
+        let moved = self.moved.total();
+        let state = self.state.lock();
+        let done = state.done();
         let waiting = state.waits.as_ref();
         let waiting = waiting.map(
             |(since, why)| json!({ "seconds": since.elapsed().as_secs_f64(), "message": why }),
@@ -385,30 +396,26 @@ impl Watcher {
         json!({
             "event": "progress",
             "seconds": self.bar.elapsed().as_secs_f64(),
-            "bytes_done": done,
-            "bytes_found": found,
-            "files_done": totals.done_files.load(Ordering::Relaxed),
-            "files_found": totals.found_files.load(Ordering::Relaxed),
-            "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
-            "bytes_moved": total.bytes,
-            "files_moved": total.files,
-            "bytes_per_second": rate,
-            "lanes": totals.lanes.load(Ordering::Relaxed),
-            "limited_by": limit_key(limit),
+            "bytes_done": done.bytes,
+            "bytes_found": state.found_bytes(),
+            "files_done": done.files,
+            "files_found": state.progress.found.files,
+            "scan_ended": state.scan_ended,
+            "bytes_moved": moved.bytes,
+            "files_moved": moved.files,
+            "bytes_per_second": state.rate(nodes.as_ref()),
+            "lanes": state.lanes,
+            "limited_by": limit_key(state.limit(nodes.as_ref())),
             "waiting": waiting,
-            "nodes": self.nodes(),
+            "nodes": nodes,
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     fn fail(&self, message: &str) {
-        let is_named = self
-            .failures
-            .as_ref()
-            .is_none_or(|failures| lock(failures).count(message));
+        let mut state = self.state.lock();
+        let failures = state.failures.as_mut();
+        let is_named = failures.is_none_or(|failures| failures.count(message));
+        drop(state);
         if is_named {
             let mut event = failures::parts(message);
             event["event"] = "failed".into();
@@ -418,46 +425,38 @@ impl Watcher {
     }
 
     fn lose(&self, message: &str) {
-        {
-            let mut state = self.state();
-            state.limit = "reconnecting";
-            state.lost = Some(Instant::now());
-            state.waits = None;
-        }
-        self.totals.lanes.store(0, Ordering::Relaxed);
-        self.totals.flushing.store(false, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.limit = "reconnecting";
+        state.lost = Some(Instant::now());
+        state.waits = None;
+        state.lanes = 0;
+        state.flushing = false;
+        drop(state);
         self.tell("connection_lost", message);
     }
 
-    /// Says once what a receiver waits for, though each of several sessions may say so.
-    fn tell_held_up(&self, by: &str) {
-        if self.state().told_held_up.insert(by.to_owned()) {
-            self.tell("waiting", &format!("waiting: {by}"));
+    /// Reports a wait, once for each `reason`, though each of several sessions may report it.
+    fn report_wait(&self, reason: &str, message: &str) {
+        if self.state.lock().reported.insert(reason.to_owned()) {
+            self.tell("waiting", &format!("waiting: {message}"));
         }
     }
 
     fn wait(&self, cause: &str) {
-        let told = {
-            let mut state = self.state();
-            let since = state
-                .waits
-                .take()
-                .map_or_else(Instant::now, |(since, _)| since);
-            state.waits = Some((since, cause.to_owned()));
-            state.limit = "waiting";
-            std::mem::replace(&mut state.told_busy, true)
-        };
-        if !told {
-            self.tell(
-                "waiting",
-                &format!("waiting: the receiver is busy: {cause}"),
-            );
-        }
+        let mut state = self.state.lock();
+        let since = state
+            .waits
+            .take()
+            .map_or_else(Instant::now, |(since, _)| since);
+        state.waits = Some((since, cause.to_owned()));
+        state.limit = "waiting";
+        drop(state);
+        self.report_wait(BUSY, &format!("{BUSY}: {cause}"));
     }
 
     /// Reports that the connection is back, if it was lost.
     fn come_back(&self) {
-        let lost = self.state().lost.take();
+        let lost = self.state.lock().lost.take();
         if let Some(lost) = lost {
             let seconds = lost.elapsed().as_secs_f64();
             let message = format!(
@@ -478,7 +477,7 @@ impl Watcher {
 
     /// Writes a line for the user, and an event.
     fn say(&self, message: &str, event: Value) {
-        if self.form == Form::Json {
+        if self.form == OutputForm::Json {
             self.print(event);
         }
         self.warn(message);
@@ -487,17 +486,17 @@ impl Watcher {
     /// Prints an event with the id of the transfer.
     fn print(&self, mut event: Value) {
         event["schema"] = SCHEMA.into();
-        event["transfer"] = self.state().transfer.clone().into();
+        event["transfer"] = self.state.lock().transfer.clone().into();
         print_json(&event);
     }
 
     fn list(&self, changes: &[Change]) {
         match self.form {
-            Form::Json => changes
+            OutputForm::Json => changes
                 .iter()
                 .for_each(|change| self.print(dry_run::as_json(change))),
-            Form::Failures => {}
-            Form::Bar | Form::Lines => self
+            OutputForm::Failures => {}
+            OutputForm::Bar | OutputForm::Lines => self
                 .bar
                 .suspend(|| terminal::print(dry_run::lines(changes))),
         }
@@ -511,30 +510,24 @@ impl Watcher {
 
 impl Observer for Watcher {
     fn on(&self, event: &Event) {
-        let totals = &self.totals;
-        let add = |counter: &AtomicU64, number: u64| {
-            counter.fetch_add(number, Ordering::Relaxed);
-        };
         match event {
-            Event::Found { files, bytes } => {
-                add(&totals.found_files, *files);
-                add(&totals.found_bytes, *bytes);
+            Event::Found { .. } | Event::Skipped { .. } => {
+                self.state.lock().progress.hear(event);
             }
-            Event::Stored { files, bytes } | Event::Skipped { files, bytes } => {
-                if matches!(event, Event::Stored { .. }) {
-                    self.moved.add(*files, *bytes);
-                    lock(&self.pace).add(Instant::now(), *bytes);
-                }
-                add(&totals.done_files, *files);
-                add(&totals.done_bytes, *bytes);
+            Event::Stored { files, bytes } => {
+                self.moved.add(*files, *bytes);
+                let mut state = self.state.lock();
+                state.rate.add(Instant::now(), *bytes);
+                state.progress.hear(event);
             }
-            Event::ScanEnded => totals.scan_ended.store(true, Ordering::Relaxed),
+            Event::ScanEnded => self.state.lock().scan_ended = true,
             Event::LaneUp { lanes } => {
-                self.state().waits = None;
-                totals.lanes.store(*lanes as u64, Ordering::Relaxed);
+                let mut state = self.state.lock();
+                state.waits = None;
+                state.lanes = *lanes;
             }
-            Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
-            Event::Limited { by } => self.state().limit = by,
+            Event::Flushing => self.state.lock().flushing = true,
+            Event::Limited { by } => self.state.lock().limit = by,
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => self.say(
@@ -542,9 +535,9 @@ impl Observer for Watcher {
                 json!({ "event": "not_kept", "message": message }),
             ),
             Event::Warned { message } => self.tell("warning", message),
-            Event::HeldUp { by } => self.tell_held_up(by),
+            Event::HeldUp { by } => self.report_wait(by, by),
             Event::Waiting { message } => self.wait(message),
-            Event::Resent { what } if self.form == Form::Json => {
+            Event::Resent { what } if self.form == OutputForm::Json => {
                 self.print(json!({ "event": "resent", "what": what }));
             }
             Event::Resent { what } => {
@@ -580,19 +573,14 @@ fn limit_key(limit: &str) -> &'static str {
         "starting" => "start_up",
         "waiting" => "queue",
         "reconnecting" => "connection",
-        "waiting for replies" | "path or target" => "path",
+        "waiting for replies" | "path or target" | "path" => "path",
         "source scan" => "scan",
         "source reads" => "source_reads",
         "sender CPU" | "the sender" => "sender_cpu",
         "rate limit" => "own_rate",
         "target" => "target_writes",
-        "path" => "path",
         _ => "unknown",
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Prints one event as one line.
@@ -606,24 +594,16 @@ mod tests {
 
     use super::*;
 
-    fn watcher(form: Form) -> Watcher {
+    fn watcher(form: OutputForm) -> Watcher {
+        let mut state = PushState::new(None);
+        state.limit = "path";
         Watcher {
-            totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden(),
-            pace: Mutex::default(),
             form,
             trace: None,
-            state: Mutex::new(State {
-                limit: "path",
-                told_busy: false,
-                lost: None,
-                waits: None,
-                transfer: None,
-                told_held_up: HashSet::new(),
-            }),
+            state: Lock::new(state),
             nodes: watch::Sender::default(),
-            failures: None,
         }
     }
 
@@ -652,8 +632,8 @@ mod tests {
 
     #[test]
     fn a_log_gets_a_line_every_half_minute_that_says_how_far_it_is() {
-        assert_eq!(Form::Lines.interval(), Some(Duration::from_secs(30)));
-        let watcher = watcher(Form::Lines);
+        assert_eq!(OutputForm::Lines.interval(), Some(Duration::from_secs(30)));
+        let watcher = watcher(OutputForm::Lines);
         watcher.on(&Event::Found {
             files: 3,
             bytes: 3 << 20,
@@ -686,18 +666,18 @@ mod tests {
             bytes_per_second,
             ..Node::default()
         };
-        let watcher = watcher(Form::Json);
+        let watcher = watcher(OutputForm::Json);
         let nodes = vec![node("a", 1_000_000), node("b", 2_000_000)];
         watcher.nodes.send_replace(Nodes {
             count: 2,
             nodes,
             ..Nodes::default()
         });
-        assert_eq!(watcher.as_json(0, 0)["bytes_per_second"], 3e6);
+        assert_eq!(watcher.as_json()["bytes_per_second"], 3e6);
         assert!(
-            watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "),
+            watcher.message().contains(" 24.0 Mbit/s by 2 nodes, "),
             "{}",
-            watcher.message(0, 0)
+            watcher.message()
         );
     }
 
@@ -710,7 +690,7 @@ mod tests {
             ..Node::default()
         };
         let shown = |nodes: [(u64, u64); 2]| {
-            let watcher = watcher(Form::Bar);
+            let watcher = watcher(OutputForm::Bar);
             watcher.on(&Event::Limited { by: "rate limit" });
             let nodes = nodes.map(|(bytes, rate)| node(bytes, rate)).to_vec();
             watcher.nodes.send_replace(Nodes {
@@ -718,7 +698,7 @@ mod tests {
                 nodes,
                 ..Nodes::default()
             });
-            watcher.message(0, 0)
+            watcher.message()
         };
         assert!(
             shown([(9, 0), (0, 0)]).contains(" by 2 nodes, waiting for replies, "),
@@ -734,13 +714,17 @@ mod tests {
 
     #[test]
     fn nodes_are_seen_on_a_narrow_terminal() {
-        let watcher = watcher(Form::Bar);
+        let watcher = watcher(OutputForm::Bar);
         watcher.nodes.send_replace(Nodes {
             count: 12,
             items_waiting: Some(10_000),
             ..Nodes::default()
         });
-        let message = watcher.message(1023 << 20, 1023 << 20);
+        watcher.on(&Event::Skipped {
+            files: 0,
+            bytes: 1023 << 20,
+        });
+        let message = watcher.message();
         let room = 80 - BAR_COLUMNS;
         assert!(message[..room].contains(" by 12 nodes, "), "{message}");
         assert!(
@@ -751,7 +735,7 @@ mod tests {
 
     #[test]
     fn a_log_says_where_in_line_it_is_and_that_it_has_moved_up() {
-        let watcher = watcher(Form::Lines);
+        let watcher = watcher(OutputForm::Lines);
         let full = |ahead| Event::Waiting {
             message: format!("{ahead} of the same key before this one; full"),
         };
@@ -771,7 +755,7 @@ mod tests {
     impl Watcher {
         /// Takes a notice of a wait without a line of its own.
         fn wait_untold(&self, event: &Event) {
-            self.state().told_busy = true;
+            self.state.lock().reported.insert(BUSY.to_owned());
             self.on(event);
         }
     }
