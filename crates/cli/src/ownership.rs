@@ -98,14 +98,14 @@ impl Control {
     }
 
     /// The entry that somebody else can change, and how to take that away; `None` where root alone controls all.
-    pub(crate) fn fault(&self) -> Option<Fault> {
+    pub(crate) fn fault(&self) -> Option<OwnershipFault> {
         match self {
             Self::Root => None,
-            Self::User { user, entry } => Some(Fault {
+            Self::User { user, entry } => Some(OwnershipFault {
                 text: format!("'{}' belongs to {}", entry.display(), name_of(*user)),
                 mend: format!("chown -h root {}", quoted(entry)),
             }),
-            Self::Others { entry, mode } => Some(Fault {
+            Self::Others { entry, mode } => Some(OwnershipFault {
                 text: format!("'{}' has mode {mode:04o}", entry.display()),
                 mend: format!("chmod go-w {}", quoted(entry)),
             }),
@@ -115,7 +115,7 @@ impl Control {
 
 /// A setup that breaks the rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct OwnershipFault {
     /// The entry and who can change it.
     pub(crate) text: String,
     /// The command that makes it root's.
@@ -179,7 +179,7 @@ pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>
 }
 
 fn refusal(directory: &Path, purpose: &str, control: &Control) -> anyhow::Error {
-    let Fault { text, mend } = control.fault().expect("root does not control it alone");
+    let OwnershipFault { text, mend } = control.fault().expect("root does not control it alone");
     failure(
         Exit::File,
         format!(

@@ -114,7 +114,7 @@ pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
             home: &home,
             remote: &copy.source,
             settings: &copy.source_dial,
-            listener: &terminal::Notices,
+            listener: &terminal::NoticeLines,
         };
         Ok(end_copy(&source, id).await?)
     })?;
@@ -165,7 +165,7 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
             home: &home,
             remote: &args.host,
             settings: &dial,
-            listener: &terminal::Notices,
+            listener: &terminal::NoticeLines,
         };
         Ok(copy_result(&connector, args.id, after, &NoObserver).await?)
     })?;

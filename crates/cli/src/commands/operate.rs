@@ -21,7 +21,7 @@ use crate::display::format::counted;
 use crate::display::{output, terminal};
 use crate::ownership::{self, Child};
 use crate::settings::{self, Role};
-use crate::value::control::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request, Status};
+use crate::value::control::{ANSWER_BYTES_MAX, Answer, DaemonStatus, REQUEST_BYTES_MAX, Request};
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// How long a daemon may take for a whole answer.
@@ -50,7 +50,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
     }
 }
 
-fn shown(status: &Status, json: bool) -> Result<String> {
+fn shown(status: &DaemonStatus, json: bool) -> Result<String> {
     Ok(if json {
         serde_json::to_string(status)? + "\n"
     } else {

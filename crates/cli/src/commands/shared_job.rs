@@ -23,7 +23,7 @@ use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape};
 use crate::commands::participants::Participants;
 use crate::commands::transfer::exit_of;
 use crate::display::format::counted;
-use crate::display::summary::{self, Ending, Sessions};
+use crate::display::summary::{self, Ending, SessionCount};
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
@@ -129,7 +129,7 @@ pub(crate) fn tell_end(
         let ending = Ending {
             exit,
             transfer: Some(led.id.to_string()),
-            sessions: Sessions::Several,
+            sessions: SessionCount::Several,
             is_inexact: ended.is_inexact,
         };
         summary::print(&summary, args, None, &Shares::default(), &ending);

@@ -15,7 +15,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::display::progress::Display;
-use crate::display::summary::{self, Carriage, Ending, Sessions};
+use crate::display::summary::{self, Carriage, Ending, SessionCount};
 use crate::display::terminal;
 use crate::display::trace;
 use crate::settings::{self, Role, Storage};
@@ -76,7 +76,7 @@ impl TransferEnd {
         let ending = Ending {
             exit,
             transfer: self.transfer,
-            sessions: Sessions::One,
+            sessions: SessionCount::One,
             is_inexact: false,
         };
         summary::print(&self.summary, args, self.carriage, shares, &ending);
@@ -161,7 +161,7 @@ pub(crate) async fn reach(
         home: &home,
         remote,
         settings: dial,
-        listener: &terminal::Notices,
+        listener: &terminal::NoticeLines,
     };
     tokio::select! {
         reached = connector.connect(None) => Ok(reached?),

@@ -82,10 +82,10 @@ pub(crate) fn parts(message: &str) -> Value {
     };
     let whole = rest.split_once(" '").and_then(|(operation, rest)| {
         let (path, cause) = rest.rsplit_once("': ")?;
-        Some((operation, path, cause))
+        Some([operation, path, cause])
     });
-    let (operation, path) = (whole.map(|whole| whole.0), whole.map(|whole| whole.1));
-    let cause = whole.map(|whole| whole.2);
+    let part = |number: usize| whole.map(|whole| whole[number]);
+    let cause = part(2);
     let number = cause.and_then(|cause| {
         cause
             .rsplit_once("(os error ")?
@@ -98,8 +98,8 @@ pub(crate) fn parts(message: &str) -> Value {
     let cause = cause.map(|cause| cause.split(" (os error ").next().unwrap_or(cause));
     json!({
         "side": side,
-        "operation": operation,
-        "path": path,
+        "operation": part(0),
+        "path": part(1),
         "cause": cause,
         "errno": number.and_then(errno_name),
     })

@@ -109,10 +109,7 @@ impl Row {
         else {
             return None;
         };
-        let message = message.as_ref().filter(|_| error == LastError::Here);
-        let why = message
-            .map(|message| format!(": {message}"))
-            .unwrap_or_default();
+        let why = after_colon(message.as_ref().filter(|_| error == LastError::Here));
         Some(format!("tries again in {}{why}", Age(due.since(now))))
     }
 
@@ -146,13 +143,8 @@ impl Row {
         if let Some(wish) = self.job.wish {
             sentence += &format!(", asked to {}", format!("{wish:?}").to_lowercase());
         }
-        if let Some(message) = message
-            .as_ref()
-            .filter(|_| !is_tried_again && error == LastError::Here)
-        {
-            sentence += &format!(": {message}");
-        }
-        sentence
+        let is_here = !is_tried_again && error == LastError::Here;
+        sentence + &after_colon(message.as_ref().filter(|_| is_here))
     }
 
     /// The end of the job, on one line.
@@ -169,19 +161,14 @@ impl Row {
             let rate = rate.map_or_else(String::new, |rate| format!(", {}", ByteRate(rate)));
             format!(": {}, {}{rate}", counted(files, "file"), ByteCount(bytes))
         });
-        let why = message.as_ref().map(|message| format!(": {message}"));
-        let (moved, why) = (moved.unwrap_or_default(), why.unwrap_or_default());
+        let moved = moved.unwrap_or_default();
+        let why = after_colon(message.as_ref());
         Printable(format!("job {id} ({label}) {}{moved}{why}", state.phrase())).to_string()
     }
 
     /// How far it is, behind a bar. Of one that does not run nobody moves anything.
     pub(crate) fn bar(&self) -> String {
-        let message = self
-            .job
-            .message
-            .as_ref()
-            .map(|message| format!(": {message}"))
-            .unwrap_or_default();
+        let message = after_colon(self.job.message.as_ref());
         let line = match &self.progress {
             None => format!("{}{message}", self.job.state),
             Some(progress) => {
@@ -231,6 +218,11 @@ fn running(progress: &Progress, bytes: &str, files: &str) -> String {
         "{bytes}{rate}, {limit}, {files}{}",
         which.unwrap_or_default()
     )
+}
+
+/// A message that may follow what it is about.
+fn after_colon(message: Option<&String>) -> String {
+    message.map_or_else(String::new, |message| format!(": {message}"))
 }
 
 /// Where the error of a job's last attempt is told.
@@ -286,10 +278,7 @@ pub(crate) fn event(
     } else {
         String::new()
     };
-    let message = message
-        .as_ref()
-        .map(|message| format!(": {message}"))
-        .unwrap_or_default();
+    let message = after_colon(message.as_ref());
     Printable(format!("{} {kind}{attempt}{message}", shown(*time))).to_string()
 }
 

@@ -13,12 +13,12 @@ use zmove_types::ByteCount;
 #[derive(Debug, Default)]
 pub(super) struct RateWindow {
     /// In the order of time. The first is the beginning of the window.
-    samples: VecDeque<Sample>,
+    samples: VecDeque<AckSample>,
 }
 
 /// The bytes that had been acknowledged at a moment.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct AckSample {
     at: Instant,
     bytes: u64,
 }
@@ -30,7 +30,7 @@ impl RateWindow {
             self.samples.clear();
         }
         let before = self.samples.back().map_or(0, |last| last.bytes);
-        let sample = Sample {
+        let sample = AckSample {
             at,
             bytes: before + bytes,
         };
@@ -72,7 +72,7 @@ impl RateWindow {
 
     /// Whether a window was full, and nothing has come since for much longer than between its acknowledgements.
     fn stands_still(&self, now: Instant) -> bool {
-        let (Some(span), Some(last)) = (self.span(), self.samples.back()) else {
+        let Some((span, last)) = self.span().zip(self.samples.back()) else {
             return false;
         };
         let gaps = u32::try_from(self.samples.len() - 1).unwrap_or(u32::MAX);

@@ -30,14 +30,14 @@ pub(crate) struct Ending {
     pub(crate) exit: Exit,
     /// The id of the transfer.
     pub(crate) transfer: Option<String>,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: SessionCount,
     /// Whether work was lost or done again, so that the counts may be wrong.
     pub(crate) is_inexact: bool,
 }
 
 /// How many sessions a transfer has had at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sessions {
+pub(crate) enum SessionCount {
     One,
     /// Several with other hosts: nobody has added up what each of them has counted.
     Several,

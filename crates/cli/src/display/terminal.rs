@@ -117,9 +117,9 @@ pub(crate) fn write_file(file: &Path, text: &str) -> io::Result<()> {
 
 /// A listener for times without a bar: each notice is a line on standard error.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Notices;
+pub(crate) struct NoticeLines;
 
-impl Listener for Notices {
+impl Listener for NoticeLines {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins { .. } => {}

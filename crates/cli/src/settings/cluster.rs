@@ -174,7 +174,7 @@ impl Cluster {
 
     /// The broker that a push of this node starts.
     pub(crate) fn local_broker(&self) -> Result<Option<LocalBroker>> {
-        let (Some(address), Some(seed)) = (self.local, &self.credentials) else {
+        let Some((address, seed)) = self.local.zip(self.credentials.as_ref()) else {
             return Ok(None);
         };
         Ok(Some(LocalBroker {

@@ -100,7 +100,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
     let mut paths = Vec::new();
     for source in sources {
         let bytes = source.as_bytes();
-        if let (Some(_), Some(path)) = (&first, bytes.strip_prefix(b":")) {
+        if let Some(path) = bytes.strip_prefix(b":").filter(|_| first.is_some()) {
             paths.push(path.to_vec());
             continue;
         }

@@ -137,7 +137,9 @@ impl PushSettings {
                 listener,
             )?
         };
-        if let (Location::Local(target), None) = (&self.location, &args.listed) {
+        if let Location::Local(target) = &self.location
+            && args.listed.is_none()
+        {
             let overlap = overlap(args, &sources, target);
             overlap.refuse_target_inside()?;
             if let Some(why) = args.delete.then(|| overlap.objection()).flatten() {
@@ -341,7 +343,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
         (args.dial.ssh_command.is_some(), "-e"),
         (args.dial.ssh_ports.is_some(), "--ssh-ports"),
     ]);
-    if let (Some(what), Some(_)) = (of_ssh, cluster) {
+    if let Some(what) = of_ssh.filter(|_| cluster.is_some()) {
         return Err(usage_error(format!(
             "--cluster: each receiver is a daemon, so {what} has no meaning"
         )));

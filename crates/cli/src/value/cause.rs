@@ -19,7 +19,7 @@ pub(crate) fn errno_name(number: i32) -> Option<String> {
 }
 
 /// `AlreadyThere` as `already_there`.
-fn snake(words: &str) -> String {
+pub(crate) fn snake(words: &str) -> String {
     let mut text = String::new();
     for letter in words.chars() {
         if letter.is_ascii_uppercase() && !text.is_empty() {

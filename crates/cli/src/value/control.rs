@@ -49,7 +49,7 @@ pub(crate) struct Removed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    Status(Status),
+    Status(DaemonStatus),
     /// These transfers are being ended.
     Ended(Vec<TransferStatus>),
     /// Nothing was done: the digits fit several transfers.
@@ -62,7 +62,7 @@ pub(crate) enum Answer {
 
 /// A daemon at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Status {
+pub(crate) struct DaemonStatus {
     pub(crate) schema: u32,
     pub(crate) version: String,
     pub(crate) pid: u32,

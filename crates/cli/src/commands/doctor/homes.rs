@@ -7,7 +7,7 @@ use zmove_transport::AuthorizedKeys;
 
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::serve::check::faults_of_roots;
-use crate::ownership::{self, Control, Fault};
+use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings::{self, Role};
 
 /// Judges the directories in which root works: for root its own, for others those of the host's daemon.
@@ -52,7 +52,7 @@ fn judge_directory(directory: &Path) -> Finding {
             CHECK,
             format!("only root can change '{}'", directory.display()),
         ),
-        Some(Fault { text, mend }) => Finding::new(
+        Some(OwnershipFault { text, mend }) => Finding::new(
             Level::Bad,
             CHECK,
             format!(

@@ -10,7 +10,7 @@ use zmove_types::{ByteCount, ByteRate, RateLimit};
 use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
-use crate::value::control::Status;
+use crate::value::control::DaemonStatus;
 
 /// How many digits of an id are shown: enough to tell transfers apart, and for 'zmove stop'.
 const DIGITS_SHOWN: usize = 8;
@@ -19,8 +19,8 @@ const DIGITS_SHOWN: usize = 8;
 const SENTENCE_INDENT: usize = 10;
 
 /// The whole table.
-pub(super) fn of(status: &Status) -> String {
-    let Status {
+pub(super) fn of(status: &DaemonStatus) -> String {
+    let DaemonStatus {
         version,
         pid,
         listen,
@@ -142,7 +142,7 @@ mod tests {
             reason: Some("full".into()),
             ..transfer()
         };
-        let status = Status {
+        let status = DaemonStatus {
             schema: 1,
             version: "0.1.0".into(),
             pid: 7,

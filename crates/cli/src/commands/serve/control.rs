@@ -16,7 +16,7 @@ use zmove_transport::Fingerprint;
 use super::connections::serve_each;
 use super::service;
 use crate::display::log;
-use crate::value::control::{Answer, REQUEST_BYTES_MAX, Removed, Request, SCHEMA, Status};
+use crate::value::control::{Answer, DaemonStatus, REQUEST_BYTES_MAX, Removed, Request, SCHEMA};
 use crate::value::version::VERSION;
 
 /// What the operator's orders reach.
@@ -115,8 +115,8 @@ impl Control {
         Answer::Ended(ended)
     }
 
-    fn status(&self) -> Status {
-        Status {
+    fn status(&self) -> DaemonStatus {
+        DaemonStatus {
             schema: SCHEMA,
             version: VERSION.split(", ").next().unwrap_or_default().to_owned(),
             pid: std::process::id(),

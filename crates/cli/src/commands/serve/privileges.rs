@@ -15,7 +15,7 @@ use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
 use crate::display::terminal::quoted;
-use crate::ownership::{self, Control, Fault};
+use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
@@ -103,7 +103,7 @@ impl Belongings {
         let fault = Control::with_entries(&self.home)
             .ok()
             .and_then(|control| control.fault());
-        if let Some(Fault { text, mend }) = fault {
+        if let Some(OwnershipFault { text, mend }) = fault {
             log::warning(format_args!(
                 "the settings of this host's daemon should be root's, and {text}; run: {mend}"
             ));

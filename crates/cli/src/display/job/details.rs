@@ -10,7 +10,7 @@ use zmove_jobs::{
 };
 use zmove_types::{ByteCount, ByteRate};
 
-use super::{INDENT, Row};
+use super::{INDENT, Row, after_colon};
 use crate::display::format::{counted, wrapped};
 use crate::display::progress::TOOK_PART;
 use crate::display::terminal::Printable;
@@ -227,10 +227,8 @@ pub(crate) fn taking_part(
                     bytes_per_second,
                     percent_of_others,
                 }: &Node| {
-        let (rate, bytes) = (
-            ByteRate::new(*bytes_per_second, Duration::from_secs(1)),
-            ByteCount(*bytes),
-        );
+        let rate = ByteRate::new(*bytes_per_second, Duration::from_secs(1));
+        let bytes = ByteCount(*bytes);
         let of_others = percent_of_others.map_or_else(String::new, |percent| {
             format!(", {percent} % of the others")
         });
@@ -271,10 +269,7 @@ fn notification(notification: &Notification) -> String {
         NotificationState::Delivered => "delivered".to_owned(),
         NotificationState::GivenUp => format!("not delivered, given up ({attempts})"),
     };
-    let error = error
-        .as_ref()
-        .map(|error| format!(": {error}"))
-        .unwrap_or_default();
+    let error = after_colon(error.as_ref());
     format!("{method}: '{}' {state}{error}", event.kind)
 }
 

@@ -6,16 +6,17 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{error, warn};
 use zmove_daemon::{DaemonEvent, Rejection};
+use zmove_types::Lock;
 use zmove_wire::limits::LANES_MAX;
 
 /// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LogRateLimit(Arc<Mutex<HashMap<&'static str, HeldBack>>>);
+pub(crate) struct LogRateLimit(Arc<Lock<HashMap<&'static str, HeldBack>>>);
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct HeldBack {
@@ -58,7 +59,7 @@ impl LogRateLimit {
             } if *kind != Rejection::Handshake => Some((address.ip(), reason.clone())),
             _ => None,
         };
-        let mut kinds = self.lock();
+        let mut kinds = self.0.lock();
         if let Some(held_back) = kinds.get_mut(kind) {
             held_back.count += 1;
             held_back.text = event.to_string();
@@ -100,7 +101,7 @@ impl LogRateLimit {
 
     /// Takes the events of a kind since the last line; the kind is forgotten where there are none.
     fn take(&self, kind: &'static str) -> Option<HeldBack> {
-        let mut kinds = self.lock();
+        let mut kinds = self.0.lock();
         let held_back = std::mem::take(kinds.get_mut(kind)?);
         let is_one_transfer = !held_back.others && held_back.count < u64::from(LANES_MAX);
         if held_back.count == 0 || is_one_transfer {
@@ -108,10 +109,6 @@ impl LogRateLimit {
             return None;
         }
         Some(held_back)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, HeldBack>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -172,7 +169,7 @@ mod tests {
             (limit.take("handshake"), limit.take("unknown_key")),
             (None, None)
         );
-        limit.lock().clear();
-        assert!(meet(Rejection::Handshake, "e") && limit.lock().len() == 1);
+        limit.0.lock().clear();
+        assert!(meet(Rejection::Handshake, "e") && limit.0.lock().len() == 1);
     }
 }

@@ -9,14 +9,15 @@ use zmove_types::{ByteRate, CounterScope};
 use zmove_wire::NotKept;
 
 use crate::args::PushArgs;
-use crate::display::summary::{Carriage, Sessions, is_same, proofs};
+use crate::display::summary::{Carriage, SessionCount, is_same, proofs};
+use crate::value::cause::snake;
 
 /// The summary as an event. A field that is not known of the transfer is null.
 pub(super) fn as_json(
     summary: &Summary,
     args: &PushArgs,
     carriage: Option<Carriage>,
-    sessions: Sessions,
+    sessions: SessionCount,
 ) -> serde_json::Value {
     let transport = carriage.map(|carriage| carriage.transport);
     let resumed = carriage
@@ -57,11 +58,11 @@ pub(super) fn as_json(
         let is_counted = match row.scope {
             CounterScope::Any => true,
             CounterScope::Preview => is_preview,
-            CounterScope::OneSession => sessions == Sessions::One,
+            CounterScope::OneSession => sessions == SessionCount::One,
         };
         said[row.name] = json!(is_counted.then_some(value));
     }
-    if sessions == Sessions::Several {
+    if sessions == SessionCount::Several {
         OF_ONE_SESSION
             .into_iter()
             .for_each(|field| said[field] = json!(null));
@@ -89,8 +90,7 @@ pub(crate) fn not_kept_as_json(counts: &[NotKept]) -> Vec<serde_json::Value> {
 /// The shares of the wall clock, by limit.
 fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
-    keys.map(str::to_owned)
-        .zip(bottleneck.shares.map(serde_json::Value::from))
+    keys.zip(bottleneck.shares.map(serde_json::Value::from))
         .collect()
 }
 
@@ -128,18 +128,9 @@ pub(super) fn cipher_key(args: &PushArgs) -> String {
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn limit_key(limit: Limit) -> &'static str {
-    match limit {
-        Limit::StartUp => "start_up",
-        Limit::Scan => "scan",
-        Limit::SourceReads => "source_reads",
-        Limit::SenderCpu => "sender_cpu",
-        Limit::Path => "path",
-        Limit::OwnRate => "own_rate",
-        Limit::AllowedRate => "allowed_rate",
-        Limit::ReceiverCpu => "receiver_cpu",
-        Limit::TargetWrites => "target_writes",
-    }
+/// The name of a limit for programs: `source_reads` for `SourceReads`.
+fn limit_key(limit: Limit) -> String {
+    snake(&format!("{limit:?}"))
 }
 
 #[cfg(test)]
@@ -162,7 +153,7 @@ mod tests {
     }
 
     /// The JSON of a transfer that has counted this.
-    fn said(counters: Counters, is_preview: bool, sessions: Sessions) -> Value {
+    fn said(counters: Counters, is_preview: bool, sessions: SessionCount) -> Value {
         let summary = Summary {
             counters,
             is_preview,
@@ -177,9 +168,9 @@ mod tests {
             let mut counters = Counters::default();
             counters.set(row.id, 7);
             let said = [
-                said(counters, false, Sessions::One),
-                said(counters, true, Sessions::One),
-                said(counters, false, Sessions::Several),
+                said(counters, false, SessionCount::One),
+                said(counters, true, SessionCount::One),
+                said(counters, false, SessionCount::Several),
             ]
             .map(|said| said[row.name].clone());
             let expected = match row.scope {
@@ -205,9 +196,9 @@ mod tests {
             bytes: 1 << 30,
             ..Counters::default()
         };
-        let preview = said(counters, true, Sessions::One);
+        let preview = said(counters, true, SessionCount::One);
         assert_eq!(of_rates.map(|field| &preview[field]), [&Value::Null; 5]);
-        let pushed = said(counters, false, Sessions::One);
+        let pushed = said(counters, false, SessionCount::One);
         assert!(pushed["bytes_per_second"].is_f64() && pushed["limited_by"].is_string());
         assert!(pushed["limited_percent"].is_u64() && pushed["shares_percent"].is_object());
     }
