@@ -132,14 +132,10 @@ pub(crate) fn is_root() -> bool {
 /// # Errors
 /// Somebody else controls it, or that cannot be found out.
 pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
-    let control = || {
-        Control::with_entries(directory)
-            .with_context(|| format!("find out who can change '{}'", directory.display()))
-    };
-    match is_root().then(control).transpose()? {
-        Some(control) if control != Control::Root => Err(refusal(directory, purpose, &control)),
-        _ => Ok(()),
+    if is_root() {
+        demand(directory, Control::with_entries, directory, purpose)?;
     }
+    Ok(())
 }
 
 /// Like [`demand_root`], of the directory of a file alone and of the file itself: other entries are not used.
@@ -147,17 +143,11 @@ pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
 /// # Errors
 /// Like [`demand_root`].
 pub(crate) fn demand_root_of(file: &Path, purpose: &str) -> Result<()> {
-    if !is_root() {
-        return Ok(());
-    }
-    let path = std::path::absolute(file)?;
-    let directory = path.parent().unwrap_or(&path);
-    for way in [directory, &path] {
-        let control = Control::of(way)
-            .with_context(|| format!("find out who can change '{}'", way.display()))?;
-        if control != Control::Root {
-            return Err(refusal(directory, purpose, &control));
-        }
+    if is_root() {
+        let path = std::path::absolute(file)?;
+        let directory = path.parent().unwrap_or(&path);
+        demand(directory, Control::of, directory, purpose)?;
+        demand(&path, Control::of, directory, purpose)?;
     }
     Ok(())
 }
@@ -170,24 +160,35 @@ pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>
     if !is_root() {
         return Ok(None);
     }
-    let control = Control::of(directory)
-        .with_context(|| format!("find out who can change '{}'", directory.display()))?;
-    match control {
+    match control_of(directory, Control::of)? {
         Control::User { user, .. } => Ok(Some(user)),
         _ => demand_root(directory, purpose).map(|()| None),
     }
 }
 
-fn refusal(directory: &Path, purpose: &str, control: &Control) -> anyhow::Error {
-    let OwnershipFault { text, mend } = control.fault().expect("root does not control it alone");
-    failure(
+/// Finds the users who control a path. An error says so.
+fn control_of(path: &Path, find: fn(&Path) -> io::Result<Control>) -> Result<Control> {
+    find(path).with_context(|| format!("find out who can change '{}'", path.display()))
+}
+
+/// Refuses `directory` if others than root control the path `way`.
+fn demand(
+    way: &Path,
+    find: fn(&Path) -> io::Result<Control>,
+    directory: &Path,
+    purpose: &str,
+) -> Result<()> {
+    let Some(OwnershipFault { text, mend }) = control_of(way, find)?.fault() else {
+        return Ok(());
+    };
+    Err(failure(
         Exit::File,
         format!(
             "root does not use '{}' for {purpose}: others can change names in it, because {text}; run: {mend} (or use \
              another directory: sudo -H, or ZMOVE_HOME)",
             directory.display()
         ),
-    )
+    ))
 }
 
 /// The name of a user for a message.
