@@ -10,75 +10,54 @@ pub(crate) struct Unit {
     pub(crate) size: f64,
 }
 
-/// The largest unit that `most` has at least one of; the first if there is none.
-pub(crate) fn unit(units: &[Unit], most: f64) -> Unit {
-    units
-        .iter()
-        .rev()
-        .find(|unit| most >= unit.size)
-        .copied()
-        .unwrap_or(units[0])
+/// The units of a quantity, each of which is the same multiple of the one before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnitScale {
+    /// The names, that of the smallest unit first.
+    names: &'static [&'static str],
+    /// The size of the smallest unit, as a multiple of the quantity's basic unit.
+    least: f64,
+    factor: f64,
+}
+
+impl UnitScale {
+    /// The largest unit that `most` has at least one of; the smallest if there is none.
+    pub(crate) fn fitting(self, most: f64) -> Unit {
+        let mut unit = Unit {
+            name: self.names[0],
+            size: self.least,
+        };
+        for name in &self.names[1..] {
+            let size = unit.size * self.factor;
+            if most < size {
+                break;
+            }
+            unit = Unit { name, size };
+        }
+        unit
+    }
 }
 
 /// Units of bytes.
-pub(crate) const BYTES: [Unit; 5] = [
-    Unit {
-        name: "B",
-        size: 1.0,
-    },
-    Unit {
-        name: "KiB",
-        size: 1_024.0,
-    },
-    Unit {
-        name: "MiB",
-        size: 1_048_576.0,
-    },
-    Unit {
-        name: "GiB",
-        size: 1_073_741_824.0,
-    },
-    Unit {
-        name: "TiB",
-        size: 1_099_511_627_776.0,
-    },
-];
+pub(crate) const BYTES: UnitScale = UnitScale {
+    names: &["B", "KiB", "MiB", "GiB", "TiB"],
+    least: 1.0,
+    factor: 1_024.0,
+};
 
 /// Units of bit rates, with their sizes in bytes per second.
-pub(crate) const RATES: [Unit; 4] = [
-    Unit {
-        name: "bit/s",
-        size: 0.125,
-    },
-    Unit {
-        name: "kbit/s",
-        size: 125.0,
-    },
-    Unit {
-        name: "Mbit/s",
-        size: 125e3,
-    },
-    Unit {
-        name: "Gbit/s",
-        size: 125e6,
-    },
-];
+pub(crate) const RATES: UnitScale = UnitScale {
+    names: &["bit/s", "kbit/s", "Mbit/s", "Gbit/s"],
+    least: 0.125,
+    factor: 1_000.0,
+};
 
 /// Units of time.
-pub(crate) const TIMES: [Unit; 3] = [
-    Unit {
-        name: "s",
-        size: 1.0,
-    },
-    Unit {
-        name: "min",
-        size: 60.0,
-    },
-    Unit {
-        name: "h",
-        size: 3_600.0,
-    },
-];
+pub(crate) const TIMES: UnitScale = UnitScale {
+    names: &["s", "min", "h"],
+    least: 1.0,
+    factor: 60.0,
+};
 
 /// A linear axis that begins at zero.
 #[derive(Clone, Debug, PartialEq)]
@@ -288,9 +267,9 @@ mod tests {
 
     #[test]
     fn units_keep_numbers_short() {
-        assert_eq!(unit(&BYTES, 2.5e9).name, "GiB");
-        assert_eq!(unit(&BYTES, 0.0).name, "B");
-        assert_eq!(unit(&RATES, 125e6).name, "Gbit/s");
-        assert_eq!(unit(&RATES, 124e6).name, "Mbit/s");
+        assert_eq!(BYTES.fitting(2.5e9).name, "GiB");
+        assert_eq!(BYTES.fitting(0.0).name, "B");
+        assert_eq!(RATES.fitting(125e6).name, "Gbit/s");
+        assert_eq!(RATES.fitting(124e6).name, "Mbit/s");
     }
 }

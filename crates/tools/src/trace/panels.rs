@@ -10,7 +10,7 @@ use zmove_types::ByteCount;
 use super::line::TraceLine;
 use super::series::{Pieces, Points, count};
 use crate::drawing::Pen;
-use crate::drawing::scale::{self, Axis, Unit};
+use crate::drawing::scale::{self, Axis, UnitScale};
 
 /// A diagram over time.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ fn progress(pieces: &Pieces<'_>) -> Panel {
     let points = pieces.totals(|line| bytes(line.bytes_stored));
     scaled(
         "Stored and verified",
-        &scale::BYTES,
+        scale::BYTES,
         vec![Curve {
             name: "stored",
             pen: STORED,
@@ -71,7 +71,7 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
             points: pieces.rates(|line| bytes(line.bytes_stored)),
         },
     ];
-    let mut panel = scaled("How fast", &scale::RATES, curves);
+    let mut panel = scaled("How fast", scale::RATES, curves);
     panel
         .title
         .push_str(&format!(", over {:.1} s each", pieces.window()));
@@ -80,39 +80,24 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
 
 /// What one stage has done and the next has not: bytes pile up before whatever limits the transfer.
 fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let lag = |ahead: fn(&TraceLine) -> u64, behind: fn(&TraceLine) -> u64| {
-        pieces.means(move |line| bytes(ahead(line).saturating_sub(behind(line))))
+    let lag = |name, pen, ahead: fn(&TraceLine) -> u64, behind: fn(&TraceLine) -> u64| Curve {
+        name,
+        pen,
+        points: pieces.means(move |line| bytes(ahead(line).saturating_sub(behind(line)))),
     };
+    let given: fn(&TraceLine) -> u64 = |line| line.bytes_handed_over;
+    let stored: fn(&TraceLine) -> u64 = |line| line.bytes_stored;
     // The kernel counts TLS and heads too, so that what is on the path may come out some thousandths too small.
     let acked: fn(&TraceLine) -> u64 =
         |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
-    let mut curves = vec![Curve {
-        name: "for lanes",
-        pen: READ,
-        points: lag(|line| line.bytes_read, |line| line.bytes_handed_over),
-    }];
+    let mut curves = vec![lag("for lanes", READ, |line| line.bytes_read, given)];
     if kernel_tells {
-        let points = lag(|line| line.bytes_handed_over, acked);
-        curves.push(Curve {
-            name: "for the path",
-            pen: LANES,
-            points,
-        });
-        let points = lag(acked, |line| line.bytes_stored);
-        curves.push(Curve {
-            name: "for the target",
-            pen: STORED,
-            points,
-        });
+        curves.push(lag("for the path", LANES, given, acked));
+        curves.push(lag("for the target", STORED, acked, stored));
     } else {
-        let points = lag(|line| line.bytes_handed_over, |line| line.bytes_stored);
-        curves.push(Curve {
-            name: "for path and target",
-            pen: LANES,
-            points,
-        });
+        curves.push(lag("for path and target", LANES, given, stored));
     }
-    scaled("What bytes wait for", &scale::BYTES, curves)
+    scaled("What bytes wait for", scale::BYTES, curves)
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
@@ -145,8 +130,8 @@ fn counted(title: &str, least: f64, curves: Vec<Curve>) -> Panel {
 }
 
 /// A panel whose values are shown in the unit that fits the largest.
-fn scaled(title: &str, units: &[Unit], mut curves: Vec<Curve>) -> Panel {
-    let unit = scale::unit(units, most(&curves));
+fn scaled(title: &str, units: UnitScale, mut curves: Vec<Curve>) -> Panel {
+    let unit = units.fitting(most(&curves));
     for (_, value) in curves.iter_mut().flat_map(|curve| &mut curve.points) {
         *value /= unit.size;
     }

@@ -40,7 +40,7 @@ struct Time {
 
 impl Time {
     fn up_to(seconds: f64) -> Self {
-        let unit = scale::unit(&scale::TIMES, seconds / TIME_UNITS_MIN);
+        let unit = scale::TIMES.fitting(seconds / TIME_UNITS_MIN);
         Self {
             axis: Axis::to_value(seconds / unit.size, 8),
             unit,

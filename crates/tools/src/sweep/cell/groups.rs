@@ -2,6 +2,7 @@
 //! next group.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use zmove_types::{GroupSpan, Lock};
 
@@ -16,11 +17,22 @@ pub(crate) struct Groups<T, F> {
 struct Cursor<T> {
     file: u64,
     index: u32,
-    opened: Option<(Arc<T>, u64)>,
+    opened: Option<Arc<OpenFile<T>>>,
+}
+
+/// A file that is written or read by groups.
+pub(crate) struct OpenFile<T> {
+    /// The number of the file in its cell.
+    pub(crate) number: u64,
+    pub(crate) file: T,
+    /// The length of the file.
+    pub(crate) bytes: u64,
+    /// The bytes that have been written or read.
+    pub(crate) moved: AtomicU64,
 }
 
 /// One group of an open file.
-pub(crate) type Piece<T> = (Arc<T>, GroupSpan);
+pub(crate) type Piece<T> = (Arc<OpenFile<T>>, GroupSpan);
 
 impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     /// Groups of the files that `open` returns by number, each with its length in bytes; `None` for a number without a
@@ -40,25 +52,28 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     /// threads that work on it.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock();
-        if cursor.opened.is_none() {
-            let Some((file, bytes)) = (self.open)(cursor.file)? else {
-                return Ok(None);
-            };
-            cursor.opened = Some((Arc::new(file), bytes));
-            cursor.index = 0;
-        }
-        let Some((file, bytes)) = &cursor.opened else {
-            return Ok(None);
+        let file = match &cursor.opened {
+            Some(file) => Arc::clone(file),
+            None => {
+                let number = cursor.file;
+                let Some((file, bytes)) = (self.open)(number)? else {
+                    return Ok(None);
+                };
+                cursor.index = 0;
+                Arc::clone(cursor.opened.insert(Arc::new(OpenFile {
+                    number,
+                    file,
+                    bytes,
+                    moved: AtomicU64::new(0),
+                })))
+            }
         };
-        let file = Arc::clone(file);
-        let bytes = *bytes;
-        let Some(span) =
-            GroupSpan::of(bytes, cursor.index).filter(|span| admit(u64::from(span.len)))
-        else {
+        let span = GroupSpan::of(file.bytes, cursor.index);
+        let Some(span) = span.filter(|span| admit(span.len.into())) else {
             return Ok(None);
         };
         cursor.index += 1;
-        if GroupSpan::of(bytes, cursor.index).is_none() {
+        if GroupSpan::of(file.bytes, cursor.index).is_none() {
             cursor.opened = None;
             cursor.file += 1;
         }
@@ -66,9 +81,8 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     }
 
     /// The file some of whose groups have not been handed out.
-    pub(crate) fn into_open(self) -> Option<Arc<T>> {
-        let cursor = self.cursor.into_inner();
-        cursor.opened.map(|(file, _)| file)
+    pub(crate) fn into_open(self) -> Option<Arc<OpenFile<T>>> {
+        self.cursor.into_inner().opened
     }
 }
 
@@ -83,7 +97,7 @@ mod tests {
         let groups = Groups::new(|number| Ok((number < 2).then_some((number, bytes))));
         let mut seen = Vec::new();
         while let Some((file, span)) = groups.next(|_| true).unwrap() {
-            seen.push((*file, span.offset(), u64::from(span.len)));
+            seen.push((file.file, span.offset(), u64::from(span.len)));
         }
         let of = |file| {
             [
@@ -102,6 +116,7 @@ mod tests {
         let (first, _) = groups.next(|_| true).unwrap().unwrap();
         assert!(groups.next(|_| false).unwrap().is_none());
         drop(first);
-        assert_eq!(Arc::into_inner(groups.into_open().unwrap()), Some(0));
+        let open = Arc::into_inner(groups.into_open().unwrap());
+        assert_eq!(open.map(|open| (open.number, open.file)), Some((0, 0)));
     }
 }

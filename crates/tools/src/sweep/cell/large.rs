@@ -8,7 +8,7 @@ use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, W
 use zmove_types::{Lock, Metadata};
 use zmove_wire::FileTotal;
 
-use crate::sweep::cell::groups::Groups;
+use crate::sweep::cell::groups::{Groups, OpenFile};
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::CellPace;
 use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
@@ -21,18 +21,6 @@ pub(crate) struct LargeFiles {
     /// The number and the length of each file.
     files: Vec<(u64, u64)>,
     pub(crate) way: CacheUse,
-}
-
-struct WrittenFile {
-    number: u64,
-    staged: Staged,
-    bytes: AtomicU64,
-}
-
-struct ReadFile {
-    file: DataFile,
-    bytes: u64,
-    read: AtomicU64,
 }
 
 impl LargeFiles {
@@ -51,16 +39,9 @@ impl LargeFiles {
             });
             let staged = staged.map_err(bench.cannot("create a file in"))?;
             direct.fetch_and(staged.data().is_direct(), Ordering::Relaxed);
-            Ok(Some((
-                WrittenFile {
-                    number,
-                    staged,
-                    bytes: AtomicU64::new(0),
-                },
-                file_bytes,
-            )))
+            Ok(Some((staged, file_bytes)))
         };
-        let end = |writing: Arc<WrittenFile>| match Arc::into_inner(writing) {
+        let end = |written: Arc<OpenFile<Staged>>| match Arc::into_inner(written) {
             Some(whole) => finish(bench, whole).map(|file| {
                 files.lock().extend(file);
             }),
@@ -72,13 +53,11 @@ impl LargeFiles {
             while let Some((file, span)) = groups.next(|bytes| pace.admit(bytes))? {
                 let buffer = noise.take(span.len as usize);
                 let (outcome, buffer) =
-                    bench
-                        .file_io
-                        .write(file.staged.data(), span.offset(), buffer);
+                    bench.file_io.write(file.file.data(), span.offset(), buffer);
                 noise.give_back(buffer);
                 outcome.map_err(bench.cannot("write a file in"))?;
-                file.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
-                if file.staged.data().is_direct() {
+                file.moved.fetch_add(u64::from(span.len), Ordering::Relaxed);
+                if file.file.data().is_direct() {
                     pace.complete_flushed(u64::from(span.len));
                 } else {
                     pace.complete(u64::from(span.len));
@@ -146,14 +125,7 @@ impl LargeFiles {
             };
             let file = bench.open(&self.directory, *number)?;
             let file = DataFile::for_reading(file, *bytes, read_direct(bench));
-            Ok(Some((
-                ReadFile {
-                    file,
-                    bytes: *bytes,
-                    read: AtomicU64::new(0),
-                },
-                *bytes,
-            )))
+            Ok(Some((file, *bytes)))
         };
         let groups = Groups::new(open);
         bench.on_threads(pace, |_thread| {
@@ -162,7 +134,7 @@ impl LargeFiles {
                 let len = span.len as usize;
                 buffer = bench.read_whole(&file.file, span.offset(), len, buffer)?;
                 bytes.fetch_add(len as u64, Ordering::Relaxed);
-                let read = file.read.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+                let read = file.moved.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
                 let whole = read == file.bytes && read == bench.cell.file_bytes;
                 files.fetch_add(u64::from(whole), Ordering::Relaxed);
             }
@@ -177,13 +149,14 @@ impl LargeFiles {
 
 /// Finishes a large file: sets its time, flushes it and gives it its name. A file that was cut short gets the length
 /// that was written, and one without any bytes is dropped.
-fn finish(bench: &Bench<'_>, writing: WrittenFile) -> Result<Option<(u64, u64)>, SweepError> {
-    let WrittenFile {
+fn finish(bench: &Bench<'_>, written: OpenFile<Staged>) -> Result<Option<(u64, u64)>, SweepError> {
+    let OpenFile {
         number,
-        staged,
-        bytes,
-    } = writing;
-    let bytes = bytes.into_inner();
+        file: staged,
+        moved,
+        ..
+    } = written;
+    let bytes = moved.into_inner();
     if bytes == 0 {
         return Ok(None);
     }
