@@ -13,12 +13,12 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use zmove_transport::{Fingerprint, Identity};
-use zmove_types::{Hex, Lock};
+use zmove_types::{Hex, Lock, unix_now};
 use zmove_wire::{CopyOrder, CopyResult, EndedCopy};
 
 use crate::relaying::Relaying;
@@ -75,9 +75,7 @@ const RESULTS_MAX: usize = 4096;
 
 /// The time in seconds since 1970.
 pub(crate) fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    unix_now().as_secs()
 }
 
 impl Copies {

@@ -9,10 +9,9 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Serialize, de::DeserializeOwned};
-use zmove_types::Escaped;
+use zmove_types::{Escaped, unix_now};
 
 use crate::replace_file::replace_file;
 
@@ -140,10 +139,7 @@ impl<V: Rememberable> Remembered<V> {
 /// The day, from 1970 on: by it, values are too old one day.
 #[must_use]
 pub fn today() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_secs())
-        / (24 * 60 * 60)
+    unix_now().as_secs() / (24 * 60 * 60)
 }
 
 const BYTES_MAX: usize = 1 << 20;

@@ -29,10 +29,10 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use zmove_disk::{Direct, FileIo, ProvenKinds, StorageEngine, Tree, cores};
-use zmove_types::{ByteCount, Timestamp};
+use zmove_types::{ByteCount, Timestamp, unix_now};
 
 pub(crate) use ceiling::Ceiling;
 use cell::Bench;
@@ -142,7 +142,9 @@ pub fn sweep(
     Ok(Sweep {
         format: FORMAT,
         zmove: env!("CARGO_PKG_VERSION").to_owned(),
-        unix_seconds: now().as_secs().saturating_sub(started.elapsed().as_secs()),
+        unix_seconds: unix_now()
+            .as_secs()
+            .saturating_sub(started.elapsed().as_secs()),
         storage,
         host: SweptHost::this(),
         threads: config.threads,
@@ -164,7 +166,7 @@ fn measure(
     tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<Vec<Measured>, SweepError> {
     let of = plan.len();
-    let seconds = i64::try_from(now().as_secs()).unwrap_or(i64::MAX);
+    let seconds = i64::try_from(unix_now().as_secs()).unwrap_or(i64::MAX);
     let mtime = Timestamp { seconds, nanos: 0 };
     let mut sizes = Vec::with_capacity(of);
     for (number, cell) in plan.iter().enumerate() {
@@ -223,12 +225,6 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
         stat.f_favail / 2 / SIZES_MAX
     };
     Ok(files.min(FILES_MAX))
-}
-
-fn now() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
 }
 
 /// The space that is left to others: this part of the file system, at most `RESERVE_BYTES_MAX`.

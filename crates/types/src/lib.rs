@@ -46,7 +46,7 @@ pub use kinds::{Kinds, NeverCopied};
 pub use lock::Lock;
 pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,
-    Timestamp, Xattr,
+    Timestamp, Xattr, unix_now,
 };
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};

@@ -312,6 +312,14 @@ impl Accounts for NoAccounts {
     }
 }
 
+/// The time since 1970 by the clock of this host; zero if the clock is before that.
+#[must_use]
+pub fn unix_now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
 impl Timestamp {
     /// The system time, or `None` where it cannot be represented.
     #[must_use]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use zmove_cluster::{JobError, Phase, Receiver, SharedJob};
 use zmove_engine::Sources;
 use zmove_jobs::{host_name, this_program};
 use zmove_transport::Identity;
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Observer, unix_now};
 
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
@@ -218,8 +218,7 @@ impl Liaison {
     /// The grant that is due to the node of this key, which has none or one that ends soon. Nothing is stored: a notice
     /// that a broker loses is sent again.
     fn grant_for(&self, key: [u8; 32], ends: Option<u64>) -> Result<Option<GrantNotice>> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default();
+        let now = unix_now();
         if ends.is_some_and(|end| end > (now + RENEW_BEFORE).as_secs()) {
             return Ok(None);
         }

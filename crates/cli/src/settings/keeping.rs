@@ -1,10 +1,9 @@
 //! What a push keeps of entries beside their contents.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use zmove_sender::{Instead, Owners};
-use zmove_types::{Kinds, NoAccounts, Timestamp};
+use zmove_types::{Kinds, NoAccounts, Timestamp, unix_now};
 use zmove_wire::Keeping;
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
@@ -80,9 +79,7 @@ pub(super) fn instead(args: &KeepingArgs) -> Instead {
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = unix_now();
     Timestamp {
         seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         nanos: since.subsec_nanos(),

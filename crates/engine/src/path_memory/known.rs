@@ -1,11 +1,12 @@
 //! What is known of one path.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zmove_disk::{Rememberable, today};
 use zmove_sender::AtBest;
 use zmove_transport::{PathEnds, Transport};
+use zmove_types::unix_now;
 
 /// What is known of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,9 +183,7 @@ impl Rememberable for Known {
 }
 
 fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_secs())
+    unix_now().as_secs()
 }
 
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;

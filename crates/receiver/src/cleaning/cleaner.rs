@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use zmove_disk::{
     DEAD_AFTER, SharedJobDirectory, SharedJobError, Sign, Task, Tree, Turn, WatchedJob, hidden_in,
     remove_leftover,
 };
-use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp};
+use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp, unix_now};
 use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
 
 use crate::config::ReceiverConfig;
@@ -161,8 +161,7 @@ impl Cleaner {
         }
         let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
         let until = Duration::from_secs(changed).saturating_add(self.parts_kept);
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let is_kept = since_epoch.unwrap_or_default() < until;
+        let is_kept = unix_now() < until;
         // A transfer may have taken up an old part just now.
         let anew = (!is_kept).then(|| self.find_parts_in_use());
         let in_use = anew

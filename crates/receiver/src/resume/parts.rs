@@ -28,12 +28,11 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, LastingNames, Lease, Staged, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId, unix_now};
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
@@ -620,9 +619,7 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
     // An open directory always has a status.
     let (device, inode) =
         rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = unix_now();
     Begin {
         transfer,
         owner: owner.into_bytes(),

@@ -17,11 +17,10 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
-use zmove_types::{Name, RelPath, Root};
+use zmove_types::{Name, RelPath, Root, unix_now};
 
 /// A manifest being written, or told to a receiver that writes it.
 #[derive(Debug)]
@@ -436,9 +435,7 @@ fn write_proof(
     Prover { host, received }: &Prover,
     known: Known,
 ) -> io::Result<()> {
-    let at = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    let at = unix_now().as_secs();
     let proven = match known {
         Known::Received => received,
         Known::Compared => COMPARED,

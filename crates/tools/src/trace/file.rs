@@ -5,10 +5,10 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::Serialize;
-use zmove_types::{Lock, Sample};
+use zmove_types::{Lock, Sample, unix_now};
 
 use super::line::{About, TraceLine};
 
@@ -43,11 +43,10 @@ impl TraceFile {
     /// # Errors
     /// The system's error.
     pub fn create(path: &Path, from: &str, to: &str) -> io::Result<Self> {
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         let about = About {
             from: Some(from.to_owned()),
             to: Some(to.to_owned()),
-            at: at.map(|since| since.as_secs()),
+            at: Some(unix_now().as_secs()),
             limited_by: None,
         };
         Ok(Self(Lock::new(TraceState {

@@ -6,12 +6,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
 use zmove_daemon::{Cut, TransferStatus, Transfers};
 use zmove_transport::Fingerprint;
+use zmove_types::unix_now;
 
 use super::connections::serve_each;
 use super::service;
@@ -32,9 +33,7 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(transfers: Arc<Transfers>, key: Fingerprint, listen: String) -> Arc<Self> {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
+        let since = unix_now().as_secs();
         let (draining, drain) = (AtomicBool::new(false), Notify::new());
         Arc::new(Self {
             transfers,

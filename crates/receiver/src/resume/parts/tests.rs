@@ -1,7 +1,7 @@
 //! Transfers that break off, and what the next one holds.
 
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::*;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
