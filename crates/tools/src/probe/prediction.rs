@@ -75,26 +75,30 @@ pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Predictio
         .filter_map(|class| class_time(class, sizes, way))
         .collect();
     let seconds = way.start + classes.iter().map(|class| class.seconds).sum::<f64>();
-    let of = |limit| -> f64 {
-        classes
-            .iter()
-            .filter(|class| class.limited_by == limit)
-            .map(|class| class.seconds)
-            .sum()
+    if classes.is_empty() {
+        return None;
+    }
+    let of = |limit: &Limit| {
+        let own = classes.iter().filter(|class| class.limited_by == *limit);
+        let start = if *limit == Limit::Start {
+            way.start
+        } else {
+            0.0
+        };
+        start + own.map(|class| class.seconds).sum::<f64>()
     };
-    let limits = [(Limit::Start, way.start)];
-    let limits = limits
+    let limits = [Limit::Start, Limit::Source, Limit::Path, Limit::Target];
+    let limited_by = limits
         .into_iter()
-        .chain([Limit::Source, Limit::Path, Limit::Target].map(|at| (at, of(at))));
-    let (limited_by, _) = limits.max_by(|one, other| one.1.total_cmp(&other.1))?;
+        .max_by(|one, other| of(one).total_cmp(&of(other)))?;
     let count = |of: fn(&ClassTime) -> u64| ByteCount(classes.iter().map(of).sum()).as_f64();
-    (!classes.is_empty()).then(|| Prediction {
+    Some(Prediction {
         seconds,
         bytes_per_second: count(|class| class.bytes) / seconds,
         files_per_second: count(|class| class.files) / seconds,
         start_seconds: way.start,
         limited_by,
-        classes: classes.clone(),
+        classes,
     })
 }
 

@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, Mode, OFlags};
 use zmove_disk::{DataFile, Direct, FileIo, ProvenKinds};
 use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
+use zmove_wire::FileTotal;
 
 use crate::sweep::error::SweepError;
 use crate::sweep::place::SweepDirectory;
 use crate::sweep::plan::Cell;
-use crate::sweep::result::{IoDirection, Measured, Throughput};
+use crate::sweep::result::{CacheUse, IoDirection, Measured, Throughput};
 use large::LargeFiles;
 use pace::CellPace;
 use small::SmallFiles;
@@ -44,6 +45,14 @@ pub(crate) struct Bench<'a> {
 enum CellFiles {
     Small(SmallFiles),
     Large(LargeFiles),
+}
+
+/// The files that have been written.
+struct Written {
+    files: CellFiles,
+    /// The whole files, and all bytes.
+    total: FileTotal,
+    way: CacheUse,
 }
 
 impl Bench<'_> {
@@ -82,27 +91,23 @@ impl Bench<'_> {
     ) -> Result<(CellFiles, Option<Throughput>), SweepError> {
         let pace = CellPace::new(until, self.stop, self.threads);
         let started = Instant::now();
-        let files = std::thread::scope(|scope| {
+        let Written { files, total, way } = std::thread::scope(|scope| {
             let root = self.place.tree.fd();
             let pace = &pace;
             scope
                 .spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
             // A push has files of one group in batches, and larger ones by groups.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
-                CellFiles::Small(SmallFiles::write(self, directory, pace))
+                SmallFiles::write(self, directory, pace)
             } else {
-                CellFiles::Large(LargeFiles::write(self, directory, pace))
+                LargeFiles::write(self, directory, pace)
             };
             pace.end();
             written
         });
         let time = started.elapsed();
         pace.failure()?;
-        let (counted, way) = match &files {
-            CellFiles::Small(files) => (files.count(self.cell.file_bytes), files.way),
-            CellFiles::Large(files) => (files.count(self.cell.file_bytes), files.way),
-        };
-        let moved = Throughput::new(self.cell.file_bytes, counted, time, way);
+        let moved = Throughput::new(self.cell.file_bytes, total, time, way);
         Ok((files, moved))
     }
 

@@ -13,27 +13,24 @@ use crate::figures::{counted, minute};
 pub(super) fn heading(lines: &[TraceLine], about: &About) -> Heading {
     let last = lines.last().copied().unwrap_or_default();
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
-    let limit = about
-        .limited_by
-        .as_ref()
-        .map(|limit| format!(", limited by {}", Printable(limit)));
-    let limit = limit.unwrap_or_default();
+    let limit = about.limited_by.as_ref();
+    let limit = limit.map(|limit| format!(", limited by {}", Printable(limit)));
     let title = format!(
-        "{} in {:.2} s: {rate}{limit}",
+        "{} in {:.2} s: {rate}{}",
         ByteCount(last.bytes_stored),
-        last.seconds
+        last.seconds,
+        limit.unwrap_or_default()
     );
+    let hosts = about.from.as_ref().zip(about.to.as_ref());
     let lanes = lines.iter().map(|line| line.lanes).max().unwrap_or(0);
     let resent = last.segments_retransmitted;
-    let resent = resent.map_or(String::new(), |number| {
-        format!(", {} sent again", counted(number, "segment"))
-    });
-    let hosts = about.from.as_ref().zip(about.to.as_ref());
-    let hosts = hosts.map(|(from, to)| format!("{} to {}, ", Printable(from), Printable(to)));
-    let hosts = hosts.unwrap_or_default();
-    let date = about.at.map(|at| format!("{}, ", minute(at)));
-    let date = date.unwrap_or_default();
-    let below = format!("{hosts}{date}{}{resent}", counted(lanes as u64, "lane"));
+    let below = [
+        hosts.map(|(from, to)| format!("{} to {}, ", Printable(from), Printable(to))),
+        about.at.map(|at| format!("{}, ", minute(at))),
+        Some(counted(lanes as u64, "lane")),
+        resent.map(|number| format!(", {} sent again", counted(number, "segment"))),
+    ];
+    let below = below.into_iter().flatten().collect();
     Heading { title, below }
 }
 

@@ -11,7 +11,7 @@ use zmove_wire::FileTotal;
 use crate::sweep::cell::groups::{Groups, OpenFile};
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::CellPace;
-use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
+use crate::sweep::cell::{Bench, CellFiles, MODE, Written, is_cached, name_of};
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
@@ -20,12 +20,15 @@ pub(crate) struct LargeFiles {
     directory: Arc<OwnedFd>,
     /// The number and the length of each file.
     files: Vec<(u64, u64)>,
-    pub(crate) way: CacheUse,
 }
 
 impl LargeFiles {
     /// Writes files as long as there is time; the last one may be cut short.
-    pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &CellPace<'_>) -> Self {
+    pub(super) fn write(
+        bench: &Bench<'_>,
+        directory: Arc<OwnedFd>,
+        pace: &CellPace<'_>,
+    ) -> Written {
         let files = Lock::new(Vec::new());
         let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
@@ -74,24 +77,14 @@ impl LargeFiles {
         } else {
             CacheUse::Buffered
         };
-        Self {
-            directory,
-            files: files.into_inner(),
-            way,
-        }
-    }
-
-    /// The number of whole files, and the bytes that were written.
-    pub(crate) fn count(&self, file_bytes: u64) -> FileTotal {
-        let whole = self
-            .files
-            .iter()
-            .filter(|(_, bytes)| *bytes == file_bytes)
-            .count();
-        FileTotal {
-            files: whole as u64,
-            bytes: self.files.iter().map(|(_, bytes)| bytes).sum(),
-        }
+        let files: Vec<(u64, u64)> = files.into_inner();
+        let whole = files.iter().filter(|(_, bytes)| *bytes == file_bytes);
+        let total = FileTotal {
+            files: whole.count() as u64,
+            bytes: files.iter().map(|(_, bytes)| bytes).sum(),
+        };
+        let files = CellFiles::Large(Self { directory, files });
+        Written { files, total, way }
     }
 
     /// Drops the files from the page cache; returns the way by which they will be read.

@@ -13,7 +13,7 @@ use zmove_wire::FileTotal;
 
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::CellPace;
-use crate::sweep::cell::{Bench, MODE, is_cached, name_of};
+use crate::sweep::cell::{Bench, CellFiles, MODE, Written, is_cached, name_of};
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
@@ -21,7 +21,6 @@ use crate::sweep::result::CacheUse;
 pub(crate) struct SmallFiles {
     /// The directories, each with the number of files in it; the files are named by their numbers.
     directories: Vec<(Arc<OwnedFd>, u64)>,
-    pub(crate) way: CacheUse,
 }
 
 /// The state that all threads of a cell share.
@@ -33,7 +32,7 @@ struct Writers<'a> {
 
 impl SmallFiles {
     /// Writes files as long as there is time.
-    pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &CellPace<'_>) -> Self {
+    pub(super) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &CellPace<'_>) -> Written {
         let each = files_each(bench.cell.files, bench.threads);
         let next = AtomicU64::new(0);
         let made = Lock::new(Vec::new());
@@ -71,19 +70,14 @@ impl SmallFiles {
         } else {
             CacheUse::Buffered
         };
-        Self {
-            directories: made.into_inner(),
-            way,
-        }
-    }
-
-    /// The number of files, and the bytes that were written.
-    pub(crate) fn count(&self, file_bytes: u64) -> FileTotal {
-        let files = self.directories.iter().map(|(_, files)| files).sum();
-        FileTotal {
+        let directories: Vec<(_, u64)> = made.into_inner();
+        let files = directories.iter().map(|(_, files)| files).sum();
+        let total = FileTotal {
             files,
-            bytes: files * file_bytes,
-        }
+            bytes: files * bench.cell.file_bytes,
+        };
+        let files = CellFiles::Small(Self { directories });
+        Written { files, total, way }
     }
 
     /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
