@@ -9,7 +9,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Resource, getrlimit};
 use rustix::thread::{gettid, sched_getaffinity};
 use tokio::runtime::{Builder, Runtime};
-use zmove_types::ByteCount;
+use zmove_types::{ByteCount, Lock};
 
 /// Builds a runtime with this number of workers.
 ///
@@ -65,13 +65,13 @@ pub(crate) fn require_memory() -> Result<()> {
 
 /// Starts this number of threads at the same time and ends them again.
 fn require_threads(count: usize) -> io::Result<()> {
-    let gate = Mutex::new(());
+    let gate = Lock::new(());
     let wait = || {
-        drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(gate.lock());
         gettid()
     };
     let (result, ended) = thread::scope(|scope| {
-        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = gate.lock();
         let mut started = Vec::new();
         let result = (0..count).try_for_each(|_| {
             started.push(thread::Builder::new().spawn_scoped(scope, wait)?);
@@ -105,11 +105,11 @@ fn require_files() -> io::Result<()> {
 
 /// Has the runtime start the threads that it keeps for blocking work.
 fn start_kept_threads(runtime: &Runtime) {
-    let gate = Arc::new(Mutex::new(()));
-    let _closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+    let gate = Arc::new(Lock::new(()));
+    let _closed = gate.lock();
     for _ in 0..THREADS_KEPT {
         let gate = Arc::clone(&gate);
-        runtime.spawn_blocking(move || drop(gate.lock().unwrap_or_else(PoisonError::into_inner)));
+        runtime.spawn_blocking(move || drop(gate.lock()));
     }
 }
 

@@ -66,23 +66,11 @@ fn use_of(command: &Command) -> Use {
             directory: settings::jobs(),
             variable: "ZMOVE_JOBS",
         },
-        Command::Push(_)
-        | Command::Pull(_)
-        | Command::Copy(_)
-        | Command::Result(_)
-        | Command::Verify(_)
-        | Command::Clean(_)
-        | Command::Cluster(_)
-        | Command::Receive
-        | Command::Scan(_)
-        | Command::Sweep(_)
-        | Command::Probe(_) => Use::ByRoot(vec![home()]),
         Command::Submit(_) | Command::Runner(_) | Command::RunJob(_) => {
             Use::ByRoot(vec![home(), settings::jobs()])
         }
-        Command::Doctor(args) if args.host.is_some() => Use::ByRoot(vec![home()]),
-        Command::Doctor(_)
-        | Command::Serve(_)
+        Command::Doctor(args) if args.host.is_none() => Use::None,
+        Command::Serve(_)
         | Command::Status(_)
         | Command::Stop(_)
         | Command::Drain(_)
@@ -92,6 +80,8 @@ fn use_of(command: &Command) -> Use {
         | Command::Trace(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Use::None,
+        // Any other command may read the keys of its user.
+        _ => Use::ByRoot(vec![home()]),
     }
 }
 
