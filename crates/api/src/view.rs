@@ -5,58 +5,22 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 use zmove_jobs::{
-    Job, JobEvent, JobId, Moment, Moved, Node, Nodes, Place, Progress, State, Watching, Wish,
-    progress_of,
+    Job, JobEvent, JobId, Moved, Nodes, Place, Progress, State, Watching, progress_of,
 };
 
-/// A job, and how far it is if it runs. Times are seconds since 1970.
+/// A job, and how far it is if it runs.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobView {
     /// The version of this object.
     schema: u32,
-    /// The job's number.
-    pub id: i64,
-    /// The user's name for it.
-    label: String,
-    /// One of `waiting`, `queued`, `running`, `paused`, `done`, `failed`, `cancelled`, `expired`.
-    state: &'static str,
-    /// What the runner has been asked to do with a running job: `pause` or `cancel`.
-    asked: Option<&'static str>,
-    /// What is moved.
-    source: String,
-    /// Where to.
-    target: String,
-    /// The other host; empty: none.
-    host: String,
-    /// Higher ones begin first.
-    priority: i32,
-    /// The submission's id.
-    submission: Option<String>,
-    /// The job that this one does again.
-    previous: Option<i64>,
-    /// The times at which it is done again, as in a crontab.
-    schedule: Option<String>,
-    /// When it was submitted.
-    submitted: i64,
-    /// When it begins, or tries again.
-    not_before: Option<i64>,
-    /// When its first attempt began.
-    started: Option<i64>,
-    /// When it ended.
-    ended: Option<i64>,
-    /// The longest time in which nothing is moved before it is given up.
-    deadline_seconds: u64,
-    /// The number of its last attempt.
-    attempts: u32,
-    /// The exit code of its last attempt, as of `zmove copy`.
-    exit: Option<i32>,
-    /// Why it is as it is.
-    message: Option<String>,
+    /// The job.
+    #[serde(flatten)]
+    job: Job,
     /// How far it is.
     #[serde(flatten)]
     pub figures: Figures,
     /// How it watches its source, if it does.
-    watch: Option<WatchView>,
+    watch: Option<Watching>,
 }
 
 /// How far a job is: what changes while it runs.
@@ -88,7 +52,7 @@ pub struct Figures {
     /// What limits it, or did: as in `docs/schema/events.json`.
     pub limited_by: Option<String>,
     /// The nodes that take part, while it runs and where there are several.
-    nodes: Option<NodesView>,
+    nodes: Option<Nodes>,
 }
 
 impl Figures {
@@ -127,115 +91,7 @@ impl Figures {
             limited_by: now
                 .map(|now| now.limited_by.clone())
                 .or_else(|| at_the_end?.limited_by.clone()),
-            nodes: now.and_then(|now| now.nodes.as_ref()).map(NodesView::from),
-        }
-    }
-}
-
-/// The nodes that take part in a job.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-struct NodesView {
-    /// What they are: `node`s of a cluster, or `receiver`s.
-    kind: String,
-    /// How many there are.
-    count: u64,
-    /// Items of work that nobody has taken yet, if that is known.
-    items_waiting: Option<u64>,
-    /// The nodes, those first that hold up the others; 64 at most.
-    nodes: Vec<NodeView>,
-    /// The receivers of the nodes of a cluster, in the same order.
-    receivers: Vec<NodeView>,
-}
-
-/// One node of several.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-struct NodeView {
-    /// The name of the node.
-    name: String,
-    /// One of `works`, `slow` (less than half of what the others move), `silent`, `ended`.
-    state: String,
-    /// Files that are at the target by it.
-    files: u64,
-    /// Bytes that it has brought there.
-    bytes: u64,
-    /// The rate of the last seconds.
-    bytes_per_second: u64,
-    /// That rate in percent of the median of the others at work, where there is one.
-    percent_of_others: Option<u64>,
-}
-
-impl From<&Nodes> for NodesView {
-    fn from(
-        Nodes {
-            kind,
-            count,
-            items_waiting,
-            nodes,
-            receivers,
-        }: &Nodes,
-    ) -> Self {
-        let view = |node: &Node| {
-            let Node {
-                name,
-                state,
-                files,
-                bytes,
-                bytes_per_second,
-                percent_of_others,
-            } = node.clone();
-            NodeView {
-                name,
-                state: state.word().to_owned(),
-                files,
-                bytes,
-                bytes_per_second,
-                percent_of_others,
-            }
-        };
-        Self {
-            kind: kind.word().to_owned(),
-            count: *count,
-            items_waiting: *items_waiting,
-            nodes: nodes.iter().map(view).collect(),
-            receivers: receivers.iter().map(view).collect(),
-        }
-    }
-}
-
-/// How a job watches its source.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-struct WatchView {
-    /// `events` of the kernel, or `walks` alone.
-    by: String,
-    /// The reason for walks alone.
-    why: Option<String>,
-    /// Directories that the kernel watches.
-    directories: u64,
-    /// Files that are to be moved now.
-    ready: u64,
-    /// Files that change, or rest.
-    changing: u64,
-    /// Whether there is nothing to be moved.
-    idle: bool,
-}
-
-impl From<&Watching> for WatchView {
-    fn from(watching: &Watching) -> Self {
-        let Watching {
-            by,
-            why,
-            directories,
-            ready,
-            changing,
-            idle,
-        } = watching.clone();
-        Self {
-            by,
-            why,
-            directories,
-            ready,
-            changing,
-            idle,
+            nodes: now.and_then(|now| now.nodes.clone()),
         }
     }
 }
@@ -250,34 +106,11 @@ impl JobView {
     /// A job whose last attempt is, or was, so far.
     #[must_use]
     pub fn new(job: &Job, progress: Option<&Progress>) -> Self {
-        let seconds = |moment: Option<Moment>| moment.map(|moment| moment.0.div_euclid(1000));
-        let figures = Figures::new(job.moved.as_ref(), progress, job.state);
-        let job = job.clone();
         Self {
             schema: SCHEMA,
-            id: job.id.0,
-            state: job.state.word(),
-            asked: job.wish.map(Wish::word),
-            priority: job.priority,
-            previous: job.previous.map(|previous| previous.0),
-            submitted: job.submitted.0.div_euclid(1000),
-            not_before: seconds(job.not_before),
-            started: seconds(job.started),
-            ended: seconds(job.ended),
-            deadline_seconds: job.deadline.as_secs(),
-            attempts: job.attempt,
-            exit: job.exit,
-            figures,
-            watch: progress
-                .and_then(|progress| progress.watch.as_ref())
-                .map(WatchView::from),
-            label: job.label,
-            source: job.source,
-            target: job.target,
-            host: job.host,
-            submission: job.submission,
-            schedule: job.schedule,
-            message: job.message,
+            job: job.clone(),
+            figures: Figures::new(job.moved.as_ref(), progress, job.state),
+            watch: progress.and_then(|progress| progress.watch.clone()),
         }
     }
 }
@@ -286,7 +119,7 @@ impl JobView {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     /// The job's number.
-    id: i64,
+    id: JobId,
     /// How far it is.
     #[serde(flatten)]
     figures: Figures,
@@ -296,7 +129,7 @@ impl ProgressView {
     /// That of a job whose attempts before this one have moved so much.
     pub(crate) fn new(id: JobId, moved: &Moved, progress: &Progress) -> Self {
         Self {
-            id: id.0,
+            id,
             figures: Figures::new(Some(moved), Some(progress), State::Running),
         }
     }
@@ -353,30 +186,16 @@ const TELLING_SHARE: u64 = 20;
 pub struct EventView {
     /// The version of this object.
     schema: u32,
-    /// The event's number: later ones of any job have higher ones.
-    pub number: i64,
-    /// The job.
-    job: i64,
-    /// When, in seconds since 1970.
-    time: i64,
-    /// What: a state, or the name of an event of the transfer.
-    event: String,
-    /// The attempt under way.
-    attempt: u32,
-    /// More of it, for people.
-    message: Option<String>,
+    /// The event.
+    #[serde(flatten)]
+    event: JobEvent,
 }
 
 impl From<JobEvent> for EventView {
     fn from(event: JobEvent) -> Self {
         Self {
             schema: SCHEMA,
-            number: event.number,
-            job: event.job.0,
-            time: event.time.0.div_euclid(1000),
-            event: event.kind,
-            attempt: event.attempt,
-            message: event.message,
+            event,
         }
     }
 }

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::moment::Moment;
 use crate::schedule::{Schedule, StartTime};
 use crate::state::State;
 
 /// The number of a job, which no other job ever has in the same store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, ToSchema)]
 pub struct JobId(pub i64);
 
 impl fmt::Display for JobId {
@@ -105,7 +105,7 @@ pub struct NewJob {
 }
 
 /// What a user asks of a job that is running, until the runner has done so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wish {
     /// To be held.
@@ -126,7 +126,7 @@ impl Wish {
 }
 
 /// What attempts have moved that have ended, by their own word: what was there already is no part of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moved {
     /// Files moved.
     pub files: u64,
@@ -172,8 +172,8 @@ pub struct AttemptEnd {
     pub seconds: f64,
 }
 
-/// A job as the store has it.
-#[derive(Clone, Debug, PartialEq)]
+/// A job as the store has it, and as programs read it (`docs/schema/job.json`).
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Job {
     /// The job's number.
     pub id: JobId,
@@ -182,10 +182,12 @@ pub struct Job {
     /// The user's name for it.
     pub label: String,
     /// A text of the user for the hook and the webhook.
+    #[serde(skip)]
     pub notify: Option<String>,
     /// What has become of it.
     pub state: State,
-    /// What is asked of it while it runs.
+    /// What the runner has been asked to do with a running job.
+    #[serde(rename = "asked")]
     pub wish: Option<Wish>,
     /// What is moved.
     pub source: String,
@@ -197,30 +199,38 @@ pub struct Job {
     pub priority: i32,
     /// When it was submitted.
     pub submitted: Moment,
-    /// The moment before which it does not begin.
+    /// When it begins, or tries again.
     pub not_before: Option<Moment>,
     /// When its first attempt began.
     pub started: Option<Moment>,
     /// When it ended.
     pub ended: Option<Moment>,
-    /// The times at which it is done again, as typed.
+    /// The times at which it is done again, as in a crontab.
     pub schedule: Option<String>,
     /// The longest time in which nothing is moved before it is given up.
+    #[serde(rename = "deadline_seconds", serialize_with = "in_seconds")]
+    #[schema(value_type = u64)]
     pub deadline: Duration,
     /// The number of its last attempt.
+    #[serde(rename = "attempts")]
     pub attempt: u32,
-    /// The exit code of its last attempt.
+    /// The exit code of its last attempt, as of `zmove copy`.
     pub exit: Option<i32>,
     /// Why it is as it is, where there is something to say.
     pub message: Option<String>,
     /// What all of its attempts have moved that have ended.
+    #[serde(skip)]
     pub moved: Option<Moved>,
     /// The job that this one does again.
     pub previous: Option<JobId>,
 }
 
+fn in_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(time.as_secs())
+}
+
 /// Something that has happened to a job.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobEvent {
     /// The event's number: later ones of any job have higher ones.
     pub number: i64,
@@ -229,6 +239,7 @@ pub struct JobEvent {
     /// When.
     pub time: Moment,
     /// What: a state, or the name of an event of the transfer.
+    #[serde(rename = "event")]
     pub kind: String,
     /// The attempt under way.
     pub attempt: u32,

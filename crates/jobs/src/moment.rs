@@ -2,11 +2,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
-/// A moment, in milliseconds since 1970 by the clock on the wall: it has to mean something after a reboot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
+/// A moment by the clock on the wall: it has to mean something after a reboot. Programs read it in seconds since 1970.
+///
+/// The value is in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
 pub struct Moment(pub i64);
 
 impl Moment {
@@ -17,6 +19,12 @@ impl Moment {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Self(millis(since))
+    }
+
+    /// Seconds since 1970.
+    #[must_use]
+    pub const fn seconds(self) -> i64 {
+        self.0.div_euclid(1000)
     }
 
     /// So much later.
@@ -35,6 +43,12 @@ impl Moment {
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_i64(self.seconds())
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Status {
     /// This host's name.
     host: String,
     /// The present by this host's clock, in seconds since 1970.
-    time: i64,
+    time: Moment,
     /// How many jobs are in each state that has some.
     jobs: BTreeMap<&'static str, u64>,
     /// The number of the last event.
@@ -42,7 +42,7 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
             version,
             pid: std::process::id(),
             host: host_name(),
-            time: Moment::now().0.div_euclid(1000),
+            time: Moment::now(),
             last_event: store.last_event()?,
             jobs: store
                 .counts()?

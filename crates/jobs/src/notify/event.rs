@@ -13,7 +13,7 @@ pub(super) struct EventDocument {
     /// The id of the event, which no other event of any store has.
     pub(super) id: String,
     event: String,
-    time: i64,
+    time: Moment,
     host: String,
     message: Option<String>,
     /// `None` for a test.
@@ -56,7 +56,7 @@ impl EventDocument {
         Self {
             id: format!("{store}-{}", event.number),
             event: event.kind.clone(),
-            time: event.time.0.div_euclid(1000),
+            time: event.time,
             host: host_name(),
             message: event.message.clone(),
             job: Some(job),
@@ -68,7 +68,7 @@ impl EventDocument {
         Self {
             id: format!("{store}-test-{}", time.0),
             event: "test".to_owned(),
-            time: time.0.div_euclid(1000),
+            time,
             host: host_name(),
             message: None,
             job: None,

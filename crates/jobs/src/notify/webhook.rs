@@ -103,7 +103,7 @@ impl Webhook {
 
     fn request(&self, event: &EventDocument, now: Moment) -> Result<Request<Full<Bytes>>, String> {
         let body = event.to_json();
-        let seconds = now.0.div_euclid(1000);
+        let seconds = now.seconds();
         let mut request = Request::post(&self.path)
             .header(HOST, self.authority())
             .header(USER_AGENT, concat!("zmove/", env!("CARGO_PKG_VERSION")))

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::job::{JobId, Moved};
 use crate::nodes::Nodes;
@@ -44,8 +45,8 @@ pub struct Progress {
     pub nodes: Option<Nodes>,
 }
 
-/// How a job is that watches its source.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// How a job watches its source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Watching {
     /// `events` of the kernel, or `walks` alone.
     pub by: String,

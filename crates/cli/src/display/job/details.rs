@@ -131,12 +131,7 @@ impl Details {
 
     /// What an object for programs has more than that of a list.
     pub(crate) fn add_to(&self, mut object: Value) -> Value {
-        let ends = self.ends.iter().map(|end| {
-            let mut object = json!(end);
-            object["ended"] = end.ended.0.div_euclid(1000).into();
-            object
-        });
-        object["ends"] = ends.collect();
+        object["ends"] = json!(self.ends);
         object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
         object["failed"] = self.failed().collect();
         object["notifications"] = self
@@ -290,7 +285,7 @@ fn notification_as_json(notification: &Notification) -> Value {
         "number": event.number,
         "state": state.word(),
         "tries": tries,
-        "due": waits.then(|| due.0.div_euclid(1000)),
+        "due": waits.then_some(due),
         "error": error,
     })
 }
