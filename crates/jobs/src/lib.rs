@@ -31,5 +31,5 @@ pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
     Answer, AttemptEvent, Ending, Notification, NotificationState, NotifyMethod, Page, Queued,
-    Released, Running, Selection, Started, Store, Submitted, Verdict,
+    Running, Selection, Started, Store, Submitted, Verdict,
 };

@@ -342,7 +342,8 @@ impl Runner {
             // The last object is to be read by whoever settles the attempt, which may be another runner.
             if !attempt.tail.unrecorded.is_empty() && attempt.tail.last.is_none() {
                 store.record(
-                    (id, attempt.number),
+                    id,
+                    attempt.number,
                     &attempt.tail.unrecorded,
                     attempt.tail.read,
                     now,
@@ -352,7 +353,8 @@ impl Runner {
             let idle = attempt.tail.moved_at.elapsed();
             if !attempt.stalled && !attempt.tail.is_idle && idle >= notifier.stalled_after {
                 store.stall(
-                    (id, attempt.number),
+                    id,
+                    attempt.number,
                     &format!("nothing moved for {} s", idle.as_secs()),
                     now,
                 )?;
@@ -361,7 +363,7 @@ impl Runner {
             return Ok(());
         };
         let ending = ending(attempt, exit, config.judge, &place.log(id));
-        let state = store.settle((id, attempt.number), &ending, now)?;
+        let state = store.settle(id, attempt.number, &ending, now)?;
         let number = attempt.number;
         attempts.remove(&id);
         if state.is_some() {
@@ -470,7 +472,7 @@ impl Runner {
                     furthest: 0,
                     events: Vec::new(),
                 };
-                self.store.settle((id, started.attempt), &ending, now)?;
+                self.store.settle(id, started.attempt, &ending, now)?;
             }
         }
         Ok(())

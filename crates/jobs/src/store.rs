@@ -17,7 +17,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::types::FromSql;
+use rusqlite::{Connection, Params, Row, Transaction, TransactionBehavior};
 
 use crate::error::StoreError;
 use crate::place::{Place, private};
@@ -28,7 +29,6 @@ pub use change::{Answer, AttemptEvent, Ending, Started, Verdict};
 pub use notifications::{Notification, NotificationState, NotifyMethod};
 pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
-pub use waiting::Released;
 
 /// The store.
 #[derive(Debug)]
@@ -99,9 +99,7 @@ impl Store {
     /// # Errors
     /// It does not.
     pub fn check(&self) -> Result<(), StoreError> {
-        let found: String = self.read(|connection| {
-            connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))
-        })?;
+        let found: String = self.value("PRAGMA quick_check(1)", ())?;
         if found == "ok" {
             return Ok(());
         }
@@ -138,6 +136,26 @@ impl Store {
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         work(&self.connection).map_err(|error| StoreError::database(&self.path, error))
+    }
+
+    /// The one value of a query.
+    fn value<T: FromSql>(&self, sql: &str, parameters: impl Params) -> Result<T, StoreError> {
+        self.read(|connection| connection.query_row(sql, parameters, |row| row.get(0)))
+    }
+
+    /// All rows of a query.
+    fn rows<T>(
+        &self,
+        sql: &str,
+        parameters: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.read(|connection| {
+            connection
+                .prepare(sql)?
+                .query_map(parameters, read)?
+                .collect()
+        })
     }
 
     /// Does what changes the store, as a whole or not at all: what returns an error changes nothing.

@@ -41,7 +41,8 @@ impl Ender {
         &mut self,
         place: &Place,
         store: &mut Store,
-        (id, copy): (JobId, Option<&str>),
+        id: JobId,
+        copy: Option<&str>,
         words: &[OsString],
         now: Moment,
     ) -> Result<(), StoreError> {
@@ -52,7 +53,9 @@ impl Ender {
                 return Ok(());
             };
             self.process = None;
-            if let (Some(0), Some(copy)) = (exit, copy) {
+            if exit == Some(0)
+                && let Some(copy) = copy
+            {
                 return store.let_copy_go(id, copy, COPY_ENDED, now);
             }
         }
@@ -99,7 +102,7 @@ impl Copies {
             .retain(|id, ender| left.contains_key(id) || ender.process.is_some());
         let ends = self.0.iter_mut().map(|(id, ender)| {
             let copy = left.get(id).map(String::as_str);
-            ender.step(place, store, (*id, copy), words, now)
+            ender.step(place, store, *id, copy, words, now)
         });
         // The trouble of one is no reason to leave the others.
         ends.fold(Ok(()), Result::and)

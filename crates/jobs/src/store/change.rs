@@ -86,20 +86,18 @@ impl Store {
     /// The job is not queued any more.
     pub fn start(&mut self, id: JobId, now: Moment) -> Result<Started, StoreError> {
         self.transact(|transaction| {
-            transaction
-                .prepare(
-                    "UPDATE jobs SET attempt = attempt + 1, events_read = 0, started = coalesce(started, ?2),
-                         retry_until = coalesce(retry_until, ?2 + deadline)
-                     WHERE id = ?1",
-                )?
-                .execute([id.0, now.0])?;
+            transaction.execute(
+                "UPDATE jobs SET attempt = attempt + 1, events_read = 0, started = coalesce(started, ?2),
+                     retry_until = coalesce(retry_until, ?2 + deadline)
+                 WHERE id = ?1",
+                [id.0, now.0],
+            )?;
             if let Err(illegal) = take(transaction, id, Step::Start, None, now)? {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
-            let mut work = transaction.prepare(
-                "SELECT attempt, arguments, directory, environment, deadline, furthest FROM jobs WHERE id = ?1",
-            )?;
-            let started = work.query_row([id.0], |row| {
+            let sql =
+                "SELECT attempt, arguments, directory, environment, deadline, furthest FROM jobs WHERE id = ?1";
+            let started = transaction.query_row(sql, [id.0], |row| {
                 let work = read_work(row, 1)?;
                 let deadline = Duration::from_millis(unsigned(row.get(4)?));
                 Ok(Started { attempt: row.get(0)?, work, deadline, furthest: unsigned(row.get(5)?) })
@@ -115,18 +113,18 @@ impl Store {
     /// The store cannot be changed.
     pub fn record(
         &mut self,
-        (id, attempt): (JobId, u32),
+        id: JobId,
+        attempt: u32,
         events: &[AttemptEvent],
         events_read: u64,
         now: Moment,
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-                        let changed = transaction
-                .prepare(
-                    "UPDATE jobs SET events_read = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 'running'
-                         AND events_read < ?3",
-                )?
-                .execute(params![id.0, attempt, signed(events_read)])?;
+            let changed = transaction.execute(
+                "UPDATE jobs SET events_read = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 'running'
+                     AND events_read < ?3",
+                params![id.0, attempt, signed(events_read)],
+            )?;
             if changed == 1 {
                 add_events(transaction, id, events, now)?;
             }
@@ -140,18 +138,16 @@ impl Store {
     /// The store cannot be changed.
     pub fn settle(
         &mut self,
-        (id, attempt): (JobId, u32),
+        id: JobId,
+        attempt: u32,
         ending: &Ending,
         now: Moment,
     ) -> Result<Option<State>, StoreError> {
         self.transact(|transaction| {
-            let mut found = transaction.prepare(
-                "SELECT wish, failures, retry_until, deadline, furthest, files, bytes, seconds, limited_by FROM jobs
-                 WHERE id = ?1 AND attempt = ?2 AND state = 'running'",
-            )?;
-            let terms = found.query_row(params![id.0, attempt], Terms::read).optional()?;
+            let sql = "SELECT wish, failures, retry_until, deadline, furthest, files, bytes, seconds, limited_by
+                 FROM jobs WHERE id = ?1 AND attempt = ?2 AND state = 'running'";
+            let terms = transaction.query_row(sql, params![id.0, attempt], Terms::read).optional()?;
             let Some(terms) = terms else { return Ok(Ok(None)) };
-            drop(found);
             add_events(transaction, id, &ending.events, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = signed(ending.furthest).max(terms.furthest);
@@ -159,14 +155,12 @@ impl Store {
                 (Some(before), Some(now)) => Some(before.and(now)),
                 (before, now) => before.or(now),
             };
-            transaction
-                .prepare(
-                    "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
-                         files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10,
-                         copy = iif(?11, NULL, copy)
-                     WHERE id = ?1",
-                )?
-                .execute(params![
+            transaction.execute(
+                "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
+                     files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10,
+                     copy = iif(?11, NULL, copy)
+                 WHERE id = ?1",
+                params![
                     id.0,
                     not_before.map(|moment| moment.0),
                     failures,
@@ -178,7 +172,8 @@ impl Store {
                     moved.and_then(|moved| moved.limited_by),
                     furthest,
                     step == Step::Finish,
-                ])?;
+                ],
+            )?;
             // The message of a process that was asked to end is no news, and its advice is not meant for a job.
             let message = match step {
                 Step::Hold | Step::Cancel => None,
@@ -188,7 +183,7 @@ impl Store {
             let message = message.as_deref();
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
-                    add_attempt(transaction, (id, attempt), (state, message), ending, now)?;
+                    add_attempt(transaction, id, attempt, state, message, ending, now)?;
                     if state.is_final() && state != State::Cancelled {
                         do_again(transaction, id, now)?;
                     }
@@ -235,26 +230,29 @@ impl Store {
             let Some(state) = state_of(transaction, id)? else {
                 return Ok(Err(StoreError::NoJob(id)));
             };
-            if let (State::Running, Some(wish)) = (state, wish) {
-                transaction
-                    .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'")?
-                    .execute(params![id.0, wish.word()])?;
+            if state == State::Running
+                && let Some(wish) = wish
+            {
+                transaction.execute(
+                    "UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'",
+                    params![id.0, wish.word()],
+                )?;
                 return Ok(Ok(Answer::Asked));
             }
             if step == Step::Resume {
-                let held_no_more = transaction
-                    .prepare("UPDATE jobs SET wish = NULL WHERE id = ?1 AND wish = 'pause'")?
-                    .execute([id.0])?;
+                let held_no_more = transaction.execute(
+                    "UPDATE jobs SET wish = NULL WHERE id = ?1 AND wish = 'pause'",
+                    [id.0],
+                )?;
                 if held_no_more == 1 {
                     return Ok(Ok(Answer::Asked));
                 }
-                transaction
-                    .prepare(
-                        "UPDATE jobs SET retry_until = ?2 + deadline, failures = 0,
-                             not_before = CASE WHEN failures > 0 THEN NULL ELSE not_before END
-                         WHERE id = ?1 AND state = 'paused' AND started IS NOT NULL",
-                    )?
-                    .execute([id.0, now.0])?;
+                transaction.execute(
+                    "UPDATE jobs SET retry_until = ?2 + deadline, failures = 0,
+                         not_before = CASE WHEN failures > 0 THEN NULL ELSE not_before END
+                     WHERE id = ?1 AND state = 'paused' AND started IS NOT NULL",
+                    [id.0, now.0],
+                )?;
             }
             let taken = take(transaction, id, step, None, now)?;
             Ok(taken
@@ -269,17 +267,18 @@ impl Store {
     /// The store cannot be changed.
     pub fn stall(
         &mut self,
-        (id, attempt): (JobId, u32),
+        id: JobId,
+        attempt: u32,
         message: &str,
         now: Moment,
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            let is_news: bool = transaction
-                .prepare(
-                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND attempt = ?2 AND state = 'running')
-                         AND NOT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND attempt = ?2 AND kind = 'stalled')",
-                )?
-                .query_row(params![id.0, attempt], |row| row.get(0))?;
+            let is_news: bool = transaction.query_row(
+                "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND attempt = ?2 AND state = 'running')
+                 AND NOT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND attempt = ?2 AND kind = 'stalled')",
+                params![id.0, attempt],
+                |row| row.get(0),
+            )?;
             if is_news {
                 let number = add_event(transaction, id, "stalled", Some(message), now)?;
                 notify(transaction, number, now)?;
@@ -303,8 +302,8 @@ impl Store {
             )?;
             let ids: Vec<i64> = found.query_map([before.0], |row| row.get(0))?.collect::<Result<_, _>>()?;
             for id in &ids {
-                transaction.prepare("DELETE FROM dependencies WHERE needs = ?1")?.execute([id])?;
-                transaction.prepare("DELETE FROM jobs WHERE id = ?1")?.execute([id])?;
+                transaction.execute("DELETE FROM dependencies WHERE needs = ?1", [id])?;
+                transaction.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
             }
             Ok(Ok(ids.into_iter().map(JobId).collect()))
         })
@@ -413,8 +412,10 @@ fn retry_wait(failures: u32) -> Duration {
 /// Adds the end of an attempt, which has left its job in this state.
 fn add_attempt(
     transaction: &Transaction<'_>,
-    (id, attempt): (JobId, u32),
-    (state, message): (State, Option<&str>),
+    id: JobId,
+    attempt: u32,
+    state: State,
+    message: Option<&str>,
     ending: &Ending,
     now: Moment,
 ) -> rusqlite::Result<()> {
@@ -424,12 +425,10 @@ fn add_attempt(
         seconds,
         ..
     } = ending.moved.clone().unwrap_or_default();
-    transaction
-        .prepare(
-            "INSERT OR REPLACE INTO attempts (job, number, ended, state, exit, message, files, bytes, seconds)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-        )?
-        .execute(params![
+    transaction.execute(
+        "INSERT OR REPLACE INTO attempts (job, number, ended, state, exit, message, files, bytes, seconds)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        params![
             id.0,
             attempt,
             now.0,
@@ -439,7 +438,8 @@ fn add_attempt(
             signed(files),
             signed(bytes),
             seconds,
-        ])?;
+        ],
+    )?;
     Ok(())
 }
 

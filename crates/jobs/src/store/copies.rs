@@ -16,13 +16,8 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn copies_left(&self) -> Result<Vec<(JobId, String)>, StoreError> {
-        self.read(|connection| {
-            let mut found =
-                connection.prepare(&format!("SELECT id, copy FROM jobs WHERE {IS_LEFT}"))?;
-            found
-                .query_map((), |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
-                .collect()
-        })
+        let sql = format!("SELECT id, copy FROM jobs WHERE {IS_LEFT}");
+        self.rows(&sql, (), |row| Ok((JobId(row.get(0)?), row.get(1)?)))
     }
 
     /// The work of a job.
@@ -31,9 +26,8 @@ impl Store {
     /// There is no such job.
     pub fn work(&self, id: JobId) -> Result<Work, StoreError> {
         self.read(|connection| {
-            let mut found = connection
-                .prepare("SELECT arguments, directory, environment FROM jobs WHERE id = ?1")?;
-            found.query_row([id.0], |row| read_work(row, 0))
+            let sql = "SELECT arguments, directory, environment FROM jobs WHERE id = ?1";
+            connection.query_row(sql, [id.0], |row| read_work(row, 0))
         })
     }
 
@@ -50,9 +44,8 @@ impl Store {
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
             // an attempt may have begun another one
-            let mut change =
-                transaction.prepare("UPDATE jobs SET copy = NULL WHERE id = ?1 AND copy = ?2")?;
-            if change.execute(params![id.0, copy])? == 1 {
+            let sql = "UPDATE jobs SET copy = NULL WHERE id = ?1 AND copy = ?2";
+            if transaction.execute(sql, params![id.0, copy])? == 1 {
                 add_event(transaction, id, kind, Some(copy), now)?;
             }
             Ok(Ok(()))
@@ -72,9 +65,10 @@ pub(super) fn note_copy(
         COPY_ENDED => None,
         _ => return Ok(()),
     };
-    transaction
-        .prepare("UPDATE jobs SET copy = ?2 WHERE id = ?1")?
-        .execute(params![id.0, copy])?;
+    transaction.execute(
+        "UPDATE jobs SET copy = ?2 WHERE id = ?1",
+        params![id.0, copy],
+    )?;
     Ok(())
 }
 

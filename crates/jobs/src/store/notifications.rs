@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row, Transaction, params};
+use rusqlite::{Row, Transaction, params};
 
 use super::Store;
 use super::rows::read_event;
@@ -119,7 +119,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn id(&self) -> Result<String, StoreError> {
-        self.read(|connection| connection.query_row("SELECT id FROM store", (), |row| row.get(0)))
+        self.value("SELECT id FROM store", ())
     }
 
     /// Drops the waiting notifications of methods that are not configured. Those that have failed stay visible as
@@ -132,7 +132,7 @@ impl Store {
         let waiting = format!("state = 'waiting' AND method IN ({})", words.join(", "));
         // Each turn of the runner looks, and few have anything to change.
         let exists = format!("SELECT EXISTS (SELECT 1 FROM notifications WHERE {waiting})");
-        if !self.read(|connection| connection.query_row(&exists, (), |row| row.get(0)))? {
+        if !self.value(&exists, ())? {
             return Ok(());
         }
         self.transact(|transaction| {
@@ -154,16 +154,13 @@ impl Store {
         method: NotifyMethod,
         now: Moment,
     ) -> Result<Option<Notification>, StoreError> {
-        self.read(|connection| {
-            let sql = format!(
-                "{NOTIFICATIONS} WHERE n.method = ?1 AND n.state = 'waiting' AND (n.due <= ?2 OR n.due > ?2 + ?3)
-                 ORDER BY n.number LIMIT 1"
-            );
-            connection
-                .prepare(&sql)?
-                .query_row(params![method.word(), now.0, WAIT_MAX_MILLIS], read_notification)
-                .optional()
-        })
+        let sql = format!(
+            "{NOTIFICATIONS} WHERE n.method = ?1 AND n.state = 'waiting' AND (n.due <= ?2 OR n.due > ?2 + ?3)
+             ORDER BY n.number LIMIT 1"
+        );
+        let parameters = (method.word(), now.0, WAIT_MAX_MILLIS);
+        let found = self.rows(&sql, parameters, read_notification)?;
+        Ok(found.into_iter().next())
     }
 
     /// The next time at which a notification of a method is due.
@@ -175,11 +172,8 @@ impl Store {
         method: NotifyMethod,
         now: Moment,
     ) -> Result<Option<Moment>, StoreError> {
-        let due: Option<i64> = self.read(|connection| {
-            connection
-                .prepare("SELECT min(due) FROM notifications WHERE method = ?1 AND state = 'waiting' AND due > ?2")?
-                .query_row(params![method.word(), now.0], |row| row.get(0))
-        })?;
+        let sql = "SELECT min(due) FROM notifications WHERE method = ?1 AND state = 'waiting' AND due > ?2";
+        let due: Option<i64> = self.value(sql, (method.word(), now.0))?;
         Ok(due.map(Moment))
     }
 
@@ -188,13 +182,8 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn notifications(&self, id: JobId) -> Result<Vec<Notification>, StoreError> {
-        self.read(|connection| {
-            let sql = format!("{NOTIFICATIONS} WHERE e.job = ?1 ORDER BY n.number, n.method");
-            connection
-                .prepare(&sql)?
-                .query_map([id.0], read_notification)?
-                .collect()
-        })
+        let sql = format!("{NOTIFICATIONS} WHERE e.job = ?1 ORDER BY n.number, n.method");
+        self.rows(&sql, [id.0], read_notification)
     }
 
     /// Records the result of an attempt. After a failure all notifications of the method wait, so that a server that is

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row};
+use rusqlite::Row;
 
 use super::Store;
 use super::copies::IS_LEFT;
@@ -81,11 +81,8 @@ impl Store {
     /// # Errors
     /// There is no such job.
     pub fn job(&self, id: JobId) -> Result<Job, StoreError> {
-        let found = self.read(|connection| {
-            let mut found = connection.prepare(&format!("{JOBS} WHERE id = ?1"))?;
-            found.query_row([id.0], read_job).optional()
-        })?;
-        found.ok_or(StoreError::NoJob(id))
+        let found = self.rows(&format!("{JOBS} WHERE id = ?1"), [id.0], read_job)?;
+        found.into_iter().next().ok_or(StoreError::NoJob(id))
     }
 
     /// The ends of a job's attempts, as far as they have ended.
@@ -93,26 +90,22 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn attempts(&self, id: JobId) -> Result<Vec<AttemptEnd>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT number, ended, state, exit, message, files, bytes, seconds FROM attempts
-                 WHERE job = ?1 ORDER BY number",
-            )?;
-            let read = |row: &Row<'_>| {
-                let word: String = row.get(2)?;
-                Ok(AttemptEnd {
-                    number: row.get(0)?,
-                    ended: Moment(row.get(1)?),
-                    state: read_state(&word)?,
-                    exit: row.get(3)?,
-                    message: row.get(4)?,
-                    files: unsigned(row.get(5)?),
-                    bytes: unsigned(row.get(6)?),
-                    seconds: row.get(7)?,
-                })
-            };
-            found.query_map([id.0], read)?.collect()
-        })
+        let read = |row: &Row<'_>| {
+            let word: String = row.get(2)?;
+            Ok(AttemptEnd {
+                number: row.get(0)?,
+                ended: Moment(row.get(1)?),
+                state: read_state(&word)?,
+                exit: row.get(3)?,
+                message: row.get(4)?,
+                files: unsigned(row.get(5)?),
+                bytes: unsigned(row.get(6)?),
+                seconds: row.get(7)?,
+            })
+        };
+        let sql = "SELECT number, ended, state, exit, message, files, bytes, seconds FROM attempts
+             WHERE job = ?1 ORDER BY number";
+        self.rows(sql, [id.0], read)
     }
 
     /// The run of a job's schedule that has not ended, if the job is an ended one of a schedule; else the job itself.
@@ -120,16 +113,12 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn live_run(&self, id: JobId) -> Result<JobId, StoreError> {
-        self.read(|connection| {
-            let mut later = connection.prepare(
-                "WITH RECURSIVE runs (id) AS (
-                     VALUES (?1) UNION
-                     SELECT j.id FROM jobs j JOIN runs ON j.previous = runs.id WHERE j.schedule IS NOT NULL)
-                 SELECT jobs.id FROM runs JOIN jobs ON jobs.id = runs.id WHERE ended IS NULL ORDER BY jobs.id DESC",
-            )?;
-            let live: Option<i64> = later.query_row([id.0], |row| row.get(0)).optional()?;
-            Ok(live.map_or(id, JobId))
-        })
+        let sql = "WITH RECURSIVE runs (id) AS (
+                 VALUES (?1) UNION
+                 SELECT j.id FROM jobs j JOIN runs ON j.previous = runs.id WHERE j.schedule IS NOT NULL)
+             SELECT max(jobs.id) FROM runs JOIN jobs ON jobs.id = runs.id WHERE ended IS NULL";
+        let live: Option<i64> = self.value(sql, [id.0])?;
+        Ok(live.map_or(id, JobId))
     }
 
     /// Jobs, in the order in which they were submitted.
@@ -141,10 +130,8 @@ impl Store {
             Selection::All => ("?1 = ?1", 0),
             Selection::Recent(since) => ("ended IS NULL OR ended > ?1", since.0),
         };
-        self.read(|connection| {
-            let mut found = connection.prepare(&format!("{JOBS} WHERE {condition} ORDER BY id"))?;
-            found.query_map([since], read_job)?.collect()
-        })
+        let sql = format!("{JOBS} WHERE {condition} ORDER BY id");
+        self.rows(&sql, [since], read_job)
     }
 
     /// A piece of the list of jobs, the newest first.
@@ -162,17 +149,11 @@ impl Store {
         let before = before.map_or(i64::MAX, |before| before.0);
         let mut newest = Vec::new();
         if states.is_empty() {
-            newest = self.read(|connection| {
-                let mut found = connection.prepare(&newest_sql())?;
-                found.query_map((before, length_max), read_job)?.collect()
-            })?;
+            newest = self.rows(&newest_sql(), (before, length_max), read_job)?;
         }
         for state in states {
-            newest.extend(self.read(|connection| {
-                let mut found = connection.prepare(&newest_in_state_sql())?;
-                let found = found.query_map((state.word(), before, length_max), read_job)?;
-                found.collect::<Result<Vec<_>, _>>()
-            })?);
+            let parameters = (state.word(), before, length_max);
+            newest.extend(self.rows(&newest_in_state_sql(), parameters, read_job)?);
         }
         newest.sort_unstable_by_key(|job| Reverse(job.id));
         newest.truncate(usize::try_from(*length_max).unwrap_or(usize::MAX));
@@ -184,15 +165,9 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn counts(&self) -> Result<Vec<(State, u64)>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(COUNTS_SQL)?;
-            let read = |row: &Row<'_>| {
-                Ok((
-                    read_state(&row.get::<_, String>(0)?)?,
-                    unsigned(row.get(1)?),
-                ))
-            };
-            found.query_map((), read)?.collect()
+        self.rows(COUNTS_SQL, (), |row| {
+            let word: String = row.get(0)?;
+            Ok((read_state(&word)?, unsigned(row.get(1)?)))
         })
     }
 
@@ -201,13 +176,9 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn events_after(&self, number: i64, length_max: u32) -> Result<Vec<JobEvent>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT number, job, time, kind, attempt, message FROM events WHERE number > ?1
-                 ORDER BY number LIMIT ?2",
-            )?;
-            found.query_map((number, length_max), read_event)?.collect()
-        })
+        let sql = "SELECT number, job, time, kind, attempt, message FROM events WHERE number > ?1
+             ORDER BY number LIMIT ?2";
+        self.rows(sql, (number, length_max), read_event)
     }
 
     /// The number of the last event; 0 before the first.
@@ -215,11 +186,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn last_event(&self) -> Result<i64, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare("SELECT coalesce(max(number), 0) FROM events")?
-                .query_row((), |row| row.get(0))
-        })
+        self.value("SELECT coalesce(max(number), 0) FROM events", ())
     }
 
     /// A number that is another one once any other connection has changed the store.
@@ -227,11 +194,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn version_of_data(&self) -> Result<i64, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare("PRAGMA data_version")?
-                .query_row((), |row| row.get(0))
-        })
+        self.value("PRAGMA data_version", ())
     }
 
     /// A pair that is another one once anybody has changed the store, this one too.
@@ -239,11 +202,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn changes(&self) -> Result<(i64, i64), StoreError> {
-        let own = self.read(|connection| {
-            connection
-                .prepare("SELECT total_changes()")?
-                .query_row((), |row| row.get(0))
-        })?;
+        let own = self.value("SELECT total_changes()", ())?;
         Ok((self.version_of_data()?, own))
     }
 
@@ -257,13 +216,9 @@ impl Store {
         after: i64,
         length_max: u32,
     ) -> Result<Vec<JobEvent>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
-                 ORDER BY number LIMIT ?3",
-            )?;
-            found.query_map((id.0, after, length_max), read_event)?.collect()
-        })
+        let sql = "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
+             ORDER BY number LIMIT ?3";
+        self.rows(sql, (id.0, after, length_max), read_event)
     }
 
     /// Visits the jobs that may begin, the most urgent first, until `visit` returns false.
@@ -307,23 +262,20 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn running(&self) -> Result<Vec<Running>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(&format!(
-                "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest, files, bytes, seconds, limited_by
-                 FROM jobs WHERE state = 'running' ORDER BY id",
-            ))?;
-            let read = |row: &Row<'_>| {
-                Ok(Running {
-                    job: read_queued(row)?,
-                    attempt: row.get(8)?,
-                    events_read: unsigned(row.get(9)?),
-                    wish: read_wish(row.get(10)?),
-                    deadline: Duration::from_millis(unsigned(row.get(11)?)),
-                    furthest: unsigned(row.get(12)?),
-                    moved: read_moved(row, 13)?.unwrap_or_default(),
-                })
-            };
-            found.query_map((), read)?.collect()
+        let sql = format!(
+            "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest, files, bytes, seconds, limited_by
+             FROM jobs WHERE state = 'running' ORDER BY id",
+        );
+        self.rows(&sql, (), |row| {
+            Ok(Running {
+                job: read_queued(row)?,
+                attempt: row.get(8)?,
+                events_read: unsigned(row.get(9)?),
+                wish: read_wish(row.get(10)?),
+                deadline: Duration::from_millis(unsigned(row.get(11)?)),
+                furthest: unsigned(row.get(12)?),
+                moved: read_moved(row, 13)?.unwrap_or_default(),
+            })
         })
     }
 
@@ -333,13 +285,8 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        let found: Option<i64> = self.read(|connection| {
-            connection
-                .prepare(
-                    "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1",
-                )?
-                .query_row([now.0], |row| row.get(0))
-        })?;
+        let sql = "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1";
+        let found: Option<i64> = self.value(sql, [now.0])?;
         Ok(found.map(Moment))
     }
 
@@ -349,15 +296,12 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn has_work(&self) -> Result<bool, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare(&format!(
-                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
-                         OR EXISTS (SELECT 1 FROM jobs WHERE {IS_LEFT})
-                         OR EXISTS (SELECT 1 FROM notifications WHERE state = 'waiting')",
-                ))?
-                .query_row((), |row| row.get(0))
-        })
+        let sql = format!(
+            "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
+                 OR EXISTS (SELECT 1 FROM jobs WHERE {IS_LEFT})
+                 OR EXISTS (SELECT 1 FROM notifications WHERE state = 'waiting')",
+        );
+        self.value(&sql, ())
     }
 }
 

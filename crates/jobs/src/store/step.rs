@@ -22,14 +22,11 @@ pub(super) fn take(
         Ok(next) => next,
         Err(illegal) => return Ok(Err(illegal)),
     };
-    transaction
-        .prepare("UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1")?
-        .execute(params![
-            id.0,
-            next.word(),
-            next.is_final().then_some(now.0),
-            message
-        ])?;
+    let ended = next.is_final().then_some(now.0);
+    transaction.execute(
+        "UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1",
+        params![id.0, next.word(), ended, message],
+    )?;
     let number = add_event(transaction, id, next.word(), message, now)?;
     if next.is_final() {
         notify(transaction, number, now)?;
@@ -45,12 +42,11 @@ pub(super) fn add_event(
     message: Option<&str>,
     now: Moment,
 ) -> rusqlite::Result<i64> {
-    transaction
-        .prepare(
-            "INSERT INTO events (job, time, kind, attempt, message)
-             SELECT id, ?2, ?3, attempt, ?4 FROM jobs WHERE id = ?1",
-        )?
-        .execute(params![id.0, now.0, kind, message])?;
+    transaction.execute(
+        "INSERT INTO events (job, time, kind, attempt, message)
+         SELECT id, ?2, ?3, attempt, ?4 FROM jobs WHERE id = ?1",
+        params![id.0, now.0, kind, message],
+    )?;
     Ok(transaction.last_insert_rowid())
 }
 
@@ -59,7 +55,9 @@ pub(super) fn state_of(
     transaction: &Transaction<'_>,
     id: JobId,
 ) -> rusqlite::Result<Option<State>> {
-    let mut found = transaction.prepare("SELECT state FROM jobs WHERE id = ?1")?;
-    let word: Option<String> = found.query_row([id.0], |row| row.get(0)).optional()?;
+    let sql = "SELECT state FROM jobs WHERE id = ?1";
+    let word: Option<String> = transaction
+        .query_row(sql, [id.0], |row| row.get(0))
+        .optional()?;
     Ok(word.and_then(|word| word.parse().ok()))
 }

@@ -87,15 +87,14 @@ fn find_submission(
         ..
     }: &Work,
 ) -> rusqlite::Result<Option<(JobId, bool)>> {
-    let mut found = transaction
-        .prepare("SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1")?;
+    let sql = "SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1";
     let work = params![
         submission,
         arguments.to_bytes(),
         directory.as_os_str().as_bytes()
     ];
-    found
-        .query_row(work, |row| Ok((JobId(row.get(0)?), row.get(1)?)))
+    transaction
+        .query_row(sql, work, |row| Ok((JobId(row.get(0)?), row.get(1)?)))
         .optional()
 }
 
@@ -111,13 +110,11 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     } else {
         State::Waiting
     };
-    transaction
-        .prepare(
-            "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
-                 priority, submitted, not_before, schedule, deadline, notify, message, at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
-        )?
-        .execute(params![
+    transaction.execute(
+        "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
+             priority, submitted, not_before, schedule, deadline, notify, message, at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+        params![
             job.submission,
             job.label,
             state.word(),
@@ -135,12 +132,12 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             job.notify,
             waits_for(&job.after),
             job.at.as_ref().map(StartTime::typed),
-        ])?;
+        ],
+    )?;
     let id = JobId(transaction.last_insert_rowid());
     for needed in &job.after {
-        let mut depend = transaction
-            .prepare("INSERT OR IGNORE INTO dependencies (job, needs) VALUES (?1, ?2)")?;
-        depend.execute([id.0, needed.0])?;
+        let sql = "INSERT OR IGNORE INTO dependencies (job, needs) VALUES (?1, ?2)";
+        transaction.execute(sql, [id.0, needed.0])?;
     }
     add_event(transaction, id, "submitted", None, now)?;
     Ok(id)
@@ -177,15 +174,14 @@ pub(super) fn again(
     } else {
         State::Waiting
     };
-    transaction
-        .prepare(
-            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
-                 submitted, not_before, schedule, deadline, notify, previous)
-             SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline,
-                 notify, id
-             FROM jobs WHERE id = ?1",
-        )?
-        .execute(params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule])?;
+    transaction.execute(
+        "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
+             submitted, not_before, schedule, deadline, notify, previous)
+         SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline,
+             notify, id
+         FROM jobs WHERE id = ?1",
+        params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule],
+    )?;
     let new = JobId(transaction.last_insert_rowid());
     add_event(transaction, new, "submitted", None, now)?;
     Ok(new)

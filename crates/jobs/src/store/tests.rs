@@ -83,7 +83,34 @@ fn ended(verdict: Verdict) -> Ending {
     }
 }
 
+/// What a change of waiting jobs has done.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Released {
+    /// Jobs that may begin now.
+    queued: u64,
+    /// Jobs that have ended, because another one has.
+    ended: u64,
+}
+
 impl Site {
+    fn release(&mut self, now: Moment) -> Result<Released, StoreError> {
+        let before = self.counts();
+        self.store.release(now)?;
+        let after = self.counts();
+        Ok(Released {
+            queued: after.queued - before.queued,
+            ended: after.ended - before.ended,
+        })
+    }
+
+    fn counts(&self) -> Released {
+        let counts = self.store.counts().unwrap().into_iter();
+        counts.fold(Released::default(), |sum, (state, count)| Released {
+            queued: sum.queued + count * u64::from(state == State::Queued),
+            ended: sum.ended + count * u64::from(state.is_final()),
+        })
+    }
+
     pub(crate) fn submit(&mut self, job: &NewJob) -> JobId {
         self.store.submit(job, START).unwrap().id
     }
@@ -96,7 +123,7 @@ impl Site {
     fn run(&mut self, id: JobId, ending: &Ending, now: Moment) -> State {
         let started = self.store.start(id, now).unwrap();
         self.store
-            .settle((id, started.attempt), ending, now)
+            .settle(id, started.attempt, ending, now)
             .unwrap()
             .unwrap()
     }
@@ -132,10 +159,10 @@ fn a_job_runs_and_ends_once() {
     assert_eq!(site.store.running().unwrap().len(), 1);
     let done = ended(Verdict::Done);
     assert_eq!(
-        site.store.settle((id, 1), &done, later(1)).unwrap(),
+        site.store.settle(id, 1, &done, later(1)).unwrap(),
         Some(State::Done)
     );
-    assert_eq!(site.store.settle((id, 1), &done, later(2)).unwrap(), None);
+    assert_eq!(site.store.settle(id, 1, &done, later(2)).unwrap(), None);
     assert_eq!(site.notified(id), ["done"]);
     assert_eq!(site.kinds(id), ["submitted", "running", "done"]);
     let job = site.store.job(id).unwrap();
@@ -156,7 +183,7 @@ fn an_attempt_that_is_not_the_last_is_not_settled() {
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     assert_eq!(
         site.store
-            .settle((id, 1), &ended(Verdict::Done), START)
+            .settle(id, 1, &ended(Verdict::Done), START)
             .unwrap(),
         None
     );
@@ -213,11 +240,11 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
         let due = site.store.next_due(now).unwrap().unwrap();
         waits.push(due.since(now).as_secs());
         assert_eq!(
-            site.store.release(Moment(due.0 - 1)).unwrap(),
+            site.release(Moment(due.0 - 1)).unwrap(),
             Released::default()
         );
         now = due;
-        assert_eq!(site.store.release(now).unwrap().queued, 1);
+        assert_eq!(site.release(now).unwrap().queued, 1);
     }
     assert_eq!(site.state(id), State::Expired);
     assert_eq!(waits[..11], [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
@@ -235,13 +262,13 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
     };
     site.store.start(id, START).unwrap();
     assert_eq!(
-        site.store.settle((id, 1), &further, later(3599)).unwrap(),
+        site.store.settle(id, 1, &further, later(3599)).unwrap(),
         Some(State::Waiting)
     );
-    site.store.release(later(3601)).unwrap();
+    site.release(later(3601)).unwrap();
     // an hour after the start, and no further than before, but not yet an hour after that
     assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
-    site.store.release(later(3605)).unwrap();
+    site.release(later(3605)).unwrap();
     assert_eq!(site.run(id, &further, later(7199)), State::Expired);
 }
 
@@ -263,7 +290,7 @@ fn a_process_that_keeps_dying_is_started_ever_more_seldom() {
         let due = site.store.next_due(now).unwrap().unwrap();
         waits.push(due.since(now).as_secs());
         now = due;
-        assert_eq!(site.store.release(now).unwrap().queued, 1);
+        assert_eq!(site.release(now).unwrap().queued, 1);
     }
     assert_eq!(waits, [8, 16, 32, 64, 128, 256]);
 }
@@ -291,7 +318,7 @@ fn a_job_is_held_and_goes_on() {
         site.store.resume(id, START).unwrap(),
         Answer::Now(State::Waiting)
     );
-    site.store.release(START).unwrap();
+    site.release(START).unwrap();
     site.store.start(id, START).unwrap();
     assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
     assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Pause));
@@ -300,9 +327,7 @@ fn a_job_is_held_and_goes_on() {
         ..ended(Verdict::Passing)
     };
     assert_eq!(
-        site.store
-            .settle((id, 1), &interrupted, later(9000))
-            .unwrap(),
+        site.store.settle(id, 1, &interrupted, later(9000)).unwrap(),
         Some(State::Paused)
     );
     // held for longer than its deadline
@@ -310,7 +335,7 @@ fn a_job_is_held_and_goes_on() {
         site.store.resume(id, later(9000)).unwrap(),
         Answer::Now(State::Waiting)
     );
-    assert_eq!(site.store.release(later(9000)).unwrap().queued, 1);
+    assert_eq!(site.release(later(9000)).unwrap().queued, 1);
 }
 
 #[test]
@@ -330,7 +355,7 @@ fn a_job_that_is_about_to_be_held_may_go_on() {
     assert_eq!(site.store.running().unwrap()[0].wish, None);
     let settled = site
         .store
-        .settle((id, 1), &ended(Verdict::Stopped), START)
+        .settle(id, 1, &ended(Verdict::Stopped), START)
         .unwrap();
     assert_eq!(
         settled,
@@ -362,7 +387,7 @@ fn an_order_that_comes_too_late_changes_nothing() {
     );
     assert_eq!(
         site.store
-            .settle((id, 1), &ended(Verdict::Done), START)
+            .settle(id, 1, &ended(Verdict::Done), START)
             .unwrap(),
         Some(State::Done)
     );
@@ -447,7 +472,7 @@ fn each_attempt_s_end_is_kept() {
         ..ended(Verdict::Passing)
     };
     assert_eq!(site.run(id, &passing, START), State::Waiting);
-    site.store.release(later(60)).unwrap();
+    site.release(later(60)).unwrap();
     assert_eq!(
         site.run(
             id,
@@ -505,7 +530,7 @@ fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
     let mut last = first;
     for round in 0..3 {
         let now = later(60 * round + 120);
-        site.store.release(now).unwrap();
+        site.release(now).unwrap();
         assert_eq!(site.run(last, &ended(Verdict::Done), now), State::Done);
         last = site.store.live_run(first).unwrap();
         assert!(last > first);
@@ -531,7 +556,7 @@ fn an_event_of_an_attempt_is_recorded_once() {
         message: Some("w".into()),
     }];
     for read in [10, 10, 5] {
-        site.store.record((id, 1), &events, read, START).unwrap();
+        site.store.record(id, 1, &events, read, START).unwrap();
     }
     assert_eq!(site.kinds(id), ["submitted", "running", "warning"]);
     assert_eq!(site.store.running().unwrap()[0].events_read, 10);
@@ -686,7 +711,7 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
     assert_eq!(site.store.forget(later(1)).unwrap(), [first]);
     assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
     assert_eq!(site.kinds(first), Vec::<String>::new());
-    site.store.release(later(1)).unwrap();
+    site.release(later(1)).unwrap();
     site.run(third, &ended(Verdict::Done), later(1));
     site.drop_notifications();
     assert_eq!(site.store.forget(later(2)).unwrap(), [second, third]);
@@ -861,21 +886,21 @@ fn a_stall_is_an_event_once_in_an_attempt() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
-    (0..2).for_each(|_| site.store.stall((id, 1), "nothing", START).unwrap());
+    (0..2).for_each(|_| site.store.stall(id, 1, "nothing", START).unwrap());
     site.store
-        .stall((id, 2), "of an attempt that is not there", START)
+        .stall(id, 2, "of an attempt that is not there", START)
         .unwrap();
     assert_eq!(site.notified(id), ["stalled"]);
     site.store
-        .settle((id, 1), &ended(Verdict::Vanished), START)
+        .settle(id, 1, &ended(Verdict::Vanished), START)
         .unwrap();
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
-    (0..2).for_each(|_| site.store.stall((id, 2), "nothing", START).unwrap());
+    (0..2).for_each(|_| site.store.stall(id, 2, "nothing", START).unwrap());
     assert_eq!(site.notified(id), ["stalled", "stalled"]);
     site.store
-        .settle((id, 2), &ended(Verdict::Done), START)
+        .settle(id, 2, &ended(Verdict::Done), START)
         .unwrap();
-    site.store.stall((id, 2), "too late", START).unwrap();
+    site.store.stall(id, 2, "too late", START).unwrap();
     assert_eq!(site.notified(id), ["stalled", "stalled", "done"]);
 }
 

@@ -14,42 +14,21 @@ use crate::moment::Moment;
 use crate::schedule::{Schedule, StartTime, first_time, shown};
 use crate::state::{State, Step};
 
-/// What a change of waiting jobs has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Released {
-    /// Jobs that may begin now.
-    pub queued: usize,
-    /// Jobs that have ended, because another one has.
-    pub ended: usize,
-}
-
 impl Store {
     /// Lets those jobs into the queue that have waited for a time or for others, and ends those that wait in vain.
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub fn release(&mut self, now: Moment) -> Result<Released, StoreError> {
+    pub fn release(&mut self, now: Moment) -> Result<(), StoreError> {
         self.bring_forward(now)?;
-        let (due, vain) = self.read(|connection| {
-            let ids = |sql: &str, with_time: bool| -> rusqlite::Result<Vec<i64>> {
-                let mut found = connection.prepare(sql)?;
-                let read = |row: &Row<'_>| row.get(0);
-                if with_time {
-                    found
-                        .query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?
-                        .collect()
-                } else {
-                    found.query_map((), read)?.collect()
-                }
-            };
-            Ok((ids(DUE, true)?, ids(VAIN, false)?))
-        })?;
+        let read = |row: &Row<'_>| row.get(0).map(JobId);
+        let due = self.rows(DUE, [now.0, RETRY_WAIT_MAX_MILLIS], read)?;
+        let vain = self.rows(VAIN, (), read)?;
         if due.is_empty() && vain.is_empty() {
-            return Ok(Released::default());
+            return Ok(());
         }
         self.transact(|transaction| {
-            let mut released = Released::default();
-            for id in vain.into_iter().map(JobId) {
+            for id in vain {
                 if let Some((needed, state)) = failed_need(transaction, id)?
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
@@ -58,45 +37,38 @@ impl Store {
                         state.phrase()
                     );
                     if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
-                        released.ended += 1;
                         do_again(transaction, id, now)?;
                     }
                 }
             }
-            for id in due.into_iter().map(JobId) {
+            for id in due {
                 // a user may have been quicker
                 if state_of(transaction, id)? != Some(State::Waiting) {
                     continue;
                 }
                 report_missed(transaction, id, now)?;
-                released.queued +=
-                    usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
+                let _is_waiting = take(transaction, id, Step::Release, None, now)?;
             }
-            Ok(Ok(released))
+            Ok(Ok(()))
         })
     }
 
     /// Computes the times of waiting jobs anew that were submitted before the clock was set back: first runs of
     /// schedules, later ones, and jobs with a typed start time.
     fn bring_forward(&mut self, now: Moment) -> Result<(), StoreError> {
-        let made_later: Vec<i64> = self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
-                     AND (schedule IS NOT NULL OR at IS NOT NULL)",
-            )?;
-            found.query_map([now.0], |row| row.get(0))?.collect()
-        })?;
+        let sql = "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
+                 AND (schedule IS NOT NULL OR at IS NOT NULL)";
+        let made_later: Vec<i64> = self.rows(sql, [now.0], |row| row.get(0))?;
         if made_later.is_empty() {
             return Ok(());
         }
         self.transact(|transaction| {
             for id in made_later {
                 let not_before = time_of(transaction, JobId(id), now)?;
-                transaction
-                    .prepare(
-                        "UPDATE jobs SET submitted = ?2, not_before = ?3 WHERE id = ?1 AND state = 'waiting'",
-                    )?
-                    .execute(params![id, now.0, not_before.map(|moment| moment.0)])?;
+                transaction.execute(
+                    "UPDATE jobs SET submitted = ?2, not_before = ?3 WHERE id = ?1 AND state = 'waiting'",
+                    params![id, now.0, not_before.map(|moment| moment.0)],
+                )?;
             }
             Ok(Ok(()))
         })
@@ -108,19 +80,13 @@ impl Store {
     /// # Errors
     /// The store cannot be changed.
     pub fn stall_waiting(&mut self, after: Duration, now: Moment) -> Result<(), StoreError> {
-        let stalled = self.read(|connection| {
-            let mut found = connection.prepare(STALLED)?;
-            let read = |row: &Row<'_>| {
-                let message: Option<String> = row.get(1)?;
-                Ok((
-                    JobId(row.get(0)?),
-                    message.unwrap_or_default(),
-                    Moment(row.get(2)?),
-                ))
-            };
-            found
-                .query_map([now.before(after).0], read)?
-                .collect::<Result<Vec<_>, _>>()
+        let stalled = self.rows(STALLED, [now.before(after).0], |row| {
+            let message: Option<String> = row.get(1)?;
+            Ok((
+                JobId(row.get(0)?),
+                message.unwrap_or_default(),
+                Moment(row.get(2)?),
+            ))
         })?;
         if stalled.is_empty() {
             return Ok(());
@@ -145,12 +111,11 @@ impl Store {
 /// Adds an event to a waiting job whose time was missed, if it is one of a schedule and late: it is done now,
 /// once.
 fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
-    let mut found =
-        transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
-    type Found = (u32, Option<String>, Option<i64>);
-    let (attempt, schedule, due): Found =
-        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    if let (0, Some(_), Some(due)) = (attempt, schedule, due.map(Moment))
+    let sql = "SELECT not_before FROM jobs WHERE id = ?1 AND attempt = 0 AND schedule IS NOT NULL";
+    let due: Option<Option<i64>> = transaction
+        .query_row(sql, [id.0], |row| row.get(0))
+        .optional()?;
+    if let Some(due) = due.flatten().map(Moment)
         && now.since(due) > MISSED_AFTER
     {
         let why = format!("it was due at {}, and begins now", shown(due));
@@ -187,9 +152,10 @@ fn time_of(
     id: JobId,
     now: Moment,
 ) -> rusqlite::Result<Option<Moment>> {
-    let mut found = transaction.prepare("SELECT at, schedule FROM jobs WHERE id = ?1")?;
+    let sql = "SELECT at, schedule FROM jobs WHERE id = ?1";
     let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    let (at, schedule): (Option<String>, Option<String>) = found.query_row([id.0], read)?;
+    let (at, schedule): (Option<String>, Option<String>) =
+        transaction.query_row(sql, [id.0], read)?;
     let at = at.and_then(|at| StartTime::parse(&at, now).ok());
     let schedule = schedule.and_then(|schedule| schedule.parse().ok());
     Ok(first_time(at.as_ref(), schedule.as_ref(), now))
@@ -201,8 +167,8 @@ fn next_run(
     id: JobId,
     now: Moment,
 ) -> rusqlite::Result<Option<(String, Moment)>> {
-    let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
-    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else {
+    let sql = "SELECT schedule FROM jobs WHERE id = ?1";
+    let Some(typed): Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))? else {
         return Ok(None);
     };
     let next = typed
@@ -214,12 +180,12 @@ fn next_run(
 
 /// A job that has to be done before this one and never will be.
 fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, State)>> {
-    let mut found = transaction.prepare(
-        "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
-         WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
-    )?;
-    let failed = found
-        .query_row([id.0], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))
+    let sql = "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
+         WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1";
+    let failed = transaction
+        .query_row(sql, [id.0], |row| {
+            Ok((row.get(0)?, row.get::<_, String>(1)?))
+        })
         .optional()?;
     Ok(failed.and_then(|(needed, word)| Some((needed, word.parse().ok()?))))
 }

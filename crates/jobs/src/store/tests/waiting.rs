@@ -8,7 +8,7 @@ fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.run(id, &ended(Verdict::Passing), later(1_000_000));
-    assert_eq!(site.store.release(later(0)).unwrap().queued, 1);
+    assert_eq!(site.release(later(0)).unwrap().queued, 1);
     assert_eq!(site.state(id), State::Queued);
 }
 
@@ -28,7 +28,7 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
         site.run(fails, &ended(Verdict::Passing), ahead),
         State::Waiting
     );
-    site.store.release(now).unwrap();
+    site.release(now).unwrap();
     let next = site.store.live_run(first).unwrap();
     let due = site.store.job(next).unwrap().not_before.unwrap();
     assert!(due > now && due <= later(3600), "{due:?}");
@@ -36,7 +36,7 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
         site.run(fails, &ended(Verdict::Passing), now),
         State::Waiting
     );
-    site.store.release(later(3600)).unwrap();
+    site.release(later(3600)).unwrap();
     assert_eq!(
         site.run(fails, &ended(Verdict::Passing), later(3600)),
         State::Expired
@@ -66,7 +66,7 @@ fn what_was_submitted_while_the_clock_was_ahead_begins_by_the_corrected_clock() 
     let far = "2199-01-01T00:30:00Z";
     let [on_a_date, hourly_from_then] =
         [None, Some("0 * * * *")].map(|every| submit(Some(far), every));
-    site.store.release(now).unwrap();
+    site.release(now).unwrap();
     let due = |id| site.store.job(id).unwrap().not_before.unwrap();
     let hour = Duration::from_secs(3600);
     assert!(due(hourly) > now && due(hourly) <= now.after(hour));
@@ -74,7 +74,7 @@ fn what_was_submitted_while_the_clock_was_ahead_begins_by_the_corrected_clock() 
     let date = StartTime::parse(far, now).unwrap().moment();
     assert_eq!(due(on_a_date), date, "a date is no matter of the clock");
     assert!(due(hourly_from_then) > date && due(hourly_from_then) <= date.after(hour));
-    site.store.release(now.after(hour)).unwrap();
+    site.release(now.after(hour)).unwrap();
     assert_eq!(site.state(hourly), State::Queued);
 }
 
@@ -90,12 +90,12 @@ fn the_time_in_which_nothing_ran_here_ends_no_job() {
     let monday = later(3 * 24 * 3600);
     assert_eq!(
         site.store
-            .settle((killed, 1), &ended(Verdict::Vanished), monday)
+            .settle(killed, 1, &ended(Verdict::Vanished), monday)
             .unwrap(),
         Some(State::Queued)
     );
     assert_eq!(
-        site.store.release(monday).unwrap(),
+        site.release(monday).unwrap(),
         Released {
             queued: 1,
             ended: 0
@@ -125,7 +125,7 @@ fn a_job_waits_for_others_and_fails_with_them() {
         message(&site, third),
         Some(format!("after job {first}, {second}"))
     );
-    assert_eq!(site.store.release(START).unwrap(), Released::default());
+    assert_eq!(site.release(START).unwrap(), Released::default());
     let late = site.submit(&NewJob {
         after: vec![first],
         not_before: Some(START),
@@ -138,13 +138,13 @@ fn a_job_waits_for_others_and_fails_with_them() {
     );
     site.store.cancel(late, START).unwrap();
     assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
-    assert_eq!(site.store.release(START).unwrap().queued, 1);
+    assert_eq!(site.release(START).unwrap().queued, 1);
     assert_eq!(
         site.run(second, &ended(Verdict::Fatal), START),
         State::Failed
     );
     assert_eq!(
-        site.store.release(START).unwrap(),
+        site.release(START).unwrap(),
         Released {
             queued: 0,
             ended: 1
@@ -177,7 +177,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     let first = site.submit(&hourly);
     // three hours late
     let now = later(4 * 3600 + 5);
-    assert_eq!(site.store.release(now).unwrap().queued, 1);
+    assert_eq!(site.release(now).unwrap().queued, 1);
     assert_eq!(site.notified(first), ["missed"]);
     assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
     let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
@@ -198,12 +198,12 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     );
     assert_eq!(site.notified(next), ["cancelled"]);
     let running = site.submit(&hourly);
-    site.store.release(now).unwrap();
+    site.release(now).unwrap();
     site.store.start(running, now).unwrap();
     site.store.cancel(running, now).unwrap();
     let interrupted = site
         .store
-        .settle((running, 1), &ended(Verdict::Passing), now)
+        .settle(running, 1, &ended(Verdict::Passing), now)
         .unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
     assert_eq!(
@@ -226,7 +226,7 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
         State::Waiting
     );
     let now = later(3600);
-    site.store.release(now).unwrap();
+    site.release(now).unwrap();
     let stopped = Ending {
         message: Some("refused".into()),
         ..ended(Verdict::Passing)
@@ -242,7 +242,7 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
         ..hourly
     });
     site.store.cancel(needed, now).unwrap();
-    assert_eq!(site.store.release(now).unwrap().ended, 1);
+    assert_eq!(site.release(now).unwrap().ended, 1);
     let live = site.store.jobs(Selection::Recent(now)).unwrap();
     let mut before: Vec<_> = live.iter().filter_map(|next| next.previous).collect();
     before.sort_unstable();
@@ -260,7 +260,7 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
     };
     for minute in 0..12 {
         let now = later(60 * minute);
-        site.store.release(now).unwrap();
+        site.release(now).unwrap();
         for (id, furthest) in [(stuck, 0), (moving, minute)] {
             if site.state(id) == State::Queued {
                 assert_eq!(site.run(id, &failed(furthest), now), State::Waiting);
