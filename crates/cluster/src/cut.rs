@@ -2,41 +2,25 @@
 //!
 //! **Invariant:** the cut follows from what was found alone.
 
-use zmove_scan::{MarkedPath, Portion};
+use zmove_scan::Portion;
 use zmove_types::GroupSpan;
 use zmove_wire::GroupRange;
 
-use crate::work::{LargeFile, Marks, Place, Work};
+use crate::work::{SplitFile, Work};
 
 /// What a portion of a source leaves to other items.
-pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
-    let place = |found: &MarkedPath| Place {
-        source,
-        path: found.path.clone(),
-    };
-    let trees = |some: &[MarkedPath]| {
-        let marks = some.iter().map(|found| found.mark).collect();
-        (Work::Trees(some.iter().map(place).collect()), marks)
-    };
-    let mut rest: Vec<_> = in_turns(&portion.directories).map(trees).collect();
-    for (MarkedPath { path, mark }, names) in &portion.names {
-        let directory = Place {
-            source,
-            path: path.clone(),
-        };
-        rest.push((
-            Work::Names {
-                directory,
-                names: names.clone(),
-            },
-            vec![*mark],
-        ));
-    }
-    rest
+pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = Work> {
+    let trees = in_turns(&portion.directories)
+        .map(|some| Work::Trees(some.to_vec()));
+    let names = portion.names.iter().map(|(directory, names)| Work::Names {
+        directory: directory.clone(),
+        names: names.clone(),
+    });
+    trees.chain(names)
 }
 
 /// What is to be done for a large file: ranges of the groups that are missing, and that it gets its name.
-pub(crate) fn work_of(file: &LargeFile, missing: &[GroupRange]) -> impl Iterator<Item = Work> {
+pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator<Item = Work> {
     let of = |range: GroupRange| {
         missing.iter().filter_map(move |missing| {
             let first = range.first.max(missing.first);
@@ -66,7 +50,7 @@ fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
 
 /// The ranges of a large file, contiguous and in order: most of it in long ones, so that a receiver has long stretches
 /// for itself, and the end in short ones, so that no node is long at work after the others.
-fn ranges(file: &LargeFile) -> impl Iterator<Item = GroupRange> {
+fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
     let groups = GroupSpan::count(file.bytes).unwrap_or(0);
     let long = (groups / LONG_RANGES).clamp(LONG_RANGE_GROUPS_MIN, LONG_RANGE_GROUPS_MAX);
     let short_from = groups - groups / 4;
@@ -94,16 +78,14 @@ const LONG_RANGE_GROUPS_MAX: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
+    use crate::lab::root;
+    use zmove_types::{GROUP_BYTES, Name, Timestamp};
 
-    fn file_of(groups: u64) -> LargeFile {
-        let directory = Place {
-            source: 0,
-            path: RelPath::root(),
-        };
+    fn file_of(groups: u64) -> SplitFile {
+        let directory = root();
         let name = Name::from_bytes(b"f").unwrap();
         let (bytes, mtime) = (groups * GROUP_BYTES, Timestamp::default());
-        LargeFile {
+        SplitFile {
             directory,
             name,
             bytes,
@@ -159,18 +141,10 @@ mod tests {
 
     #[test]
     fn few_directories_are_an_item_each_and_many_are_many_at_once() {
-        let places = |count: usize| {
-            vec![
-                Place {
-                    source: 0,
-                    path: RelPath::root()
-                };
-                count
-            ]
-        };
+        let places = |count: usize| vec![root(); count];
         let sizes = |count| {
             in_turns(&places(count))
-                .map(<[Place]>::len)
+                .map(<[MarkedPath]>::len)
                 .collect::<Vec<_>>()
         };
         assert_eq!(sizes(3), [1, 1, 1]);

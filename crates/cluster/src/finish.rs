@@ -45,10 +45,13 @@ impl Finishing<'_> {
     /// Sets mode and time of all directories. Those that do not get them are told and counted.
     pub(crate) async fn run(&self, finished: &mut Finished) -> Result<(), Stop> {
         // one source after the other: several may be the target itself, and the last one counts
-        while finished.sources < self.job.source_count() {
+        for (source, root) in (0..).zip(self.job.tops_of_sources()) {
+            if source < finished.sources {
+                continue;
+            }
             let closing = match &mut finished.closing {
                 Some(closing) => closing,
-                none => none.insert(self.set_open(finished.sources).await?),
+                none => none.insert(self.set_open(source, root).await?),
             };
             while let Some(directories) = closing.last() {
                 self.set(directories.clone()).await?;
@@ -62,13 +65,8 @@ impl Finishing<'_> {
 
     /// Sets the directories of a source that may be entered when they are set. Returns the others, those above before
     /// those below.
-    async fn set_open(&self, source: u32) -> Result<Vec<Directories>, Stop> {
+    async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Directories>, Stop> {
         let closing = Lock::new(Vec::new());
-        let number = usize::try_from(source).unwrap_or(usize::MAX);
-        let root = MarkedPath {
-            path: RelPath::root(),
-            mark: self.job.source_marks.get(number).copied().flatten(),
-        };
         let found = stream::try_unfold(vec![root], |mut unwalked| async move {
             if unwalked.is_empty() {
                 return Ok::<_, Stop>(None);

@@ -438,8 +438,11 @@ impl<W: WorkQueue> Head<W> {
                 course.passes += 1;
                 course.losses = losses;
                 course.pass_has_begun = false;
-                let begin = Work::Begin(job.source_count());
-                let first = WorkItem::first(course.passes, job.source_marks.clone(), begin);
+                let first = WorkItem {
+                    pass: course.passes,
+                    source: 0,
+                    work: Work::Begin(job.tops_of_sources().collect()),
+                };
                 self.node.queue.put(vec![first]).await?;
                 course.pass_has_begun = true;
             }

@@ -1,6 +1,7 @@
 //! A job of many nodes, as each of its movers knows it.
 
 use std::ffi::OsStr;
+use std::iter::repeat;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -9,13 +10,14 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use zmove_disk::Lease;
 use zmove_engine::{DialSettings, Remote, SenderConfig};
-use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
-use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
+use zmove_scan::{
+    DirectoryMark, MarkedPath, Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root,
+};
+use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape};
 
 use crate::error::{Stop, WorkError};
-use crate::work::Marks;
 
 /// A job of many nodes, as each of its movers knows it.
 #[derive(Clone, Debug)]
@@ -34,7 +36,7 @@ pub struct SharedJob {
     pub grant: HeldGrant,
     /// What the node that leads has seen of the sources. Default: nothing, and no directory is compared with what
     /// another node has seen.
-    pub source_marks: Marks,
+    pub source_marks: Vec<Option<DirectoryMark>>,
     /// What follows where this node sees other directories than another. Default: this node leads.
     pub view: View,
     /// The lease that the node holds from the head. Default: one that never ends, since this node leads.
@@ -96,16 +98,15 @@ impl SharedJob {
         mut config: SenderConfig,
     ) -> Self {
         config.walk_for(&open);
-        let (grant, source_marks, view) = (HeldGrant::default(), Marks::new(), View::default());
         Self {
             id,
             node,
             sources,
             open,
             config,
-            grant,
-            source_marks,
-            view,
+            grant: HeldGrant::default(),
+            source_marks: Vec::new(),
+            view: View::default(),
             head: Lease::constant(),
         }
     }
@@ -225,9 +226,13 @@ impl SharedJob {
         }
     }
 
-    /// How many sources there are.
-    pub(crate) fn source_count(&self) -> u32 {
-        u32::try_from(self.sources.len()).unwrap_or(u32::MAX)
+    /// The tops of all sources, as the node that leads has seen them.
+    pub(crate) fn tops_of_sources(&self) -> impl Iterator<Item = MarkedPath> {
+        let marks = self.source_marks.iter().copied().chain(repeat(None));
+        self.sources.iter().zip(marks).map(|(_, mark)| MarkedPath {
+            path: RelPath::root(),
+            mark,
+        })
     }
 }
 

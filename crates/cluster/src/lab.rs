@@ -5,16 +5,33 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+use zmove_scan::MarkedPath;
 use zmove_sender::Feeder;
-use zmove_types::{Beginning, NoObserver, Observer, SharedJobId};
+use zmove_types::{Beginning, NoObserver, Observer, RelPath, SharedJobId};
 use zmove_wire::{NodeName, Open};
 
 use crate::job::{Receiver, SharedJob};
 use crate::local_queue::LocalQueue;
 use crate::mover::Mover;
 use crate::session::{JobEvents, SessionEvents};
+use crate::work::{Work, WorkItem};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
+
+/// The top of a source of which nothing has been seen.
+pub(crate) fn root() -> MarkedPath {
+    let path = RelPath::root();
+    MarkedPath { path, mark: None }
+}
+
+/// An item of the first pass about this source.
+pub(crate) fn item_of(source: u32, work: Work) -> WorkItem {
+    WorkItem {
+        pass: 1,
+        source,
+        work,
+    }
+}
 
 /// A job without sources.
 pub(crate) fn job() -> SharedJob {

@@ -44,5 +44,5 @@ pub use phase::Phase;
 pub use session::Served;
 pub use tally::Tally;
 pub use told::Told;
-pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
+pub use work::{ITEM_BYTES_MAX, SplitFile, Work, WorkItem};
 pub use work_queue::{Announced, Done, LEASE, Taken, WorkQueue};

@@ -221,25 +221,18 @@ const ITEMS_MAX: usize = 65_536;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::JOB;
-    use crate::work::{Marks, Place, Work};
-    use zmove_types::{Name, RelPath};
+    use crate::lab::{JOB, item_of, root};
+    use crate::work::Work;
+    use zmove_types::Name;
 
     fn walk(number: u32) -> WorkItem {
-        let tree = Place {
-            source: number,
-            path: RelPath::root(),
-        };
-        WorkItem::first(1, Marks::new(), Work::Trees(vec![tree]))
+        item_of(number, Work::Trees(vec![root()]))
     }
 
     fn data(number: u32) -> WorkItem {
-        let directory = Place {
-            source: number,
-            path: RelPath::root(),
-        };
         let names = vec![Name::from_bytes(b"n").unwrap()];
-        WorkItem::first(1, Marks::new(), Work::Names { directory, names })
+        let directory = root();
+        item_of(number, Work::Names { directory, names })
     }
 
     async fn next(queue: &LocalQueue) -> Taken<Lease> {

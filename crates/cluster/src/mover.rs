@@ -324,12 +324,10 @@ impl Assigned<'_> {
     }
 }
 
-/// Where a portion comes from: `by` is the item that it is of, `source` is its number, and `marks` are of its
-/// directories.
+/// Where a portion comes from: `by` is the item that it is of, and `marks` are of its directories.
 #[derive(Clone, Copy)]
-struct Found<'a> {
+struct PortionOrigin<'a> {
     by: &'a Assigned<'a>,
-    source: u32,
     marks: &'a HashMap<RelPath, DirectoryMark>,
 }
 

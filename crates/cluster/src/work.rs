@@ -24,55 +24,42 @@ use zmove_wire::GroupRange;
 pub struct WorkItem {
     /// The pass of the job that the item belongs to, from 1.
     pub pass: u32,
-    /// What the announcer has seen of the directories that the work is about, in their order; of *begin*, of the
-    /// sources. None of it is part of the id: a directory may change between two announcements.
-    pub marks: Marks,
+    /// The number of the source that the work is about; 0 of *begin*.
+    pub source: u32,
     /// What is to be done.
     pub work: Work,
 }
 
-/// Marks of directories, as far as whoever has seen them has made some.
-pub type Marks = Vec<Option<DirectoryMark>>;
-
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// To begin the job, with so many sources.
-    Begin(u32),
+    /// To begin the job, with the tops of all sources.
+    Begin(Vec<MarkedPath>),
     /// To walk directories and to send what is in them, as far as one item goes.
-    Trees(Vec<Place>),
+    Trees(Vec<MarkedPath>),
     /// To send entries of one directory.
     Names {
         /// The directory.
-        directory: Place,
+        directory: MarkedPath,
         /// The names of the entries.
         names: Vec<Name>,
     },
     /// To send groups of a large file.
     Range {
         /// The file.
-        file: LargeFile,
+        file: SplitFile,
         /// The groups.
         range: GroupRange,
     },
     /// To give a large file its name.
-    Large(LargeFile),
+    Large(SplitFile),
 }
 
-/// A directory of a source, or the one that holds a source which is no directory.
+/// A large file that several nodes send, as whoever has found it saw it. One that looks otherwise later has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The number of the source among those of the job.
-    pub source: u32,
-    /// The directory's path below it.
-    pub path: RelPath,
-}
-
-/// A large file, as whoever has found it saw it. One that looks otherwise later has changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LargeFile {
+pub struct SplitFile {
     /// The directory that it is in.
-    pub directory: Place,
+    pub directory: MarkedPath,
     /// The name there.
     pub name: Name,
     /// The length.
@@ -81,44 +68,18 @@ pub struct LargeFile {
     pub mtime: Timestamp,
 }
 
-impl Place {
-    /// The directory with this mark.
-    pub(crate) fn marked(&self, mark: Option<DirectoryMark>) -> MarkedPath {
-        MarkedPath {
-            path: self.path.clone(),
-            mark,
+impl WorkItem {
+    /// Work about the same source that this one announces.
+    #[must_use]
+    pub const fn child(&self, work: Work) -> Self {
+        Self {
+            pass: self.pass,
+            source: self.source,
+            work,
         }
     }
 
-    /// The top of each of so many sources.
-    pub(crate) fn roots(sources: u32) -> impl Iterator<Item = Self> {
-        (0..sources).map(|source| Self {
-            source,
-            path: RelPath::root(),
-        })
-    }
-}
-
-impl WorkItem {
-    /// The work with which a pass begins, about sources of these marks.
-    #[must_use]
-    pub const fn first(pass: u32, marks: Marks, work: Work) -> Self {
-        Self { pass, marks, work }
-    }
-
-    /// Work that this one announces.
-    #[must_use]
-    pub fn child(&self, work: Work, marks: Marks) -> Self {
-        let pass = self.pass;
-        Self { pass, marks, work }
-    }
-
-    /// The mark of the directory of this number.
-    pub(crate) fn mark(&self, number: usize) -> Option<DirectoryMark> {
-        self.marks.get(number).copied().flatten()
-    }
-
-    /// The item's id, in a job.
+    /// The item's id, in a job. It does not depend on marks: a directory may change between two announcements.
     ///
     /// # Panics
     /// Never: there is room for it.
@@ -126,8 +87,9 @@ impl WorkItem {
     pub fn id(&self, job: SharedJobId) -> WorkId {
         let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
         hasher.update(&job.0);
-        hasher.update(&self.pass.to_le_bytes());
-        hasher.update(&postcard::to_stdvec(&self.work).expect("a vector grows"));
+        let mut unmarked = self.clone();
+        unmarked.work.forget_marks();
+        hasher.update(&unmarked.encode());
         let mut id = [0; 16];
         hasher.finalize_xof().fill(&mut id);
         WorkId(id)
@@ -158,6 +120,22 @@ impl Work {
     pub const fn is_walk(&self) -> bool {
         matches!(self, Self::Begin(_) | Self::Trees(_))
     }
+
+    fn forget_marks(&mut self) {
+        match self {
+            Self::Begin(directories) | Self::Trees(directories) => {
+                for directory in directories {
+                    directory.mark = None;
+                }
+            }
+            Self::Names { directory, .. }
+            | Self::Range {
+                file: SplitFile { directory, .. },
+                ..
+            }
+            | Self::Large(SplitFile { directory, .. }) => directory.mark = None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -165,31 +143,51 @@ mod tests {
     use super::*;
     use crate::lab::JOB;
 
-    fn place(path: &str) -> Place {
-        Place {
+    fn marked(path: &str, mark: Option<DirectoryMark>) -> MarkedPath {
+        let path = RelPath::from_bytes(path.as_bytes()).unwrap();
+        MarkedPath { path, mark }
+    }
+
+    fn item(work: Work) -> WorkItem {
+        WorkItem {
+            pass: 1,
             source: 1,
-            path: RelPath::from_bytes(path.as_bytes()).unwrap(),
+            work,
         }
+    }
+
+    fn mark(above_ctime: Option<Timestamp>) -> Option<DirectoryMark> {
+        let ctime = Timestamp {
+            seconds: 1 << 33,
+            nanos: 999_999_999,
+        };
+        Some(DirectoryMark {
+            inode: 1 << 60,
+            ctime,
+            above_ctime,
+        })
     }
 
     fn name(text: &str) -> Name {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    fn each() -> [Work; 5] {
+    /// Each kind of work, about directories with these marks.
+    fn each(marks: [Option<DirectoryMark>; 2]) -> [Work; 5] {
+        let place = |path: &str| marked(path, marks[0]);
         let mtime = Timestamp {
             seconds: -3,
             nanos: 5,
         };
-        let file = LargeFile {
+        let file = SplitFile {
             directory: place("a/b"),
             name: name("f"),
             bytes: 1 << 40,
             mtime,
         };
         [
-            Work::Begin(2),
-            Work::Trees(vec![place(""), place("a")]),
+            Work::Begin(marks.map(|mark| marked("", mark)).into()),
+            Work::Trees(vec![place(""), marked("a", marks[1])]),
             Work::Names {
                 directory: place("a"),
                 names: [name("x"), name("\u{e9}y")].into(),
@@ -204,39 +202,34 @@ mod tests {
 
     #[test]
     fn what_is_encoded_comes_back() {
-        let ctime = Timestamp {
-            seconds: 1 << 33,
-            nanos: 999_999_999,
-        };
-        let marks = [Some(ctime), None].map(|above_ctime| {
-            Some(DirectoryMark {
-                inode: 1 << 60,
-                ctime,
-                above_ctime,
-            })
-        });
-        for work in each() {
-            let marks = [&marks[..], &[None]].concat();
-            let item = WorkItem::first(3, marks, work);
+        let marks = [mark(None), mark(Some(Timestamp::default()))];
+        for work in [each(marks), each([None, marks[0]])].concat() {
+            let item = item(work);
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
 
     #[test]
-    fn an_id_follows_from_job_pass_and_work_alone() {
-        let ids: std::collections::BTreeSet<_> = each()
-            .map(|work| WorkItem::first(1, Marks::new(), work).id(JOB).0)
-            .into();
+    fn an_id_follows_from_job_pass_source_and_work_without_marks() {
+        let ids: std::collections::BTreeSet<_> =
+            each([None; 2]).map(|work| item(work).id(JOB).0).into();
         assert_eq!(ids.len(), 5);
-        for work in each() {
-            let first = WorkItem::first(1, Marks::new(), work.clone());
-            let again = WorkItem::first(1, vec![None], work.clone());
-            assert_eq!(again.id(JOB), first.id(JOB));
-            assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
-            let next = WorkItem::first(2, Marks::new(), work.clone());
+        let marked = each([mark(None), mark(Some(Timestamp::default()))]);
+        for (work, marked) in each([None; 2]).into_iter().zip(marked) {
+            let first = item(work.clone());
+            assert_eq!(item(marked).id(JOB), first.id(JOB));
+            assert_ne!(first.id(SharedJobId([8; 16])), first.id(JOB));
+            let next = WorkItem {
+                pass: 2,
+                ..first.clone()
+            };
             assert_ne!(next.id(JOB), first.id(JOB));
-            let children =
-                [&first, &next].map(|parent| parent.child(work.clone(), Marks::new()).id(JOB));
+            let of_other = WorkItem {
+                source: 2,
+                ..first.clone()
+            };
+            assert_ne!(of_other.id(JOB), first.id(JOB));
+            let children = [&first, &next].map(|parent| parent.child(work.clone()).id(JOB));
             assert_eq!(
                 children,
                 [first.id(JOB), next.id(JOB)],
@@ -247,9 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_no_item_is_refused() {
-        let work = each()[2].clone();
-        let item = WorkItem::first(1, vec![None], work);
-        let bytes = item.encode();
+        let bytes = item(each([None; 2])[2].clone()).encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_none()));
         let dots = String::from_utf8_lossy(&bytes)
             .replace('x', ".")

@@ -157,21 +157,18 @@ pub(super) fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::JOB;
-    use crate::work::{Marks, Place, Work};
-    use zmove_types::{Name, RelPath};
+    use crate::lab::{JOB, item_of, root};
+    use crate::work::Work;
+    use zmove_types::Name;
 
     fn seal_of(key: u8, job: SharedJobId) -> Seal {
         Seal::new(&JobKey::new([key; JobKey::BYTES]), job)
     }
 
     fn item(name: &[u8]) -> WorkItem {
-        let directory = Place {
-            source: 1,
-            path: RelPath::root(),
-        };
         let names = vec![Name::from_bytes(name).unwrap()];
-        WorkItem::first(1, Marks::new(), Work::Names { directory, names })
+        let directory = root();
+        item_of(1, Work::Names { directory, names })
     }
 
     #[test]

@@ -6,11 +6,11 @@ use zmove_types::{Event, Name, Observer};
 use zmove_wire::{SharedJobOrder, SharedJobResult, WorkCounts};
 
 use super::large::Committed;
-use super::{Assigned, Found, LOOK_EVERY, Mover};
+use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin};
 use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{LargeFile, Marks, Place, Work};
+use crate::work::{SplitFile, Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
 impl<W: WorkQueue> Mover<W> {
@@ -28,23 +28,27 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     async fn act(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
-        let item = &by.item;
-        match &item.work {
-            Work::Begin(sources) => {
-                let marks = (0..).map(|number| item.mark(number));
-                let trees = Place::roots(*sources)
-                    .zip(marks)
-                    .map(|(root, mark)| (Work::Trees(vec![root]), vec![mark]));
-                self.announce_work(by, trees).await?;
+        match &by.item.work {
+            Work::Begin(roots) => {
+                let trees = (0..).zip(roots).map(|(source, root)| WorkItem {
+                    pass: by.item.pass,
+                    source,
+                    work: Work::Trees(vec![root.clone()]),
+                });
+                self.announce(by, trees.collect()).await?;
                 Ok(WorkCounts::default())
             }
-            Work::Trees(places) => self.walk(by, places).await,
+            Work::Trees(directories) => {
+                let paths = directories.clone();
+                let walk = move |root: &_, config: &_| walk_portion(root, &paths, ITEM, config);
+                let portion = self.job.scan(by.item.source, walk).await?;
+                self.send_portion(by, portion).await
+            }
             Work::Names { directory, names } => {
-                let place = directory.marked(item.mark(0));
                 let asked = names.clone();
-                let portion = self.look_up(directory.source, place, asked, ITEM).await?;
+                let portion = self.look_up(by, directory, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
-                let mut counts = self.send_portion(by, portion, directory.source).await?;
+                let mut counts = self.send_portion(by, portion).await?;
                 // Each item of a directory that is gone fails with the same message: the missing names count.
                 if is_gone {
                     counts.failed = counts.failed.max(names.len() as u64);
@@ -54,10 +58,10 @@ impl<W: WorkQueue> Mover<W> {
             // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
             // missing, and tells what fails then.
             Work::Range { file, range } => {
-                if let Ok(found) = self.find(file, item.mark(0)).await?
+                if let Ok(found) = self.find(by, file).await?
                     && self.send_range(by, found, *range).await?.counts.failed > 0
                 {
-                    let large = item.child(Work::Large(file.clone()), Marks::new());
+                    let large = by.item.child(Work::Large(file.clone()));
                     self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(WorkCounts::default())
@@ -69,51 +73,28 @@ impl<W: WorkQueue> Mover<W> {
     async fn announce_work(
         &self,
         by: &Assigned<'_>,
-        work: impl IntoIterator<Item = (Work, Marks)>,
+        work: impl Iterator<Item = Work>,
     ) -> Result<(), Stop> {
-        let children = work
-            .into_iter()
-            .map(|(work, marks)| by.item.child(work, marks));
+        let children = work.map(|work| by.item.child(work));
         self.announce(by, children.collect()).await
-    }
-
-    async fn walk(&self, by: &Assigned<'_>, places: &[Place]) -> Result<WorkCounts, Stop> {
-        let source = places.first().map_or(0, |place| place.source);
-        let marks = by.item.marks.iter().copied().chain(std::iter::repeat(None));
-        let paths: Vec<_> = places
-            .iter()
-            .zip(marks)
-            .map(|(place, mark)| place.marked(mark))
-            .collect();
-        let portion = self
-            .job
-            .scan(source, move |root, config| {
-                walk_portion(root, &paths, ITEM, config)
-            })
-            .await?;
-        self.send_portion(by, portion, source).await
     }
 
     pub(super) async fn look_up(
         &self,
-        source: u32,
-        directory: MarkedPath,
+        by: &Assigned<'_>,
+        directory: &MarkedPath,
         names: Vec<Name>,
         size: PortionSize,
     ) -> Result<Portion, Stop> {
+        let directory = directory.clone();
         let look =
             move |root: &_, config: &_| look_up_portion(root, &directory, &names, size, config);
-        self.job.scan(source, look).await
+        self.job.scan(by.item.source, look).await
     }
 
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
-    async fn send_portion(
-        &self,
-        by: &Assigned<'_>,
-        portion: Portion,
-        source: u32,
-    ) -> Result<WorkCounts, Stop> {
-        self.announce_work(by, rest_of(&portion, source)).await?;
+    async fn send_portion(&self, by: &Assigned<'_>, portion: Portion) -> Result<WorkCounts, Stop> {
+        self.announce_work(by, rest_of(&portion)).await?;
         let left_out = WorkCounts {
             left_out: portion.left_out,
             ..WorkCounts::default()
@@ -125,9 +106,8 @@ impl<W: WorkQueue> Mover<W> {
             return Ok(left_out);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let found = Found {
+        let found = PortionOrigin {
             by,
-            source,
             marks: &portion.marks,
         };
         let Settled {
@@ -152,7 +132,7 @@ impl<W: WorkQueue> Mover<W> {
     pub(super) async fn settle(
         &self,
         mut sending: Sending,
-        found: Found<'_>,
+        found: PortionOrigin<'_>,
     ) -> Result<Settled, Stop> {
         let mut before = 0;
         let mut skipped = WorkCounts::default();
@@ -182,11 +162,15 @@ impl<W: WorkQueue> Mover<W> {
     /// Leaves a large file to several, unless it is at the target already.
     async fn take_large(
         &self,
-        Found { by, source, marks }: Found<'_>,
-        large: LargeFound,
+        PortionOrigin { by, marks }: PortionOrigin<'_>,
+        LargeFound {
+            directory,
+            entry,
+            at_target,
+        }: LargeFound,
     ) -> Result<WorkCounts, Stop> {
-        if large.at_target == AtTarget::There {
-            let bytes = large.entry.size;
+        if at_target == AtTarget::There {
+            let bytes = entry.size;
             return Ok(WorkCounts {
                 files: 1,
                 bytes,
@@ -195,33 +179,21 @@ impl<W: WorkQueue> Mover<W> {
                 ..WorkCounts::default()
             });
         }
-        let mark = marks.get(&large.directory).copied();
-        let file = large_file(source, large);
-        let (missing, resumed_bytes) = self.missing(&file, mark).await?;
-        let work = work_of(&file, &missing).map(|work| (work, vec![mark]));
-        self.announce_work(by, work).await?;
+        let file = SplitFile {
+            directory: WorkDirectory(MarkedPath {
+                mark: marks.get(&directory).copied(),
+                path: directory,
+            }),
+            name: entry.name,
+            bytes: entry.size,
+            mtime: entry.metadata.mtime,
+        };
+        let (missing, resumed_bytes) = self.missing(by, &file).await?;
+        self.announce_work(by, work_of(&file, &missing)).await?;
         Ok(WorkCounts {
             resumed_bytes,
             ..WorkCounts::default()
         })
-    }
-}
-
-fn large_file(
-    source: u32,
-    LargeFound {
-        directory, entry, ..
-    }: LargeFound,
-) -> LargeFile {
-    let directory = Place {
-        source,
-        path: directory,
-    };
-    LargeFile {
-        directory,
-        name: entry.name,
-        bytes: entry.size,
-        mtime: entry.metadata.mtime,
     }
 }
 
@@ -240,14 +212,13 @@ mod tests {
     use super::super::{MoverEnd, RENEW_EVERY};
     use super::*;
     use crate::job::SharedJob;
-    use crate::lab::{job, mover, pushed};
-    use crate::work::WorkItem;
+    use crate::lab::{item_of, job, mover, pushed, root};
     use crate::work_queue::LEASE;
 
     static PASS: AtomicU32 = AtomicU32::new(1);
 
     fn item() -> WorkItem {
-        WorkItem::first(1, Marks::new(), Work::Begin(1))
+        item_of(0, Work::Begin(vec![root()]))
     }
 
     #[tokio::test]
@@ -295,7 +266,7 @@ mod tests {
             feeder,
             ..mover()
         });
-        let trees = WorkItem::first(1, Marks::new(), Work::Trees(Vec::new()));
+        let trees = item_of(0, Work::Trees(Vec::new()));
         mover.queue.put(vec![trees.clone()]).await.unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
         let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
@@ -323,7 +294,7 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let taken = queue.take().await.unwrap().unwrap();
-        let others = (1..).map(|sources| WorkItem::first(2, Marks::new(), Work::Begin(sources)));
+        let others = (1..).map(|source| item_of(source, Work::Trees(vec![root()])));
         let announced = queue.put(others.take(100_000).collect()).await.unwrap();
         assert!(!announced.refused.is_empty(), "it is full");
         let done = Arc::clone(&mover).do_taken(taken, None).await;

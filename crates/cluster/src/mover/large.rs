@@ -2,12 +2,11 @@
 //! until all are there.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use zmove_scan::{Directory, DirectoryMark, Entry, PortionSize, ScanItem};
+use zmove_scan::{Directory, Entry, PortionSize, ScanItem};
 use zmove_sender::{self as sender, Settled, Unnamed};
 use zmove_types::GroupSpan;
 use zmove_wire::limits::MISSING_RANGES_MAX;
@@ -15,10 +14,10 @@ use zmove_wire::{
     FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
 };
 
-use super::{Assigned, Found, LOOK_EVERY, Mover, one_failure};
+use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin, one_failure};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{LargeFile, Place, WorkItem};
+use crate::work::{SplitFile, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
@@ -26,12 +25,12 @@ impl<W: WorkQueue> Mover<W> {
     /// some.
     pub(super) async fn missing(
         &self,
-        file: &LargeFile,
-        mark: Option<DirectoryMark>,
+        by: &Assigned<'_>,
+        file: &SplitFile,
     ) -> Result<(Vec<GroupRange>, u64), Stop> {
         let groups = GroupSpan::count(file.bytes).unwrap_or(0);
         let all = || vec![GroupRange::new(0, groups)];
-        let Ok(FoundFile { directory, entry }) = self.find(file, mark).await? else {
+        let Ok(FoundFile { directory, entry }) = self.find(by, file).await? else {
             return Ok((all(), 0));
         };
         let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
@@ -106,9 +105,8 @@ impl<W: WorkQueue> Mover<W> {
         let sending = self
             .feeder
             .send_range(directory, entry, range.first..range.end())?;
-        let found = Found {
+        let found = PortionOrigin {
             by,
-            source: 0,
             marks: &HashMap::new(),
         };
         self.settle(sending, found).await
@@ -117,18 +115,15 @@ impl<W: WorkQueue> Mover<W> {
     /// A large file as it was when it was found; the inner error is why it is not there as it was.
     pub(super) async fn find(
         &self,
-        file: &LargeFile,
-        mark: Option<DirectoryMark>,
+        by: &Assigned<'_>,
+        file: &SplitFile,
     ) -> Result<Result<FoundFile, String>, Stop> {
         let size = PortionSize {
             large_bytes: u64::MAX,
             ..ITEM
         };
-        let Place { source, .. } = file.directory;
-        let directory = file.directory.marked(mark);
-        let portion = self
-            .look_up(source, directory, vec![file.name.clone()], size)
-            .await?;
+        let names = vec![file.name.clone()];
+        let portion = self.look_up(by, &file.directory, names, size).await?;
         let is_it = |entry: &Entry| {
             entry.name == file.name
                 && entry.size == file.bytes
@@ -148,17 +143,10 @@ impl<W: WorkQueue> Mover<W> {
                 ScanItem::Root { .. } => {}
             }
         }
-        Ok(Err(sender::file_changed(self.path_of(file))))
-    }
-
-    fn path_of(&self, file: &LargeFile) -> PathBuf {
-        let root = self
-            .job
-            .root_of(file.directory.source)
-            .map(|root| root.source.clone())
-            .unwrap_or_default();
-        root.join(file.directory.path.as_path())
-            .join(file.name.as_os_str())
+        let root = self.job.root_of(by.item.source);
+        let root = root.map(|root| root.source.clone()).unwrap_or_default();
+        let path = root.join(file.directory.path.as_path());
+        Ok(Err(sender::file_changed(path.join(file.name.as_os_str()))))
     }
 
     /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
@@ -166,10 +154,9 @@ impl<W: WorkQueue> Mover<W> {
     pub(super) async fn commit_large(
         &self,
         by: &Assigned<'_>,
-        file: &LargeFile,
+        file: &SplitFile,
     ) -> Result<WorkCounts, Stop> {
-        let mark = by.item.mark(0);
-        let found = match self.find(file, mark).await? {
+        let found = match self.find(by, file).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
@@ -214,7 +201,7 @@ impl<W: WorkQueue> Mover<W> {
             awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
-                if let Err(why) = self.find(file, mark).await? {
+                if let Err(why) = self.find(by, file).await? {
                     // nobody can send the rest of what it was
                     return Ok(self.fail(why));
                 }
@@ -374,29 +361,25 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
+    use zmove_types::{GROUP_BYTES, Name, Timestamp};
 
     use super::*;
-    use crate::lab::mover;
-    use crate::work::{Marks, Work};
+    use crate::lab::{item_of, mover, root};
+    use crate::work::Work;
 
     #[test]
     fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
         let mover = mover();
-        let place = Place {
-            source: 0,
-            path: RelPath::root(),
-        };
         let [failed, other] = [b"failed", b"other."].map(|name| {
             let name = Name::from_bytes(name).unwrap();
             let mtime = Timestamp::default();
-            let file = LargeFile {
-                directory: place.clone(),
+            let file = SplitFile {
+                directory: root(),
                 name,
                 bytes: GROUP_BYTES,
                 mtime,
             };
-            WorkItem::first(1, Marks::new(), Work::Large(file))
+            item_of(0, Work::Large(file))
         });
         mover.events.note_failed_range(failed.id(mover.job.id));
         assert_eq!(
@@ -485,7 +468,7 @@ mod tests {
     fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
         let file = Unnamed {
             head: Vec::new(),
-            path: PathBuf::from("f"),
+            path: std::path::PathBuf::from("f"),
             bytes: 2 * GROUP_BYTES,
         };
         let answer = |count| {

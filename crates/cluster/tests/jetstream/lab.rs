@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use zmove_cluster::jetstream::{
     Access, BrokerState, JetStream, JobKey, Lease, Role, Settings, program,
 };
-use zmove_cluster::{Marks, Place, Taken, Work, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{Taken, Work, WorkError, WorkItem, WorkQueue};
+use zmove_scan::MarkedPath;
 use zmove_types::{Name, RelPath, SharedJobId};
 
 use crate::server::{Server, ServerConfig};
@@ -214,21 +215,27 @@ pub(crate) fn settings(role: Role) -> Settings {
 /// The stream of all jobs.
 pub(crate) const STREAM: &str = "zmove";
 
+fn root() -> MarkedPath {
+    let path = RelPath::root();
+    MarkedPath { path, mark: None }
+}
+
+fn item_of(source: u32, work: Work) -> WorkItem {
+    WorkItem {
+        pass: 1,
+        source,
+        work,
+    }
+}
+
 pub(crate) fn walk(number: u32) -> WorkItem {
-    let tree = Place {
-        source: number,
-        path: RelPath::root(),
-    };
-    WorkItem::first(1, Marks::new(), Work::Trees(vec![tree]))
+    item_of(number, Work::Trees(vec![root()]))
 }
 
 pub(crate) fn data(number: u32) -> WorkItem {
-    let directory = Place {
-        source: number,
-        path: RelPath::root(),
-    };
     let names = vec![Name::from_bytes(b"n").unwrap()];
-    WorkItem::first(1, Marks::new(), Work::Names { directory, names })
+    let directory = root();
+    item_of(number, Work::Names { directory, names })
 }
 
 pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {

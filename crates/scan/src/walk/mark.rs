@@ -42,7 +42,7 @@ pub struct DirectoryMark {
 }
 
 /// A directory below a root, and what has been seen of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkedPath {
     /// The path below the root.
     pub path: RelPath,
