@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use zmove_disk::is_part;
 use zmove_engine::SourcesError;
-use zmove_jobs::{is_shared, this_program};
+use zmove_jobs::{Progress, Watching, is_shared, this_program};
 use zmove_types::{Escaped, Lock};
 use zmove_watch::{Batch, How, Terms, Watch};
 
@@ -115,7 +115,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
         report.begin(&batch);
         report.tell(&watch, When::Changed);
         let moved = move_batch(&batch, &stop, |progress| {
-            report.under_way(progress);
+            report.now = progress;
             report.tell(&watch, When::InTime);
         })?;
         match moved.exit {
@@ -199,7 +199,7 @@ impl Stop {
 
 /// What has become of a batch.
 #[derive(Default)]
-struct Moved {
+struct MovedBatch {
     /// None where its process was killed.
     exit: Option<i32>,
     files: u64,
@@ -211,7 +211,7 @@ struct Moved {
     failed: Option<HashSet<String>>,
 }
 
-impl Moved {
+impl MovedBatch {
     fn has_failed(&self, path: &Path) -> bool {
         let Some(failed) = &self.failed else {
             return true;
@@ -240,19 +240,21 @@ impl Moved {
         Exit::told(exit)
     }
 
-    fn take(&mut self, line: &str, tell: &mut impl FnMut(&Value)) {
+    fn take(&mut self, line: &str, tell: &mut impl FnMut(Progress)) {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
             return;
         };
         let number = |name: &str| event[name].as_u64().unwrap_or(0);
         let text = |name: &str| event[name].as_str().map(str::to_owned);
         if event["exit"].is_i64() {
-            (self.files, self.bytes) = (number("files"), number("bytes"));
-            (self.limited_by, self.message) = (text("limited_by"), text("message"));
+            self.files = number("files");
+            self.bytes = number("bytes");
+            self.limited_by = text("limited_by");
+            self.message = text("message");
             return;
         }
         match event["event"].as_str() {
-            Some("progress") => tell(&event),
+            Some("progress") => serde_json::from_value(event).map_or((), tell),
             Some("failed") => {
                 match (event["path"].as_str(), &mut self.failed) {
                     (Some(path), Some(failed)) => {
@@ -273,7 +275,7 @@ impl Moved {
 }
 
 /// Moves a batch by a process of its own.
-fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Result<Moved> {
+fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(Progress)) -> Result<MovedBatch> {
     let list = list_of(batch).context("list files in memory")?;
     // A program that was replaced still is the one that this process executes.
     let mut command = this_program();
@@ -287,9 +289,9 @@ fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Resul
     let mut process = started.context("start the process of a transfer")?;
     stop.reaches(Some(&process));
     let told = process.stdout.take().expect("a pipe was asked for");
-    let mut moved = Moved {
+    let mut moved = MovedBatch {
         failed: Some(HashSet::new()),
-        ..Moved::default()
+        ..MovedBatch::default()
     };
     for line in BufReader::new(told).lines() {
         moved.take(&line.context("read what a transfer tells")?, &mut tell);
@@ -323,16 +325,17 @@ enum When {
 /// What is told of the job: the sums over all batches.
 struct Report {
     begun: Instant,
-    told: Option<(Instant, Value)>,
+    told: Option<(Instant, Watching)>,
     /// How often it is told again that there is nothing to do: a runner that has just begun does not know, and would
     /// take it for something that gets nowhere.
     repeat: Duration,
     /// Files and bytes that batches have moved which have ended.
-    done: (u64, u64),
-    /// Files and bytes of the batch under way: found, at the target, and moved; none: there is no batch.
-    now: Option<[u64; 6]>,
-    limited_by: String,
-    rate: f64,
+    files_moved: u64,
+    bytes_moved: u64,
+    /// Whether a batch is under way.
+    is_moving: bool,
+    /// How far the batch under way is; without one, the rate and the limit of the last.
+    now: Progress,
     /// How far the events have been told when their beginning was last let go.
     let_go: u64,
 }
@@ -343,69 +346,59 @@ impl Report {
             begun: Instant::now(),
             told: None,
             repeat,
-            done: (0, 0),
-            now: None,
-            limited_by: "watching".to_owned(),
-            rate: 0.0,
+            files_moved: 0,
+            bytes_moved: 0,
+            is_moving: false,
+            now: Progress {
+                limited_by: WATCHING.to_owned(),
+                ..Progress::default()
+            },
             let_go: 0,
         }
     }
 
     fn begin(&mut self, batch: &Batch) {
-        self.now = Some([batch.paths().len() as u64, 0, 0, 0, 0, 0]);
+        self.is_moving = true;
+        self.now.files_found = batch.paths().len() as u64;
     }
 
-    fn under_way(&mut self, progress: &Value) {
-        let count = |name: &str| progress[name].as_u64().unwrap_or(0);
-        let names = [
-            "files_found",
-            "bytes_found",
-            "files_done",
-            "bytes_done",
-            "files_moved",
-            "bytes_moved",
-        ];
-        self.now = Some(names.map(count));
-        self.rate = progress["bytes_per_second"].as_f64().unwrap_or(0.0);
-        self.limited_by = progress["limited_by"]
-            .as_str()
-            .unwrap_or("starting")
-            .to_owned();
-    }
-
-    fn end(&mut self, moved: &Moved) {
-        self.done = (self.done.0 + moved.files, self.done.1 + moved.bytes);
-        self.limited_by = moved
-            .limited_by
-            .clone()
-            .unwrap_or_else(|| "watching".to_owned());
-        self.now = None;
+    fn end(&mut self, moved: &MovedBatch) {
+        self.files_moved += moved.files;
+        self.bytes_moved += moved.bytes;
+        self.give_up();
+        let limited_by = moved.limited_by.clone();
+        self.now.limited_by = limited_by.unwrap_or_else(|| WATCHING.to_owned());
     }
 
     fn give_up(&mut self) {
-        self.now = None;
+        self.is_moving = false;
+        self.now = Progress {
+            bytes_per_second: self.now.bytes_per_second,
+            limited_by: std::mem::take(&mut self.now.limited_by),
+            ..Progress::default()
+        };
     }
 
     fn tell(&mut self, watch: &Watch, when: When) {
         let state = watch.state();
-        let idle = self.now.is_none() && state.ready == 0 && state.has_walked;
+        let idle = !self.is_moving && state.ready == 0 && state.has_walked;
         if idle {
-            self.rate = 0.0;
-            "watching".clone_into(&mut self.limited_by);
+            self.now.bytes_per_second = None;
+            WATCHING.clone_into(&mut self.now.limited_by);
         }
-        let why = match &state.how {
+        let why = match state.how {
             How::Events => None,
             How::Walks(why) => Some(why),
         };
-        let shown = json!({
-            "by": if why.is_none() { "events" } else { "walks" },
-            "why": why,
-            "directories": state.directories,
-            "ready": state.ready,
-            "changing": state.changing,
-            "there": state.is_there,
-            "idle": idle,
-        });
+        let shown = Watching {
+            by: if why.is_none() { "events" } else { "walks" }.to_owned(),
+            why,
+            directories: state.directories as u64,
+            ready: state.ready as u64,
+            changing: state.changing as u64,
+            there: state.is_there,
+            idle,
+        };
         let is_within = |interval| {
             self.told
                 .as_ref()
@@ -414,35 +407,28 @@ impl Report {
         let recent = is_within(REPORT_INTERVAL);
         let same =
             is_within(self.repeat) && self.told.as_ref().is_some_and(|(_, told)| *told == shown);
-        let was_idle = self
-            .told
-            .as_ref()
-            .is_some_and(|(_, told)| told["idle"] == true);
+        let was_idle = self.told.as_ref().is_some_and(|(_, told)| told.idle);
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
         }
-        let [
-            files_found,
-            bytes_found,
-            files_done,
-            bytes_done,
-            files_moved,
-            bytes_moved,
-        ] = self.now.unwrap_or_default();
-        let (files, bytes) = self.done;
+        let Progress {
+            bytes_per_second,
+            limited_by,
+            ..
+        } = &self.now;
         print_json(&json!({
             "event": "progress",
             "seconds": self.begun.elapsed().as_secs_f64(),
-            "bytes_done": bytes + bytes_done,
-            "bytes_found": bytes + bytes_found,
-            "files_done": files + files_done,
-            "files_found": files + files_found,
+            "bytes_done": self.bytes_moved + self.now.bytes_done,
+            "bytes_found": self.bytes_moved + self.now.bytes_found,
+            "files_done": self.files_moved + self.now.files_done,
+            "files_found": self.files_moved + self.now.files_found,
             "scan_ended": true,
-            "bytes_moved": bytes + bytes_moved,
-            "files_moved": files + files_moved,
-            "bytes_per_second": self.rate,
+            "bytes_moved": self.bytes_moved + self.now.bytes_moved,
+            "files_moved": self.files_moved + self.now.files_moved,
+            "bytes_per_second": bytes_per_second.unwrap_or_default(),
             "lanes": 0,
-            "limited_by": self.limited_by,
+            "limited_by": limited_by,
             "waiting": null,
             "watch": shown,
         }));
@@ -465,6 +451,8 @@ impl Report {
 
 /// The variable by which a process knows that it moves a batch: the number of the process that has started it.
 const BATCH: &str = "ZMOVE_JOB_BATCH";
+/// What limits a job that has nothing to do.
+const WATCHING: &str = "watching";
 /// How long a file that nobody has closed is left unchanged before it is moved, unless it was said.
 const REST: Duration = Duration::from_secs(3);
 /// The most files of a batch: enough that connecting does not count, and few enough that none waits long for others.

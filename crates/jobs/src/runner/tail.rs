@@ -58,6 +58,8 @@ pub struct Watching {
     pub ready: u64,
     /// Files that change, or rest.
     pub changing: u64,
+    /// Whether the source is there.
+    pub there: bool,
     /// Whether there is nothing to be moved.
     pub idle: bool,
 }
