@@ -25,7 +25,7 @@ use zmove_jobs::{Place, bind_socket};
 use crate::error::ApiError;
 use crate::guard::Proof;
 use crate::host_name::PublicName;
-use crate::room::{Guest, Room, Seat};
+use crate::room::{ConnectionRoom, Guest, Seat};
 use crate::token::Token;
 
 /// A listener of the API.
@@ -117,7 +117,7 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
     router: Router,
 ) {
-    let connections = Room::new(CONNECTIONS_MAX);
+    let connections = ConnectionRoom::new(CONNECTIONS_MAX);
     let streams = Arc::new(Semaphore::new(STREAMS_MAX));
     loop {
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
@@ -270,7 +270,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_nothing_is_left() {
         let (own, _theirs) = tokio::io::duplex(10);
-        let guest = Room::new(1).enter().await;
+        let guest = ConnectionRoom::new(1).enter().await;
         let mut socket = Patient::new(own, guest.seat);
         let error = socket.write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 
 /// The places of one listener.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct ConnectionRoom {
     places_max: usize,
     taken: Mutex<Taken>,
     /// Notified whenever a place may be free.
@@ -47,7 +47,7 @@ enum State {
     Sending,
 }
 
-impl Room {
+impl ConnectionRoom {
     pub(crate) fn new(places_max: usize) -> Arc<Self> {
         Arc::new(Self {
             places_max,
@@ -124,15 +124,15 @@ pub(crate) struct Guest {
 /// A handle of a place, which is free again when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Seat {
-    room: Arc<Room>,
+    room: Arc<ConnectionRoom>,
     number: u64,
 }
 
 impl Seat {
     /// Keeps the place until the result is dropped, and then until the client has taken all that was to be sent.
-    pub(crate) fn work(self: &Arc<Self>) -> Work {
+    pub(crate) fn work(self: &Arc<Self>) -> AnswerInProgress {
         self.change(|_, _| Some(State::Serving));
-        Work(Arc::clone(self))
+        AnswerInProgress(Arc::clone(self))
     }
 
     /// Reports that nothing is left to be sent.
@@ -173,9 +173,9 @@ impl Drop for Seat {
 
 /// A request that is being answered.
 #[derive(Debug)]
-pub(crate) struct Work(Arc<Seat>);
+pub(crate) struct AnswerInProgress(Arc<Seat>);
 
-impl Drop for Work {
+impl Drop for AnswerInProgress {
     fn drop(&mut self) {
         self.0.change(|_, _| Some(State::Sending));
     }
@@ -196,8 +196,8 @@ mod tests {
         guest.given_up.try_recv() == Err(TryRecvError::Empty)
     }
 
-    fn full() -> (Arc<Room>, Vec<Guest>) {
-        let room = Room::new(PLACES_MAX);
+    fn full() -> (Arc<ConnectionRoom>, Vec<Guest>) {
+        let room = ConnectionRoom::new(PLACES_MAX);
         let guests = (0..PLACES_MAX).map(|_| room.try_enter().unwrap()).collect();
         (room, guests)
     }
@@ -230,7 +230,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_new_connection_gets_the_first_place_that_is_free() {
-        let room = Room::new(1);
+        let room = ConnectionRoom::new(1);
         let guest = room.try_enter().unwrap();
         let work = guest.seat.work();
         let enter = || timeout(Duration::from_secs(1), room.enter());

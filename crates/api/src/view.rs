@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 use zmove_jobs::{
-    Job, JobEvent, JobId, Moved, Nodes, Place, Progress, State, Watching, progress_of,
+    AttemptProgress, Job, JobEvent, JobId, Moved, Nodes, Place, State, Watching, progress_of,
 };
 
 /// A job, and how far it is if it runs.
@@ -57,7 +57,7 @@ pub struct Figures {
 
 impl Figures {
     /// The figures of a job of which ended attempts have moved this, and whose last one is, or was, so far.
-    fn new(moved: Option<&Moved>, progress: Option<&Progress>, state: State) -> Self {
+    fn new(moved: Option<&Moved>, progress: Option<&AttemptProgress>, state: State) -> Self {
         let now = progress.filter(|_| state == State::Running);
         let at_the_end = moved.filter(|_| state.is_final());
         let all = match (moved, now) {
@@ -105,7 +105,7 @@ impl JobView {
 
     /// A job whose last attempt is, or was, so far.
     #[must_use]
-    pub fn new(job: &Job, progress: Option<&Progress>) -> Self {
+    pub fn new(job: &Job, progress: Option<&AttemptProgress>) -> Self {
         Self {
             schema: SCHEMA,
             job: job.clone(),
@@ -127,7 +127,7 @@ pub(crate) struct ProgressView {
 
 impl ProgressView {
     /// That of a job whose attempts before this one have moved so much.
-    pub(crate) fn new(id: JobId, moved: &Moved, progress: &Progress) -> Self {
+    pub(crate) fn new(id: JobId, moved: &Moved, progress: &AttemptProgress) -> Self {
         Self {
             id,
             figures: Figures::new(Some(moved), Some(progress), State::Running),
@@ -138,7 +138,7 @@ impl ProgressView {
 /// How far the last attempt of a job is, or was, that has not ended: one that is held or tried again shows what it has
 /// come to.
 #[must_use]
-pub fn reached(place: &Place, job: &Job) -> Option<Progress> {
+pub fn reached(place: &Place, job: &Job) -> Option<AttemptProgress> {
     let has_come = job.attempt > 0 && !job.state.is_final();
     has_come
         .then(|| progress_of(place, job.id, job.attempt))
@@ -156,7 +156,7 @@ fn rate(moved: &Moved) -> Option<f64> {
 
 /// The time that is left at the present rate.
 #[expect(clippy::cast_precision_loss, reason = "a time that is left is a guess")]
-fn left(progress: &Progress) -> Option<Duration> {
+fn left(progress: &AttemptProgress) -> Option<Duration> {
     // More may come where it is watched for.
     let rate = progress.bytes_per_second.filter(|rate| *rate >= 1.0)?;
     if !progress.scan_ended || progress.watch.is_some() {

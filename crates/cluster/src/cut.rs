@@ -6,21 +6,23 @@ use zmove_scan::Portion;
 use zmove_types::GroupSpan;
 use zmove_wire::GroupRange;
 
-use crate::work::{SplitFile, Work};
+use crate::work::{ItemWork, SplitFile};
 
 /// What a portion of a source leaves to other items.
-pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = Work> {
-    let trees = in_turns(&portion.directories)
-        .map(|some| Work::Trees(some.to_vec()));
-    let names = portion.names.iter().map(|(directory, names)| Work::Names {
-        directory: directory.clone(),
-        names: names.clone(),
-    });
+pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = ItemWork> {
+    let trees = in_turns(&portion.directories).map(|some| ItemWork::Trees(some.to_vec()));
+    let names = portion
+        .names
+        .iter()
+        .map(|(directory, names)| ItemWork::Names {
+            directory: directory.clone(),
+            names: names.clone(),
+        });
     trees.chain(names)
 }
 
 /// What is to be done for a large file: ranges of the groups that are missing, and that it gets its name.
-pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator<Item = Work> {
+pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator<Item = ItemWork> {
     let of = |range: GroupRange| {
         missing.iter().filter_map(move |missing| {
             let first = range.first.max(missing.first);
@@ -28,14 +30,14 @@ pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator
             (count > 0).then(|| GroupRange::new(first, count))
         })
     };
-    let range = |range| Work::Range {
+    let range = |range| ItemWork::Range {
         file: file.clone(),
         range,
     };
     ranges(file)
         .flat_map(of)
         .map(range)
-        .chain(std::iter::once(Work::Large(file.clone())))
+        .chain(std::iter::once(ItemWork::Large(file.clone())))
 }
 
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
@@ -105,7 +107,7 @@ mod tests {
         let missing = [(2, 3), (8, 1), (14, 6)].map(|(first, count)| GroupRange::new(first, count));
         let sent: Vec<_> = work_of(&file, &missing)
             .filter_map(|work| match work {
-                Work::Range { range, .. } => Some((range.first, range.count)),
+                ItemWork::Range { range, .. } => Some((range.first, range.count)),
                 _ => None,
             })
             .collect();

@@ -25,14 +25,14 @@ use zmove_wire::SharedJobOrder;
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::{Finished, Finishing};
-use crate::node::{Node, Sessions};
+use crate::job_phase::JobPhase;
+use crate::node::{MoverSessions, Node};
 use crate::one_target::Witness;
 use crate::orders::Orders;
 use crate::others::{Others, Standby};
-use crate::phase::Phase;
 use crate::session::{ENDS_WITHIN, SessionEvents, in_session};
 use crate::tally::Tally;
-use crate::work::{Work, WorkItem};
+use crate::work::{ItemWork, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
 /// The node that leads a job.
@@ -46,7 +46,7 @@ pub struct Head<W> {
     /// they do not wait.
     pub others_come_within: Duration,
     /// How far the job is.
-    pub phase: watch::Sender<Phase>,
+    pub phase: watch::Sender<JobPhase>,
     /// The other nodes of the job. Default: none.
     pub others: watch::Receiver<Others>,
 }
@@ -203,10 +203,10 @@ impl<W: WorkQueue> Head<W> {
 
     /// Whether something of the job may have begun at a receiver: an opening that was lost may have been carried out.
     fn may_have_begun(&self, course: &Course) -> bool {
-        course.has_opened || self.is_at(Phase::Begun) || self.node.served.has_lost_sessions()
+        course.has_opened || self.is_at(JobPhase::Begun) || self.node.served.has_lost_sessions()
     }
 
-    fn is_at(&self, phase: Phase) -> bool {
+    fn is_at(&self, phase: JobPhase) -> bool {
         *self.phase.borrow() >= phase
     }
 
@@ -219,7 +219,7 @@ impl<W: WorkQueue> Head<W> {
             Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
                 JobError::NotShared(Box::new(error))
             }
-            Err(error) if self.is_at(Phase::Begun) => JobError::Lost(Box::new(error)),
+            Err(error) if self.is_at(JobPhase::Begun) => JobError::Lost(Box::new(error)),
             Err(error) => {
                 let absent_at = course.absent_at.filter(|_| !course.has_opened);
                 JobError::PerhapsBegun {
@@ -233,7 +233,7 @@ impl<W: WorkQueue> Head<W> {
     /// Leads the job in sessions, one after the other.
     async fn lead(
         &self,
-        mut sessions: Sessions<W>,
+        mut sessions: MoverSessions<W>,
         course: &mut Course,
     ) -> Result<JobEnd, JobError> {
         let job = &self.node.job;
@@ -265,7 +265,7 @@ impl<W: WorkQueue> Head<W> {
                     if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
                         course.hung += 1;
                     }
-                    sessions.is_under_way = self.is_at(Phase::Begun);
+                    sessions.is_under_way = self.is_at(JobPhase::Begun);
                     let paused = sessions.pause(&events, error).await;
                     paused.map_err(|error| self.failure(*error, course))?;
                 }
@@ -303,10 +303,10 @@ impl<W: WorkQueue> Head<W> {
         events: &SessionEvents,
         course: &mut Course,
     ) -> Result<(), Stop> {
-        if !self.is_at(Phase::Over) {
+        if !self.is_at(JobPhase::Over) {
             self.conduct(&orders, events, course).await?;
             self.node.queue.close().await?;
-            self.phase.send_replace(Phase::Over);
+            self.phase.send_replace(JobPhase::Over);
         }
         self.await_writers(events, course).await?;
         let finishing = Finishing {
@@ -367,7 +367,7 @@ impl<W: WorkQueue> Head<W> {
             events.warn_of_hanging();
             course.movers.shutdown().await;
         }
-        self.phase.send_replace(Phase::Left);
+        self.phase.send_replace(JobPhase::Left);
         while let Some(witness) = course.witnesses.join_next().await {
             self.check_one_target(witness, events)?;
         }
@@ -419,7 +419,7 @@ impl<W: WorkQueue> Head<W> {
             course.items = items;
             events.note_use();
         }
-        self.phase.send_replace(Phase::Begun);
+        self.phase.send_replace(JobPhase::Begun);
         let began = Instant::now();
         let job = &self.node.job;
         loop {
@@ -441,7 +441,7 @@ impl<W: WorkQueue> Head<W> {
                 let first = WorkItem {
                     pass: course.passes,
                     source: 0,
-                    work: Work::Begin(job.tops_of_sources().collect()),
+                    work: ItemWork::Begin(job.tops_of_sources().collect()),
                 };
                 self.node.queue.put(vec![first]).await?;
                 course.pass_has_begun = true;
@@ -618,7 +618,7 @@ mod tests {
                 ..
             }
         ));
-        head.phase.send_replace(Phase::Begun);
+        head.phase.send_replace(JobPhase::Begun);
         assert!(matches!(failure(&course, no_room()), JobError::NoRoom(_)));
         assert!(matches!(failure(&course, over()), JobError::Lost(_)));
     }
@@ -715,7 +715,10 @@ mod tests {
         let mut course = Course::default();
         let mut phase = head.phase.subscribe();
         course.witnesses.spawn(async move {
-            phase.wait_for(|phase| *phase == Phase::Left).await.unwrap();
+            phase
+                .wait_for(|phase| *phase == JobPhase::Left)
+                .await
+                .unwrap();
             Err("elsewhere".to_owned())
         });
         let ended = head.await_writers(&session(&head), &mut course).await;

@@ -60,7 +60,7 @@ pub use connection::BrokerState;
 pub use local::{ARGUMENTS, LocalBroker, LocalServer, program};
 pub use notices::{
     GrantNotice, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart, NodeState,
-    Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    Notice, NoticeBoard, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 
@@ -83,7 +83,7 @@ pub struct Settings {
     /// The key that all nodes of the job have.
     pub key: JobKey,
     /// What this process does.
-    pub role: Role,
+    pub role: QueueRole,
     /// How long an item is leased. Default: [`LEASE`]. Shorter, and an item that takes long is delivered twice; longer,
     /// and an item of a dead mover waits longer. The head's counts.
     pub lease: Duration,
@@ -100,7 +100,7 @@ pub struct Settings {
 
 /// What a process does at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum QueueRole {
     /// The process makes the queue, makes it again if the broker has lost it, and ends it. One process of a job.
     Head,
     /// The process takes work and puts in more.
@@ -137,7 +137,7 @@ impl Drop for Lease {
 impl Settings {
     /// The default limits, for a job.
     #[must_use]
-    pub const fn new(role: Role, job: SharedJobId, key: JobKey) -> Self {
+    pub const fn new(role: QueueRole, job: SharedJobId, key: JobKey) -> Self {
         Self {
             job,
             key,
@@ -162,7 +162,7 @@ impl JetStream {
             leases: watch::Sender::new(()),
             closed: watch::Sender::new(false),
         };
-        if queue.broker.settings.role == Role::Head {
+        if queue.broker.settings.role == QueueRole::Head {
             let make = || queue.broker.make();
             queue.ask("make the queue of the job", make).await?;
         }
@@ -203,9 +203,9 @@ impl JetStream {
     async fn restore(&self) -> Result<(), BrokerError> {
         match self.broker.settings.role {
             _ if *self.closed.borrow() => Err(BrokerError::Over),
-            Role::Head => self.broker.make().await,
-            Role::Mover if self.broker.has_ended().await? => Err(BrokerError::Over),
-            Role::Mover => Err(BrokerError::Missing),
+            QueueRole::Head => self.broker.make().await,
+            QueueRole::Mover if self.broker.has_ended().await? => Err(BrokerError::Over),
+            QueueRole::Mover => Err(BrokerError::Missing),
         }
     }
 

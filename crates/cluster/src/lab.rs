@@ -14,7 +14,7 @@ use crate::job::{Receiver, SharedJob};
 use crate::local_queue::LocalQueue;
 use crate::mover::Mover;
 use crate::session::{JobEvents, SessionEvents};
-use crate::work::{Work, WorkItem};
+use crate::work::{ItemWork, WorkItem};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 
@@ -25,7 +25,7 @@ pub(crate) fn root() -> MarkedPath {
 }
 
 /// An item of the first pass about this source.
-pub(crate) fn item_of(source: u32, work: Work) -> WorkItem {
+pub(crate) fn item_of(source: u32, work: ItemWork) -> WorkItem {
     WorkItem {
         pass: 1,
         source,

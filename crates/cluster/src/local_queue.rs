@@ -30,9 +30,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// The items that wait, the next one first.
-    waiting: BTreeMap<Turn, Queued>,
+    waiting: BTreeMap<QueueTurn, QueuedItem>,
     /// The items that are taken, by the numbers of their deliveries.
-    taken: HashMap<i64, Queued>,
+    taken: HashMap<i64, QueuedItem>,
     /// The last number that was given to an item that came in, or was taken.
     number: i64,
     /// What has been put in, done or not.
@@ -42,13 +42,13 @@ struct State {
 
 /// When it is the turn of an item: data goes before walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
+struct QueueTurn {
     is_walk: bool,
     number: i64,
 }
 
 #[derive(Clone, Debug)]
-struct Queued {
+struct QueuedItem {
     item: WorkItem,
     /// How often it has stood still for its lease. What is given back was perhaps not begun.
     lapses: u32,
@@ -56,12 +56,12 @@ struct Queued {
 
 /// One delivery. The item waits again when this is dropped before it is done.
 #[derive(Debug)]
-pub struct Lease {
+pub struct LocalLease {
     number: i64,
     shared: Arc<Shared>,
 }
 
-impl Drop for Lease {
+impl Drop for LocalLease {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if let Some(queued) = state.taken.remove(&self.number) {
@@ -78,19 +78,19 @@ impl State {
         self.number
     }
 
-    fn wait(&mut self, queued: Queued, number: i64) {
+    fn wait(&mut self, queued: QueuedItem, number: i64) {
         let is_walk = queued.item.work.is_walk();
-        self.waiting.insert(Turn { is_walk, number }, queued);
+        self.waiting.insert(QueueTurn { is_walk, number }, queued);
     }
 
     /// Puts an item where it is the next: others may wait for what it does.
-    fn wait_again(&mut self, queued: Queued) {
+    fn wait_again(&mut self, queued: QueuedItem) {
         let before_all = -self.next_number();
         self.wait(queued, before_all);
     }
 
     /// Takes the next item.
-    fn take(&mut self) -> Option<(i64, Queued)> {
+    fn take(&mut self) -> Option<(i64, QueuedItem)> {
         let (_turn, queued) = self.waiting.pop_first()?;
         let number = self.next_number();
         self.taken.insert(number, queued.clone());
@@ -99,7 +99,7 @@ impl State {
 
     /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that
     /// takes longer than a lease for each flush there would else always be somebody who does it again.
-    fn end(&mut self, done: &Taken<Lease>) -> Done {
+    fn end(&mut self, done: &Taken<LocalLease>) -> Done {
         if self.taken.remove(&done.delivery.number).is_some() {
             return Done::First;
         }
@@ -130,9 +130,9 @@ impl LocalQueue {
 }
 
 impl WorkQueue for LocalQueue {
-    type Delivery = Lease;
+    type Delivery = LocalLease;
 
-    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
+    async fn take(&self) -> Result<Option<Taken<LocalLease>>, WorkError> {
         loop {
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
@@ -151,7 +151,7 @@ impl WorkQueue for LocalQueue {
                     item: queued.item,
                     // a storage may need longer for a flush than the first lease, in which no step is made
                     lease: LEASE * (1 << queued.lapses.min(LEASES_DOUBLED_MAX)),
-                    delivery: Lease { number, shared },
+                    delivery: LocalLease { number, shared },
                 }));
             }
             changed.await;
@@ -172,7 +172,7 @@ impl WorkQueue for LocalQueue {
             announced.put += 1;
             if state.known.insert(item.id(self.job)) {
                 let number = state.next_number();
-                state.wait(Queued { item, lapses: 0 }, number);
+                state.wait(QueuedItem { item, lapses: 0 }, number);
             }
         }
         drop(state);
@@ -180,11 +180,11 @@ impl WorkQueue for LocalQueue {
         Ok(announced)
     }
 
-    async fn renew(&self, _taken: &Taken<Lease>) -> Result<(), WorkError> {
+    async fn renew(&self, _taken: &Taken<LocalLease>) -> Result<(), WorkError> {
         Ok(())
     }
 
-    fn lapse(&self, taken: &Taken<Lease>) {
+    fn lapse(&self, taken: &Taken<LocalLease>) {
         let mut state = self.shared.state.lock();
         if let Some(mut queued) = state.taken.remove(&taken.delivery.number) {
             queued.lapses += 1;
@@ -194,7 +194,7 @@ impl WorkQueue for LocalQueue {
         }
     }
 
-    async fn done(&self, taken: Taken<Lease>) -> Result<Done, WorkError> {
+    async fn done(&self, taken: Taken<LocalLease>) -> Result<Done, WorkError> {
         Ok(self.shared.state.lock().end(&taken))
     }
 
@@ -222,20 +222,20 @@ const ITEMS_MAX: usize = 65_536;
 mod tests {
     use super::*;
     use crate::lab::{JOB, item_of, root};
-    use crate::work::Work;
+    use crate::work::ItemWork;
     use zmove_types::Name;
 
     fn walk(number: u32) -> WorkItem {
-        item_of(number, Work::Trees(vec![root()]))
+        item_of(number, ItemWork::Trees(vec![root()]))
     }
 
     fn data(number: u32) -> WorkItem {
         let names = vec![Name::from_bytes(b"n").unwrap()];
         let directory = root();
-        item_of(number, Work::Names { directory, names })
+        item_of(number, ItemWork::Names { directory, names })
     }
 
-    async fn next(queue: &LocalQueue) -> Taken<Lease> {
+    async fn next(queue: &LocalQueue) -> Taken<LocalLease> {
         queue.take().await.unwrap().unwrap()
     }
 

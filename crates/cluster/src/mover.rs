@@ -37,7 +37,7 @@ use zmove_wire::WorkCounts;
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
 use crate::session::SessionEvents;
-use crate::work::{Work, WorkItem};
+use crate::work::{ItemWork, WorkItem};
 use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
@@ -350,7 +350,7 @@ pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
 
 /// Whether an item hardly does anything but wait for other items.
 fn waits(item: &WorkItem) -> bool {
-    matches!(item.work, Work::Large(_))
+    matches!(item.work, ItemWork::Large(_))
 }
 
 /// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for

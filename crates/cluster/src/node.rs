@@ -22,8 +22,8 @@ use zmove_types::{Beginning, Event, Observer};
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::{Receiver, SharedJob, View};
 use crate::mover::{Mover, MoverEnd, is_set};
+use crate::seen_messages::SeenMessages;
 use crate::session::{JobEvents, Served, SessionEvents, ask, in_session};
-use crate::told::Told;
 use crate::work_queue::WorkQueue;
 
 /// A node of a job, with movers of this process.
@@ -42,7 +42,7 @@ pub struct Node<W> {
     /// What has become of the sessions of this node.
     pub served: Arc<Served>,
     /// The failures that others have told, which are not counted again at the end. Default: none.
-    pub told: Arc<Told>,
+    pub told: Arc<SeenMessages>,
     /// Set when the movers of this node are to leave the job to others, once they have done what they have.
     pub leaves: watch::Sender<bool>,
 }
@@ -109,9 +109,9 @@ impl<W: WorkQueue> Node<W> {
     }
 
     /// The sessions of one mover, or of the head; the first is with the receiver of this number.
-    pub(crate) fn sessions(&self, first: usize, events: Arc<JobEvents>) -> Sessions<W> {
+    pub(crate) fn sessions(&self, first: usize, events: Arc<JobEvents>) -> MoverSessions<W> {
         let patience = Timeout(self.patience);
-        Sessions {
+        MoverSessions {
             job: Arc::clone(&self.job),
             queue: Arc::clone(&self.queue),
             receivers: Arc::clone(&self.receivers),
@@ -128,7 +128,7 @@ impl<W: WorkQueue> Node<W> {
 }
 
 /// Sessions one after the other: the next receiver has the next one, where one fails.
-pub(crate) struct Sessions<W> {
+pub(crate) struct MoverSessions<W> {
     job: Arc<SharedJob>,
     queue: Arc<W>,
     receivers: Arc<[Receiver]>,
@@ -149,7 +149,7 @@ pub(crate) struct Sessions<W> {
     events: Arc<JobEvents>,
 }
 
-impl<W: WorkQueue> Sessions<W> {
+impl<W: WorkQueue> MoverSessions<W> {
     fn next_number(&self) -> usize {
         self.next % self.receivers.len()
     }
@@ -329,7 +329,7 @@ mod tests {
         )
     }
 
-    fn under_way(node: &Node<LocalQueue>) -> Sessions<LocalQueue> {
+    fn under_way(node: &Node<LocalQueue>) -> MoverSessions<LocalQueue> {
         let mut sessions =
             node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
         sessions.is_under_way = true;

@@ -14,7 +14,7 @@ use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Receiver, SharedJob};
-use crate::phase::Phase;
+use crate::job_phase::JobPhase;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
@@ -25,7 +25,7 @@ pub(crate) struct Witness {
     pub(crate) number: usize,
     pub(crate) events: Arc<JobEvents>,
     /// How far the job is.
-    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) phase: watch::Receiver<JobPhase>,
     /// How long a receiver may say that it does not see the job, if that is less than [`SHOWS_WITHIN`].
     pub(crate) patience: Duration,
 }
@@ -48,7 +48,7 @@ impl Witness {
         mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
     ) -> Result<(), String> {
-        if self.until(Phase::Begun).await.is_err() {
+        if self.until(JobPhase::Begun).await.is_err() {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
@@ -96,15 +96,15 @@ impl Witness {
 
     /// Waits for so long, or until no mover comes any more.
     async fn pause(&mut self, time: Duration) {
-        drop(timeout(time, self.until(Phase::Left)).await);
+        drop(timeout(time, self.until(JobPhase::Left)).await);
     }
 
-    async fn until(&mut self, phase: Phase) -> Result<(), RecvError> {
+    async fn until(&mut self, phase: JobPhase) -> Result<(), RecvError> {
         self.phase.wait_for(|now| *now >= phase).await.map(drop)
     }
 
     fn have_movers_left(&self) -> bool {
-        *self.phase.borrow() == Phase::Left
+        *self.phase.borrow() == JobPhase::Left
     }
 
     /// Asks once. At the end of the job one that has not answered within so long counts as away.
@@ -115,7 +115,7 @@ impl Witness {
     ) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let at_end = async {
-            let _set_or_dropped = self.until(Phase::Over).await;
+            let _set_or_dropped = self.until(JobPhase::Over).await;
             match at_end_within {
                 Some(time) => sleep(time).await,
                 None => std::future::pending().await,
@@ -154,7 +154,7 @@ mod tests {
         leave: Duration,
         answers: impl AsyncFn(u32, &SessionEvents) -> Result<(), SessionEnd>,
     ) -> (Result<(), String>, Duration) {
-        let phase = watch::Sender::new(Phase::Begun);
+        let phase = watch::Sender::new(JobPhase::Begun);
         let witness = Witness {
             job: Arc::new(job()),
             receiver: receiver(),
@@ -173,7 +173,7 @@ mod tests {
         let said = witness.sees_job_when_asked(ask);
         let leaving = async {
             sleep(leave).await;
-            phase.send_replace(Phase::Left);
+            phase.send_replace(JobPhase::Left);
             std::future::pending().await
         };
         let said = tokio::select! {

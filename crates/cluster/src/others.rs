@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::phase::Phase;
+use crate::job_phase::JobPhase;
 use crate::tally::Tally;
 
 /// The other nodes of a job.
@@ -22,7 +22,7 @@ pub struct Others {
 /// A mover of the head that waits until it has something to do.
 pub(crate) struct Standby {
     pub(crate) number: usize,
-    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) phase: watch::Receiver<JobPhase>,
     pub(crate) others: watch::Receiver<Others>,
     /// How long others may take to come.
     pub(crate) others_come_within: Duration,
@@ -33,7 +33,7 @@ impl Standby {
     /// nodes are at work than this mover's number says: each of them serves one receiver, and this mover would take
     /// their work.
     pub(crate) async fn until_needed(mut self) -> bool {
-        let begun = self.phase.wait_for(|phase| *phase >= Phase::Begun);
+        let begun = self.phase.wait_for(|phase| *phase >= JobPhase::Begun);
         if begun.await.is_err() {
             return false;
         }
@@ -52,7 +52,7 @@ impl Standby {
         tokio::select! {
             biased;
             // a job that is over before is not held up
-            _ = self.phase.wait_for(|phase| *phase >= Phase::Over) => false,
+            _ = self.phase.wait_for(|phase| *phase >= JobPhase::Over) => false,
             () = are_too_few => true,
         }
     }
@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    fn standby(others: &watch::Sender<Others>, phase: &watch::Sender<Phase>) -> Standby {
+    fn standby(others: &watch::Sender<Others>, phase: &watch::Sender<JobPhase>) -> Standby {
         Standby {
             number: 1,
             phase: phase.subscribe(),
@@ -76,11 +76,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
         let others = watch::Sender::default();
-        let phase = watch::Sender::new(Phase::Begun);
+        let phase = watch::Sender::new(JobPhase::Begun);
         let began = Instant::now();
         let needed = standby(&others, &phase).until_needed();
         let needed = timeout(Duration::from_secs(9), needed);
-        let (is_needed, _before) = tokio::join!(needed, async { phase.send_replace(Phase::Over) });
+        let (is_needed, _before) =
+            tokio::join!(needed, async { phase.send_replace(JobPhase::Over) });
         assert!(!is_needed.unwrap() && began.elapsed() == Duration::ZERO);
     }
 
@@ -92,7 +93,7 @@ mod tests {
             ..Others::default()
         };
         let others = watch::Sender::new(one);
-        let phase = watch::Sender::new(Phase::Begun);
+        let phase = watch::Sender::new(JobPhase::Begun);
         let began = Instant::now();
         let needed = tokio::spawn(standby(&others, &phase).until_needed());
         sleep(Duration::from_secs(60)).await;

@@ -27,12 +27,12 @@ pub struct WorkItem {
     /// The number of the source that the work is about; 0 of *begin*.
     pub source: u32,
     /// What is to be done.
-    pub work: Work,
+    pub work: ItemWork,
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Work {
+pub enum ItemWork {
     /// To begin the job, with the tops of all sources.
     Begin(Vec<MarkedPath>),
     /// To walk directories and to send what is in them, as far as one item goes.
@@ -71,7 +71,7 @@ pub struct SplitFile {
 impl WorkItem {
     /// Work about the same source that this one announces.
     #[must_use]
-    pub const fn child(&self, work: Work) -> Self {
+    pub const fn child(&self, work: ItemWork) -> Self {
         Self {
             pass: self.pass,
             source: self.source,
@@ -114,7 +114,7 @@ impl WorkItem {
 /// The most bytes of an item: what a queue surely takes as one message.
 pub const ITEM_BYTES_MAX: usize = 512 << 10;
 
-impl Work {
+impl ItemWork {
     /// Whether the work announces other work, and moves little itself.
     #[must_use]
     pub const fn is_walk(&self) -> bool {
@@ -148,7 +148,7 @@ mod tests {
         MarkedPath { path, mark }
     }
 
-    fn item(work: Work) -> WorkItem {
+    fn item(work: ItemWork) -> WorkItem {
         WorkItem {
             pass: 1,
             source: 1,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     /// Each kind of work, about directories with these marks.
-    fn each(marks: [Option<DirectoryMark>; 2]) -> [Work; 5] {
+    fn each(marks: [Option<DirectoryMark>; 2]) -> [ItemWork; 5] {
         let place = |path: &str| marked(path, marks[0]);
         let mtime = Timestamp {
             seconds: -3,
@@ -186,17 +186,17 @@ mod tests {
             mtime,
         };
         [
-            Work::Begin(marks.map(|mark| marked("", mark)).into()),
-            Work::Trees(vec![place(""), marked("a", marks[1])]),
-            Work::Names {
+            ItemWork::Begin(marks.map(|mark| marked("", mark)).into()),
+            ItemWork::Trees(vec![place(""), marked("a", marks[1])]),
+            ItemWork::Names {
                 directory: place("a"),
                 names: [name("x"), name("\u{e9}y")].into(),
             },
-            Work::Range {
+            ItemWork::Range {
                 file: file.clone(),
                 range: GroupRange::new(3, 9),
             },
-            Work::Large(file),
+            ItemWork::Large(file),
         ]
     }
 

@@ -64,7 +64,7 @@ impl Words {
 /// The process that does a job: the words behind the program's name, and where and with what they mean what they did
 /// when they were typed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct JobWork {
     /// The words behind the program's name.
     pub arguments: Words,
     /// The directory that relative paths begin at.
@@ -81,7 +81,7 @@ pub struct NewJob {
     /// The user's name for it.
     pub label: String,
     /// The work.
-    pub work: Work,
+    pub work: JobWork,
     /// What is moved, to be shown.
     pub source: String,
     /// Where to, to be shown and counted.

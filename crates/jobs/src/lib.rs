@@ -17,19 +17,19 @@ mod state;
 mod store;
 
 pub use error::StoreError;
-pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Wish, Words, Work, variable};
+pub use job::{AttemptEnd, Job, JobEvent, JobId, JobWork, Moved, NewJob, Wish, Words, variable};
 pub use moment::Moment;
 pub use nodes::{Node, Nodes, Pace, Party};
 pub use notify::{NotifyConfig, NotifyError};
 pub use place::{Place, bind_socket, end_of, is_shared};
 pub use program::{Program, THIS_PROGRAM, host_name, this_program};
 pub use runner::{
-    COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, Progress, RunEnd, Runner, RunnerConfig,
+    AttemptProgress, COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, RunEnd, Runner, RunnerConfig,
     RunnerError, Stay, Watching, progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, AttemptEvent, Ending, Notification, NotificationState, NotifyMethod, Page, Queued,
-    Running, Selection, Started, Store, Submitted, Verdict,
+    Answer, AttemptEvent, AttemptVerdict, Ending, Notification, NotificationState, NotifyMethod,
+    Page, QueuedJob, RunningJob, Selection, Started, Store, Submitted,
 };

@@ -31,7 +31,7 @@ use crate::notify::Notifier;
 use crate::place::{Place, end_of, is_at, lock};
 use crate::program::Program;
 use crate::state::State;
-use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
+use crate::store::{AttemptVerdict, Ending, QueuedJob, RunningJob, Started, Store};
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
@@ -42,7 +42,7 @@ use wake::Bell;
 pub use child::{COPY_TO_END, OF_THE_SUBMITTER};
 pub use choice::Limits;
 pub use samples::samples_of;
-pub use tail::{Follower, Progress, Watching, progress_of};
+pub use tail::{AttemptProgress, Follower, Watching, progress_of};
 pub use wake::wake;
 
 /// The settings of a runner.
@@ -51,7 +51,7 @@ pub struct RunnerConfig {
     /// The program that does a job, and the words before the job's own.
     pub words: Vec<OsString>,
     /// What an exit code of the program means.
-    pub judge: fn(i32) -> Verdict,
+    pub judge: fn(i32) -> AttemptVerdict,
     /// How many jobs run at once.
     pub limits: Limits,
     /// Whether it ends by itself.
@@ -110,7 +110,7 @@ pub struct Runner {
     /// Held as long as it runs.
     lock: File,
     bell: Bell,
-    attempts: BTreeMap<JobId, Attempt>,
+    attempts: BTreeMap<JobId, RunningAttempt>,
     copies: Copies,
     /// How the store was when nothing in its queue could begin: reading thousands of jobs anew would show no other.
     nothing_begins: Option<(i64, i64)>,
@@ -122,8 +122,8 @@ pub struct Runner {
 
 /// An attempt whose process lives, or has ended and is not settled yet.
 #[derive(Debug)]
-struct Attempt {
-    job: Queued,
+struct RunningAttempt {
+    job: QueuedJob,
     number: u32,
     process: Process,
     tail: Tail,
@@ -273,8 +273,8 @@ impl Runner {
     }
 
     /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
-    fn look_after(&mut self, running: Running) {
-        let Running {
+    fn look_after(&mut self, running: RunningJob) {
+        let RunningJob {
             job,
             attempt: number,
             events_read,
@@ -284,7 +284,7 @@ impl Runner {
             ..
         } = running;
         let id = job.id;
-        let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
+        let attempt = self.attempts.entry(id).or_insert_with(|| RunningAttempt {
             process: Process::adopt(&self.place, id),
             number,
             tail: Tail::new(events_read, furthest),
@@ -426,7 +426,7 @@ impl Runner {
         trouble
     }
 
-    fn start(&mut self, job: Queued, now: Moment) -> Result<(), StoreError> {
+    fn start(&mut self, job: QueuedJob, now: Moment) -> Result<(), StoreError> {
         let id = job.id;
         let lock =
             take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
@@ -445,7 +445,7 @@ impl Runner {
                     furthest,
                     ..
                 } = started;
-                let attempt = Attempt {
+                let attempt = RunningAttempt {
                     job,
                     number,
                     process,
@@ -462,9 +462,9 @@ impl Runner {
                 let directory = started.work.directory.display();
                 let ending = Ending {
                     verdict: if IN_VAIN.contains(&error.kind()) {
-                        Verdict::Fatal
+                        AttemptVerdict::Fatal
                     } else {
-                        Verdict::Passing
+                        AttemptVerdict::Passing
                     },
                     exit: None,
                     message: Some(format!("start a process in '{directory}': {error}")),
@@ -540,9 +540,9 @@ fn open_bell(place: &Place) -> Result<Bell, StoreError> {
 /// The end of an attempt whose process has ended with this exit code, or with one that nobody has seen: then its last
 /// object has it, and without one it has died before its end.
 fn ending(
-    attempt: &mut Attempt,
+    attempt: &mut RunningAttempt,
     exit: Option<i32>,
-    judge: fn(i32) -> Verdict,
+    judge: fn(i32) -> AttemptVerdict,
     log: &Path,
 ) -> Ending {
     let moved = attempt.tail.moved();
@@ -556,14 +556,14 @@ fn ending(
         moved: None,
     });
     let exit = exit.or((printed >= 0).then_some(printed));
-    let verdict = match exit.map_or(Verdict::Vanished, judge) {
-        Verdict::Passing if attempt.is_stopped => Verdict::Stopped,
+    let verdict = match exit.map_or(AttemptVerdict::Vanished, judge) {
+        AttemptVerdict::Passing if attempt.is_stopped => AttemptVerdict::Stopped,
         verdict => verdict,
     };
     let message = match verdict {
-        Verdict::Done | Verdict::Stopped => None,
-        Verdict::Vanished => Some("its process was killed".to_owned()),
-        Verdict::Fatal | Verdict::Passing => message.or_else(|| last_line(log)),
+        AttemptVerdict::Done | AttemptVerdict::Stopped => None,
+        AttemptVerdict::Vanished => Some("its process was killed".to_owned()),
+        AttemptVerdict::Fatal | AttemptVerdict::Passing => message.or_else(|| last_line(log)),
     };
     let events = std::mem::take(&mut attempt.tail.unrecorded);
     Ending {

@@ -25,9 +25,9 @@ use crate::place::{Place, private};
 
 pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
 
-pub use change::{Answer, AttemptEvent, Ending, Started, Verdict};
+pub use change::{Answer, AttemptEvent, AttemptVerdict, Ending, Started};
 pub use notifications::{Notification, NotificationState, NotifyMethod};
-pub use read::{Page, Queued, Running, Selection};
+pub use read::{Page, QueuedJob, RunningJob, Selection};
 pub use submit::Submitted;
 
 /// The store.

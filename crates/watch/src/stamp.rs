@@ -8,14 +8,14 @@ use std::time::{Duration, SystemTime};
 /// A version of a file, as far as its metadata tells one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
-    look: Look,
+    look: FileLook,
     /// The time of the last change that nobody can set.
     changed: (i64, i64),
 }
 
 /// What a transfer compares, as far as the watched side goes: two versions of a file may look the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Look {
+struct FileLook {
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
@@ -27,7 +27,7 @@ impl Stamp {
         let kind = metadata.file_type();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         (kind.is_file() || kind.is_symlink()).then(|| Self {
-            look: Look {
+            look: FileLook {
                 inode: metadata.ino(),
                 bytes: metadata.size(),
                 modified,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_cluster::jetstream::{
-    Access as BrokerAccess, JobKey, LocalBroker, NodeNotice, Notice, Notices,
+    Access as BrokerAccess, JobKey, LocalBroker, NodeNotice, Notice, NoticeBoard,
 };
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
@@ -317,7 +317,7 @@ impl Lab {
             .build()
             .unwrap();
         let hear = async {
-            let notices = Notices::open(&access, &key).await.unwrap();
+            let notices = NoticeBoard::open(&access, &key).await.unwrap();
             loop {
                 let heard = notices.hear().await.unwrap();
                 if let Ok(Notice::Node(NodeNotice {

@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Announced, Head, JobEnd, JobError, LocalQueue, Node, Phase, Receiver, SessionEnd, SharedJob,
+    Announced, Head, JobEnd, JobError, JobPhase, LocalQueue, Node, Receiver, SessionEnd, SharedJob,
     Tally, View, WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -185,7 +185,10 @@ impl Lab {
         &self,
         (job, queue): (SharedJob, &Arc<W>),
         stop: oneshot::Receiver<()>,
-    ) -> (watch::Receiver<Phase>, JoinHandle<Result<JobEnd, JobError>>) {
+    ) -> (
+        watch::Receiver<JobPhase>,
+        JoinHandle<Result<JobEnd, JobError>>,
+    ) {
         let receivers = self.reached("head", TransportChoice::Auto);
         let head = Head::new(Node::new(job, Arc::clone(queue), receivers, 0, PATIENCE));
         let phase = head.phase.subscribe();
@@ -354,7 +357,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
             let (_go_on, stop) = oneshot::channel();
             let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
             phase
-                .wait_for(|phase| *phase >= Phase::Begun)
+                .wait_for(|phase| *phase >= JobPhase::Begun)
                 .await
                 .unwrap();
             let grant = lab.signed(lab.grant(&lab.job("t")));
@@ -394,7 +397,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
         let (end, stop) = oneshot::channel();
         let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
         phase
-            .wait_for(|phase| *phase >= Phase::Begun)
+            .wait_for(|phase| *phase >= JobPhase::Begun)
             .await
             .unwrap();
         let granted = || lab.grant(&lab.job("t"));
@@ -467,7 +470,7 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
         let (end, stop) = oneshot::channel();
         let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
         phase
-            .wait_for(|phase| *phase >= Phase::Begun)
+            .wait_for(|phase| *phase >= JobPhase::Begun)
             .await
             .unwrap();
         end.send(()).unwrap();
@@ -488,7 +491,7 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
         let (_go_on, stop) = oneshot::channel();
         let (mut phase, _leading) = lab.lead((lab.job("t"), &queue), stop);
         phase
-            .wait_for(|phase| *phase >= Phase::Begun)
+            .wait_for(|phase| *phase >= JobPhase::Begun)
             .await
             .unwrap();
         let meanwhile = tokio::task::spawn_blocking(meanwhile);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use zmove_cluster::{
-    Announced, Done, LEASE, Lease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue,
+    Announced, Done, LEASE, LocalLease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue,
 };
 use zmove_types::SharedJobId;
 
@@ -72,7 +72,7 @@ impl<H: Hooks> HookedQueue<H> {
         self.repeated.load(Ordering::Relaxed)
     }
 
-    fn take_again(&self) -> Option<Taken<Option<Lease>>> {
+    fn take_again(&self) -> Option<Taken<Option<LocalLease>>> {
         let mut again = self.again.lock().unwrap();
         let item = again.pop_front()?;
         self.taken_again.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl<H: Hooks> HookedQueue<H> {
 
 impl<H: Hooks> WorkQueue for HookedQueue<H> {
     /// `None` of an item that somebody else has had as well.
-    type Delivery = Option<Lease>;
+    type Delivery = Option<LocalLease>;
 
     async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
         loop {

@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
     BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure,
-    NodeNotice, Notice, Notices, Numbered, Role, SourceNotice,
+    NodeNotice, Notice, NoticeBoard, Numbered, QueueRole, SourceNotice,
 };
-use zmove_cluster::{JobError, Phase, Receiver, SharedJob};
+use zmove_cluster::{JobError, JobPhase, Receiver, SharedJob};
 use zmove_engine::Sources;
 use zmove_jobs::{host_name, this_program};
 use zmove_transport::Identity;
@@ -80,7 +80,7 @@ impl<'a> ClusterPush<'a> {
             };
             let no_broker = |error| self.cluster.no_broker(error);
             let notices = self.cluster.notices().await.map_err(no_broker)?;
-            let queue = self.cluster.queue(Role::Head, id, patience).await;
+            let queue = self.cluster.queue(QueueRole::Head, id, patience).await;
             Ok::<_, anyhow::Error>((server, notices, queue.map_err(no_broker)?))
         };
         let (_server, notices, queue) = tokio::select! {
@@ -132,7 +132,7 @@ pub(crate) fn broker_patience(timeout: Duration) -> Duration {
 
 /// The exchange of notices between the head of a job and the other nodes, which the receivers let in by its grants.
 struct Liaison {
-    notices: Notices,
+    notices: NoticeBoard,
     /// The job as the head sees it.
     notice: JobNotice,
     /// By this key the receivers know the head, and it signs the grants of the nodes.
@@ -148,7 +148,7 @@ impl Liaison {
     /// Tells all nodes of the job, each second and when something changes, and hears them.
     async fn exchange(
         mut self,
-        mut phase: watch::Receiver<Phase>,
+        mut phase: watch::Receiver<JobPhase>,
         mut mounts: watch::Receiver<Vec<SourceNotice>>,
     ) -> Result<Infallible> {
         let mut shown = self.participants.shown.subscribe();

@@ -27,7 +27,7 @@ use crate::settings;
 use crate::value::exit::Exit;
 use crate::value::version::VERSION;
 
-use finding::{Finding, Level};
+use finding::{Finding, Severity};
 use link::Link;
 use peer::Peer;
 use report::{Colour, Report};
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
     } else {
         terminal::print(report.text(Colour::of_stdout()));
     }
-    Ok(if report.count(Level::Bad) > 0 {
+    Ok(if report.count(Severity::Bad) > 0 {
         Exit::Unwell
     } else {
         Exit::Done

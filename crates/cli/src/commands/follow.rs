@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use zmove_disk::is_part;
 use zmove_engine::SourcesError;
-use zmove_jobs::{Progress, Watching, is_shared, this_program};
+use zmove_jobs::{AttemptProgress, Watching, is_shared, this_program};
 use zmove_types::{Escaped, Lock};
 use zmove_watch::{Batch, How, Terms, Watch};
 
@@ -240,7 +240,7 @@ impl MovedBatch {
         Exit::told(exit)
     }
 
-    fn take(&mut self, line: &str, tell: &mut impl FnMut(Progress)) {
+    fn take(&mut self, line: &str, tell: &mut impl FnMut(AttemptProgress)) {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
             return;
         };
@@ -275,7 +275,11 @@ impl MovedBatch {
 }
 
 /// Moves a batch by a process of its own.
-fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(Progress)) -> Result<MovedBatch> {
+fn move_batch(
+    batch: &Batch,
+    stop: &Stop,
+    mut tell: impl FnMut(AttemptProgress),
+) -> Result<MovedBatch> {
     let list = list_of(batch).context("list files in memory")?;
     // A program that was replaced still is the one that this process executes.
     let mut command = this_program();
@@ -335,7 +339,7 @@ struct Report {
     /// Whether a batch is under way.
     is_moving: bool,
     /// How far the batch under way is; without one, the rate and the limit of the last.
-    now: Progress,
+    now: AttemptProgress,
     /// How far the events have been told when their beginning was last let go.
     let_go: u64,
 }
@@ -349,9 +353,9 @@ impl Report {
             files_moved: 0,
             bytes_moved: 0,
             is_moving: false,
-            now: Progress {
+            now: AttemptProgress {
                 limited_by: WATCHING.to_owned(),
-                ..Progress::default()
+                ..AttemptProgress::default()
             },
             let_go: 0,
         }
@@ -372,10 +376,10 @@ impl Report {
 
     fn give_up(&mut self) {
         self.is_moving = false;
-        self.now = Progress {
+        self.now = AttemptProgress {
             bytes_per_second: self.now.bytes_per_second,
             limited_by: std::mem::take(&mut self.now.limited_by),
-            ..Progress::default()
+            ..AttemptProgress::default()
         };
     }
 
@@ -411,7 +415,7 @@ impl Report {
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
         }
-        let Progress {
+        let AttemptProgress {
             bytes_per_second,
             limited_by,
             ..

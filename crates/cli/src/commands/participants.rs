@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{NODES_MAX, NodeFailure, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Others, Served, Tally, Told, WorkQueue};
+use zmove_cluster::{LEASE, Others, SeenMessages, Served, Tally, WorkQueue};
 use zmove_jobs::{Nodes, Pace, Party};
 use zmove_types::{Event, Lock, Observer};
 use zmove_wire::{FileTotal, TransferProgress};
@@ -31,17 +31,17 @@ pub(crate) struct Participants {
     head_rate: Lock<Rate>,
     receivers: Lock<Vec<(String, Rate)>>,
     /// The other nodes, by their names.
-    entries: Lock<BTreeMap<String, Entry>>,
+    entries: Lock<BTreeMap<String, NodeEntry>>,
     /// The reasons for which nodes take no part, as the user has seen them.
     absent: Lock<BTreeSet<(String, String)>>,
     /// The failures that have been reported, by whichever node.
-    pub(crate) told: Arc<Told>,
+    pub(crate) told: Arc<SeenMessages>,
     /// How many other nodes there are.
     pub(crate) others: watch::Sender<Others>,
 }
 
 /// What is known of another node.
-struct Entry {
+struct NodeEntry {
     /// The last report of the node.
     part: NodePart,
     heard: Instant,
@@ -82,7 +82,7 @@ impl Participants {
         let message = format!(
             "more than {NODES_MAX} nodes, by their names, ask for a part: the rest gets none"
         );
-        if self.told.insert(&message) {
+        if self.told.report_once(&message) {
             self.observer.on(&Event::Warned { message });
         }
     }
@@ -102,7 +102,7 @@ impl Participants {
         }
         let mut entries = self.entries.lock();
         let entry = entries.entry(node.to_owned());
-        let entry = entry.or_insert_with(|| Entry::new(part));
+        let entry = entry.or_insert_with(|| NodeEntry::new(part));
         let more = part.moved.since(&entry.part.moved);
         entry.take(part.state);
         entry.part = part.clone();
@@ -218,11 +218,11 @@ impl Participants {
         }
     }
 
-    fn count(&self, entries: &BTreeMap<String, Entry>) {
-        let count = |is: fn(&Entry) -> bool| entries.values().filter(|entry| is(entry)).count();
+    fn count(&self, entries: &BTreeMap<String, NodeEntry>) {
+        let count = |is: fn(&NodeEntry) -> bool| entries.values().filter(|entry| is(entry)).count();
         let tallies = entries.values().map(|entry| entry.part.tally.clone());
         self.others.send_replace(Others {
-            at_work: count(Entry::is_at_work),
+            at_work: count(NodeEntry::is_at_work),
             unfinished: count(|entry| !entry.is_finished()),
             tally: tallies.fold(Tally::default(), Tally::and),
         });
@@ -242,13 +242,13 @@ impl Participants {
 impl Observer for Participants {
     fn on(&self, event: &Event) {
         match event {
-            Event::Failed { message } if !self.told.insert(without_places(message)) => {}
+            Event::Failed { message } if !self.told.report_once(without_places(message)) => {}
             _ => self.observer.on(event),
         }
     }
 }
 
-impl Entry {
+impl NodeEntry {
     /// A node that is about to send its first report, this one.
     fn new(part: &NodePart) -> Self {
         Self {
@@ -397,7 +397,7 @@ mod tests {
                 (Stopped, false),
             ];
             for (state, is_lost) in after {
-                let mut entry = Entry::new(&part(1, Works));
+                let mut entry = NodeEntry::new(&part(1, Works));
                 entry.take(before);
                 entry.take(state);
                 assert_eq!(entry.has_lost_sessions, is_lost, "{before:?}, {state:?}");

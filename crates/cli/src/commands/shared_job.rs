@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::{
-    Head, JobEnd, JobError, Node, Phase, Receiver, SessionEnd, SharedJob, WorkQueue,
+    Head, JobEnd, JobError, JobPhase, Node, Receiver, SessionEnd, SharedJob, WorkQueue,
 };
 use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_jobs::{Party, host_name};
@@ -38,7 +38,7 @@ pub(crate) struct Leading {
     pub(crate) patience: Duration,
     pub(crate) participants: Arc<Participants>,
     /// How far the job is.
-    pub(crate) phase: watch::Sender<Phase>,
+    pub(crate) phase: watch::Sender<JobPhase>,
     /// Resolves when the user stops the push.
     pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote, SourcesError};
 use zmove_jobs::{
-    JobId, Moment, NewJob, NotifyConfig, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
+    JobId, JobWork, Moment, NewJob, NotifyConfig, OF_THE_SUBMITTER, Place, Store, Submitted, Words,
     first_time, shown, this_program, variable,
 };
 use zmove_types::Escaped;
@@ -165,7 +165,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     Ok(NewJob {
         submission: submission_id,
         label,
-        work: Work {
+        work: JobWork {
             arguments: Words(words),
             directory,
             environment,

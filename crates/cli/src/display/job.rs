@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use zmove_api::{EventView, Figures, JobView, reached};
-use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, shown};
+use zmove_jobs::{AttemptProgress, Job, JobEvent, Moment, Place, State, shown};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::{counted, cut, wrapped};
@@ -20,7 +20,7 @@ mod details;
 /// A job, and how far it is, or was when it was held.
 pub(crate) struct Row {
     job: Job,
-    progress: Option<Progress>,
+    progress: Option<AttemptProgress>,
     view: JobView,
 }
 
@@ -31,7 +31,7 @@ impl Row {
         Self::new(job, progress)
     }
 
-    fn new(job: Job, progress: Option<Progress>) -> Self {
+    fn new(job: Job, progress: Option<AttemptProgress>) -> Self {
         let view = JobView::new(&job, progress.as_ref());
         Self {
             job,
@@ -172,7 +172,7 @@ impl Row {
         let line = match &self.progress {
             None => format!("{}{message}", self.job.state),
             Some(progress) => {
-                let Progress {
+                let AttemptProgress {
                     bytes_done,
                     bytes_found,
                     files_done,
@@ -209,7 +209,7 @@ impl Row {
 }
 
 /// How far a job that runs is, how fast, and who does it.
-fn running(progress: &Progress, bytes: &str, files: &str) -> String {
+fn running(progress: &AttemptProgress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref();
     let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes);
     let limit = progress.limited_by.replace('_', " ");
@@ -334,10 +334,10 @@ pub(super) mod tests {
             nodes: vec![slow],
             receivers: Vec::new(),
         };
-        let progress = Progress {
+        let progress = AttemptProgress {
             limited_by: "path".into(),
             nodes: Some(nodes),
-            ..Progress::default()
+            ..AttemptProgress::default()
         };
         let bar = Row::new(job(), Some(progress.clone())).bar();
         assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");
@@ -345,7 +345,7 @@ pub(super) mod tests {
             bar.ends_with(" files; 12 items waiting; slow: node3 (0.3 of the median)"),
             "{bar}"
         );
-        let progress = Progress {
+        let progress = AttemptProgress {
             files_found: 9,
             ..progress
         };
@@ -365,8 +365,8 @@ pub(super) mod tests {
         assert!(held(Some("why")).ends_with(" files: why"));
     }
 
-    fn half_done() -> Progress {
-        Progress {
+    fn half_done() -> AttemptProgress {
+        AttemptProgress {
             seconds: 3.0,
             bytes_done: 3 << 30,
             bytes_found: 6 << 30,

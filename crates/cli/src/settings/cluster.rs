@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Chain, Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{Access, JetStream, JobKey, LocalBroker, Notices, Role, Settings};
+use zmove_cluster::jetstream::{
+    Access, JetStream, JobKey, LocalBroker, NoticeBoard, QueueRole, Settings,
+};
 use zmove_cluster::{Hindrance, WorkError};
 use zmove_engine::{Remote, random};
 use zmove_types::{Hex, SharedJobId, from_hex};
@@ -154,14 +156,14 @@ impl Cluster {
     }
 
     /// Connects to the broker to exchange notices with the other nodes.
-    pub(crate) async fn notices(&self) -> Result<Notices, WorkError> {
-        Notices::open(&self.access(), &self.key()).await
+    pub(crate) async fn notices(&self) -> Result<NoticeBoard, WorkError> {
+        NoticeBoard::open(&self.access(), &self.key()).await
     }
 
     /// Connects to the queue of a job, the broker of which is waited for by so much `patience`.
     pub(crate) async fn queue(
         &self,
-        role: Role,
+        role: QueueRole,
         job: SharedJobId,
         patience: Duration,
     ) -> Result<JetStream, WorkError> {

@@ -6,7 +6,7 @@ use zmove_engine::{
     ConnectError, ConnectFault, LocalError, LocationError, OverlapError, PullError, PushError,
     SourcesError,
 };
-use zmove_jobs::{StoreError, Verdict};
+use zmove_jobs::{AttemptVerdict, StoreError};
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
@@ -241,7 +241,7 @@ impl Exit {
 
 /// The meaning of the exit code of a job's process: what has to do with the other host or the path may pass, and a
 /// process that somebody has interrupted goes on.
-pub(crate) fn verdict(exit: i32) -> Verdict {
+pub(crate) fn verdict(exit: i32) -> AttemptVerdict {
     const PASSING: [Exit; 4] = [
         Exit::Connection,
         Exit::Broken,
@@ -249,9 +249,9 @@ pub(crate) fn verdict(exit: i32) -> Verdict {
         Exit::Interrupted,
     ];
     match exit {
-        0 => Verdict::Done,
-        _ if PASSING.into_iter().any(|passing| passing as i32 == exit) => Verdict::Passing,
-        _ => Verdict::Fatal,
+        0 => AttemptVerdict::Done,
+        _ if PASSING.into_iter().any(|passing| passing as i32 == exit) => AttemptVerdict::Passing,
+        _ => AttemptVerdict::Fatal,
     }
 }
 

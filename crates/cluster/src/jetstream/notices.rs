@@ -30,7 +30,7 @@ use crate::error::{Hindrance, WorkError};
 use crate::tally::Tally;
 
 /// The notices of a cluster.
-pub struct Notices {
+pub struct NoticeBoard {
     connection: Connection,
     key: RandomizedNonceKey,
     /// The beginning of the keys of this process.
@@ -46,7 +46,7 @@ struct Hearing {
     watch: Option<Watch>,
 }
 
-impl fmt::Debug for Notices {
+impl fmt::Debug for NoticeBoard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Notices").finish_non_exhaustive()
     }
@@ -270,7 +270,7 @@ pub enum NodeState {
     HasLostSessions,
 }
 
-impl Notices {
+impl NoticeBoard {
     /// Listens at the broker of a cluster that has this key.
     ///
     /// # Errors

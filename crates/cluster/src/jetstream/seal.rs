@@ -158,7 +158,7 @@ pub(super) fn open(
 mod tests {
     use super::*;
     use crate::lab::{JOB, item_of, root};
-    use crate::work::Work;
+    use crate::work::ItemWork;
     use zmove_types::Name;
 
     fn seal_of(key: u8, job: SharedJobId) -> Seal {
@@ -168,7 +168,7 @@ mod tests {
     fn item(name: &[u8]) -> WorkItem {
         let names = vec![Name::from_bytes(name).unwrap()];
         let directory = root();
-        item_of(1, Work::Names { directory, names })
+        item_of(1, ItemWork::Names { directory, names })
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::answers::BrokerError;
 use super::connection::BrokerState;
-use super::{JetStream, Lease, Role};
+use super::{JetStream, Lease, QueueRole};
 use crate::work_queue::{LEASE, Taken};
 
 /// The state of whoever takes.
@@ -139,8 +139,8 @@ async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
     }
     lease.delivery = None;
     let answer = match queue.broker.settings.role {
-        Role::Head => AckKind::Ack,
-        Role::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
+        QueueRole::Head => AckKind::Ack,
+        QueueRole::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
     // if the broker does not receive the answer, the message comes again
     let _best_effort = message.double_ack_with(answer).await;

@@ -10,7 +10,7 @@ use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin};
 use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{SplitFile, Work, WorkItem};
+use crate::work::{ItemWork, SplitFile, WorkItem};
 use crate::work_queue::WorkQueue;
 
 impl<W: WorkQueue> Mover<W> {
@@ -18,7 +18,7 @@ impl<W: WorkQueue> Mover<W> {
     pub(super) async fn end(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
         let counts = self.act(by).await?;
         by.made_step();
-        if !matches!(by.item.work, Work::Begin(_)) {
+        if !matches!(by.item.work, ItemWork::Begin(_)) {
             match self.feeder.order(SharedJobOrder::Settle, None).await? {
                 SharedJobResult::Settled(not_kept) => self.events.lack(not_kept),
                 other => return Err(refused(other)),
@@ -29,22 +29,22 @@ impl<W: WorkQueue> Mover<W> {
 
     async fn act(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
         match &by.item.work {
-            Work::Begin(roots) => {
+            ItemWork::Begin(roots) => {
                 let trees = (0..).zip(roots).map(|(source, root)| WorkItem {
                     pass: by.item.pass,
                     source,
-                    work: Work::Trees(vec![root.clone()]),
+                    work: ItemWork::Trees(vec![root.clone()]),
                 });
                 self.announce(by, trees.collect()).await?;
                 Ok(WorkCounts::default())
             }
-            Work::Trees(directories) => {
+            ItemWork::Trees(directories) => {
                 let paths = directories.clone();
                 let walk = move |root: &_, config: &_| walk_portion(root, &paths, ITEM, config);
                 let portion = self.job.scan(by.item.source, walk).await?;
                 self.send_portion(by, portion).await
             }
-            Work::Names { directory, names } => {
+            ItemWork::Names { directory, names } => {
                 let asked = names.clone();
                 let portion = self.look_up(by, directory, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
@@ -57,23 +57,23 @@ impl<W: WorkQueue> Mover<W> {
             }
             // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
             // missing, and tells what fails then.
-            Work::Range { file, range } => {
+            ItemWork::Range { file, range } => {
                 if let Ok(found) = self.find(by, file).await?
                     && self.send_range(by, found, *range).await?.counts.failed > 0
                 {
-                    let large = by.item.child(Work::Large(file.clone()));
+                    let large = by.item.child(ItemWork::Large(file.clone()));
                     self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(WorkCounts::default())
             }
-            Work::Large(file) => self.commit_large(by, file).await,
+            ItemWork::Large(file) => self.commit_large(by, file).await,
         }
     }
 
     async fn announce_work(
         &self,
         by: &Assigned<'_>,
-        work: impl Iterator<Item = Work>,
+        work: impl Iterator<Item = ItemWork>,
     ) -> Result<(), Stop> {
         let children = work.map(|work| by.item.child(work));
         self.announce(by, children.collect()).await
@@ -180,10 +180,10 @@ impl<W: WorkQueue> Mover<W> {
             });
         }
         let file = SplitFile {
-            directory: WorkDirectory(MarkedPath {
+            directory: MarkedPath {
                 mark: marks.get(&directory).copied(),
                 path: directory,
-            }),
+            },
             name: entry.name,
             bytes: entry.size,
             mtime: entry.metadata.mtime,
@@ -218,7 +218,7 @@ mod tests {
     static PASS: AtomicU32 = AtomicU32::new(1);
 
     fn item() -> WorkItem {
-        item_of(0, Work::Begin(vec![root()]))
+        item_of(0, ItemWork::Begin(vec![root()]))
     }
 
     #[tokio::test]
@@ -266,7 +266,7 @@ mod tests {
             feeder,
             ..mover()
         });
-        let trees = item_of(0, Work::Trees(Vec::new()));
+        let trees = item_of(0, ItemWork::Trees(Vec::new()));
         mover.queue.put(vec![trees.clone()]).await.unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
         let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
@@ -294,7 +294,7 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let taken = queue.take().await.unwrap().unwrap();
-        let others = (1..).map(|source| item_of(source, Work::Trees(vec![root()])));
+        let others = (1..).map(|source| item_of(source, ItemWork::Trees(vec![root()])));
         let announced = queue.put(others.take(100_000).collect()).await.unwrap();
         assert!(!announced.refused.is_empty(), "it is full");
         let done = Arc::clone(&mover).do_taken(taken, None).await;

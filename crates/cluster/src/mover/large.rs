@@ -365,7 +365,7 @@ mod tests {
 
     use super::*;
     use crate::lab::{item_of, mover, root};
-    use crate::work::Work;
+    use crate::work::ItemWork;
 
     #[test]
     fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
@@ -379,7 +379,7 @@ mod tests {
                 bytes: GROUP_BYTES,
                 mtime,
             };
-            item_of(0, Work::Large(file))
+            item_of(0, ItemWork::Large(file))
         });
         mover.events.note_failed_range(failed.id(mover.job.id));
         assert_eq!(

@@ -14,8 +14,8 @@ use zmove_wire::{FaultCode, FileTotal, NotKept, WorkCounts};
 
 use crate::error::SessionEnd;
 use crate::job::Receiver;
+use crate::seen_messages::SeenMessages;
 use crate::tally::Tally;
-use crate::told::Told;
 use crate::work_queue::LEASE;
 
 /// The listeners to what happens in sessions, and what of it concerns the whole job.
@@ -24,9 +24,9 @@ pub(crate) struct JobEvents {
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) served: Arc<Served>,
     /// The failures that have been told.
-    told: Told,
+    told: SeenMessages,
     /// The failures that others have told.
-    told_elsewhere: Arc<Told>,
+    told_elsewhere: Arc<SeenMessages>,
     /// The large files of which a range has failed, by the items that give them their names.
     failed_ranges: Lock<HashSet<WorkId>>,
     /// What is known of receivers, by their numbers.
@@ -55,13 +55,13 @@ impl JobEvents {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
         served: Arc<Served>,
-        told_elsewhere: Arc<Told>,
+        told_elsewhere: Arc<SeenMessages>,
     ) -> Arc<Self> {
         Arc::new(Self {
             observer,
             listener,
             served,
-            told: Told::default(),
+            told: SeenMessages::default(),
             told_elsewhere,
             failed_ranges: Lock::default(),
             known: Lock::default(),
@@ -317,7 +317,7 @@ impl Observer for SessionEvents {
             Event::Failed { message } => {
                 // one that is shut out fails in all that others do: nothing is wrong with the file
                 let is_shut_out = message.ends_with(&FaultCode::JobEnded.to_string());
-                if !is_shut_out && self.events.told.insert(message) {
+                if !is_shut_out && self.events.told.report_once(message) {
                     let message = self.with_receiver(message);
                     self.events.observer.on(&Event::Failed { message });
                 }
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn what_another_node_has_told_has_been_told() {
-        let elsewhere = Arc::new(Told::default());
+        let elsewhere = Arc::new(SeenMessages::default());
         let events = JobEvents::new(
             Arc::new(NoObserver),
             Arc::new(NoListener),
@@ -472,7 +472,7 @@ mod tests {
         );
         let session = events.within(0, &receiver());
         assert!(!session.has_told("sender: x"));
-        elsewhere.insert("sender: x");
+        elsewhere.report_once("sender: x");
         session.on(&Event::Failed {
             message: "sender: y".into(),
         });

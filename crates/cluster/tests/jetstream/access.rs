@@ -6,7 +6,7 @@ use std::path::Path;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, Role};
+use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, QueueRole};
 
 use crate::lab::{Lab, data, next, put_all, settings};
 
@@ -22,10 +22,10 @@ async fn a_broker_lets_in_who_has_the_seed() {
         credentials,
         ..lab.access()
     };
-    let head = JetStream::open(&with(Some(good)), settings(Role::Head)).await;
+    let head = JetStream::open(&with(Some(good)), settings(QueueRole::Head)).await;
     assert!(head.unwrap().waiting().await.unwrap() == 0);
     for credentials in [None, Some(bad)] {
-        let refused = JetStream::open(&with(credentials), settings(Role::Mover)).await;
+        let refused = JetStream::open(&with(credentials), settings(QueueRole::Mover)).await;
         assert!(refused.unwrap_err().to_string().contains("authorization"));
     }
 }
@@ -61,13 +61,13 @@ async fn a_connection_by_tls_is_made_to_a_server_for_which_its_authority_vouches
         ..lab.access()
     };
     let trusting = with(Some(others.pem() + &ours.pem()));
-    let head = JetStream::open(&trusting, settings(Role::Head)).await;
+    let head = JetStream::open(&trusting, settings(QueueRole::Head)).await;
     let head = head.unwrap();
     put_all(&head, [data(1)]).await;
     assert_eq!(next(&head).await.item, data(1));
     for authorities in [None, Some(others.pem())] {
         let access = with(authorities);
-        let refused = JetStream::open(&access, settings(Role::Mover)).await;
+        let refused = JetStream::open(&access, settings(QueueRole::Mover)).await;
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("nobody vouches here"), "{why}");
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::stream;
-use zmove_cluster::jetstream::{Role, Settings};
+use zmove_cluster::jetstream::{QueueRole, Settings};
 use zmove_cluster::{WorkError, WorkQueue};
 use zmove_types::SharedJobId;
 
@@ -140,7 +140,7 @@ async fn jobs_do_not_meet() {
     let other = lab
         .open(Settings {
             job: other_job,
-            ..settings(Role::Head)
+            ..settings(QueueRole::Head)
         })
         .await
         .unwrap();

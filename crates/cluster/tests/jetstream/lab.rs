@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use zmove_cluster::jetstream::{
-    Access, BrokerState, JetStream, JobKey, Lease, Role, Settings, program,
+    Access, BrokerState, JetStream, JobKey, Lease, QueueRole, Settings, program,
 };
-use zmove_cluster::{Taken, Work, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::{ItemWork, Taken, WorkError, WorkItem, WorkQueue};
 use zmove_scan::MarkedPath;
 use zmove_types::{Name, RelPath, SharedJobId};
 
@@ -76,20 +76,20 @@ impl Lab {
     }
 
     pub(crate) async fn head(&self) -> JetStream {
-        self.open(settings(Role::Head)).await.unwrap()
+        self.open(settings(QueueRole::Head)).await.unwrap()
     }
 
     /// A head whose items are leased for this time.
     pub(crate) async fn head_with_lease(&self, lease: Duration) -> JetStream {
         let settings = Settings {
             lease,
-            ..settings(Role::Head)
+            ..settings(QueueRole::Head)
         };
         self.open(settings).await.unwrap()
     }
 
     pub(crate) async fn mover(&self) -> JetStream {
-        self.open(settings(Role::Mover)).await.unwrap()
+        self.open(settings(QueueRole::Mover)).await.unwrap()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -203,7 +203,7 @@ pub(crate) fn key(number: u8) -> JobKey {
     JobKey::new([number; JobKey::BYTES])
 }
 
-pub(crate) fn settings(role: Role) -> Settings {
+pub(crate) fn settings(role: QueueRole) -> Settings {
     let lease = Duration::from_secs(1);
     Settings {
         lease,
@@ -220,7 +220,7 @@ fn root() -> MarkedPath {
     MarkedPath { path, mark: None }
 }
 
-fn item_of(source: u32, work: Work) -> WorkItem {
+fn item_of(source: u32, work: ItemWork) -> WorkItem {
     WorkItem {
         pass: 1,
         source,
@@ -229,13 +229,13 @@ fn item_of(source: u32, work: Work) -> WorkItem {
 }
 
 pub(crate) fn walk(number: u32) -> WorkItem {
-    item_of(number, Work::Trees(vec![root()]))
+    item_of(number, ItemWork::Trees(vec![root()]))
 }
 
 pub(crate) fn data(number: u32) -> WorkItem {
     let names = vec![Name::from_bytes(b"n").unwrap()];
     let directory = root();
-    item_of(number, Work::Names { directory, names })
+    item_of(number, ItemWork::Names { directory, names })
 }
 
 pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{
-    ARGUMENTS, Access, JetStream, LocalBroker, LocalServer, Role, program,
+    ARGUMENTS, Access, JetStream, LocalBroker, LocalServer, QueueRole, program,
 };
 
 use crate::lab::{Lab, data, next, put_all, settings};
@@ -66,7 +66,7 @@ async fn a_local_broker_ends_with_its_push_and_begins_empty() {
     let Some(place) = Place::new() else { return };
     for _push in 0..2 {
         let server = place.start().await.unwrap();
-        let head = JetStream::open(&place.access, settings(Role::Head)).await;
+        let head = JetStream::open(&place.access, settings(QueueRole::Head)).await;
         let head = head.unwrap();
         assert!(head.waiting().await.unwrap() == 0);
         put_all(&head, [data(1)]).await;
@@ -86,7 +86,7 @@ async fn a_local_broker_lets_the_nodes_of_its_cluster_in_and_nobody_else() {
             credentials,
             ..place.access.clone()
         };
-        let refused = JetStream::open(&access, settings(Role::Mover)).await;
+        let refused = JetStream::open(&access, settings(QueueRole::Mover)).await;
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("does not let this node in"), "{why}");
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::sync::watch;
 use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
+use zmove_cluster::jetstream::{BrokerState, JetStream, QueueRole, Settings};
 
 use crate::lab::{
     LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, data, do_until, next, put_all, put_in_order,
@@ -178,7 +178,7 @@ async fn items_that_a_damaged_broker_does_not_deliver_are_reported_and_count_as_
     };
     let settings = Settings {
         silence: Duration::from_millis(300),
-        ..settings(Role::Head)
+        ..settings(QueueRole::Head)
     };
     let head = lab.open(settings).await.unwrap();
     let mover = Arc::new(lab.mover().await);
@@ -218,7 +218,7 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     let head = lab
         .open(Settings {
             patience,
-            ..settings(Role::Head)
+            ..settings(QueueRole::Head)
         })
         .await
         .unwrap();

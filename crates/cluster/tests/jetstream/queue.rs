@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::message::PublishMessage;
 use zmove_cluster::jetstream::{
-    JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings,
+    JetStream, JobNotice, NodeFailure, Notice, NoticeBoard, QueueRole, Settings,
 };
 use zmove_cluster::{WorkItem, WorkQueue};
 
@@ -73,7 +73,7 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
     let again = next(&head).await;
     assert_eq!(again.item, not_renewed.item);
     assert_eq!(head.waiting().await.unwrap(), 1);
-    assert!(began.elapsed() >= settings(Role::Head).lease);
+    assert!(began.elapsed() >= settings(QueueRole::Head).lease);
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn what_is_renewed_stays_taken() {
 async fn stays_taken(lab: &Lab, lease: Duration) -> bool {
     let settings = Settings {
         lease,
-        ..settings(Role::Head)
+        ..settings(QueueRole::Head)
     };
     let head = lab.open(settings).await.unwrap();
     put_all(&head, [data(1)]).await;
@@ -147,7 +147,7 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let mover = JetStream::open(&access, settings(Role::Mover))
+                let mover = JetStream::open(&access, settings(QueueRole::Mover))
                     .await
                     .unwrap();
                 tokio::select! {
@@ -178,7 +178,7 @@ async fn a_full_queue_refuses_and_takes_the_same_item_later() {
     let head = lab
         .open(Settings {
             items_max: 300,
-            ..settings(Role::Head)
+            ..settings(QueueRole::Head)
         })
         .await
         .unwrap();
@@ -302,9 +302,9 @@ async fn who_has_another_key_hears_of_no_job() {
         ..JobNotice::default()
     });
     let [head, node, stranger] = [1, 1, 2].map(key);
-    let head = Notices::open(&lab.access(), &head).await.unwrap();
-    let node = Notices::open(&lab.access(), &node).await.unwrap();
-    let stranger = Notices::open(&lab.access(), &stranger).await.unwrap();
+    let head = NoticeBoard::open(&lab.access(), &head).await.unwrap();
+    let node = NoticeBoard::open(&lab.access(), &node).await.unwrap();
+    let stranger = NoticeBoard::open(&lab.access(), &stranger).await.unwrap();
     for _ in 0..5 {
         head.tell(&told).await.unwrap();
         assert_eq!(node.hear().await.unwrap(), Ok(told.clone()));
@@ -324,7 +324,7 @@ async fn a_notice_that_is_longer_than_the_broker_takes_costs_the_others_nothing(
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let notices = Notices::open(&lab.access(), &key(1)).await.unwrap();
+    let notices = NoticeBoard::open(&lab.access(), &key(1)).await.unwrap();
     let told = |message| {
         Notice::Warned(NodeFailure {
             job: crate::lab::JOB.0,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Access, JetStream, Role, Settings, program};
+use zmove_cluster::jetstream::{Access, JetStream, QueueRole, Settings, program};
 
 use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
 use crate::ports::free_port;
@@ -71,7 +71,7 @@ impl Three {
         }
     }
 
-    async fn open(&self, role: Role) -> JetStream {
+    async fn open(&self, role: QueueRole) -> JetStream {
         let settings = Settings {
             patience: Duration::from_secs(60),
             lease: Duration::from_secs(10),
@@ -112,8 +112,8 @@ async fn a_broker_of_three_servers_outlives_one_and_waits_for_two() {
     let Some(mut three) = Three::start() else {
         return;
     };
-    let head = three.open(Role::Head).await;
-    let mover = Arc::new(three.open(Role::Mover).await);
+    let head = three.open(QueueRole::Head).await;
+    let mover = Arc::new(three.open(QueueRole::Mover).await);
     put_all(&head, (0..50).map(data)).await;
     assert_eq!(head.losses().await.unwrap(), 0);
     let mut left: Vec<_> = (0..60).map(data).collect();
@@ -159,8 +159,8 @@ async fn a_broker_of_three_servers_that_loses_all_disks_is_filled_again() {
     let Some(mut three) = Three::start() else {
         return;
     };
-    let head = three.open(Role::Head).await;
-    let mover = three.open(Role::Mover).await;
+    let head = three.open(QueueRole::Head).await;
+    let mover = three.open(QueueRole::Mover).await;
     put_all(&head, [data(62)]).await;
     assert_eq!(head.losses().await.unwrap(), 0);
     for number in 0..3 {

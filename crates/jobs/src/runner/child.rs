@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::environment;
-use crate::job::{JobId, Work};
+use crate::job::{JobId, JobWork};
 use crate::place::{Place, lock, make_directory, private};
 use crate::program::THIS_PROGRAM;
 use crate::store::Started;
@@ -71,7 +71,7 @@ pub(super) fn start_to_end(
     place: &Place,
     id: JobId,
     lock: File,
-    work: &Work,
+    work: &JobWork,
     copy: &str,
     words: &[OsString],
 ) -> io::Result<Process> {
@@ -96,7 +96,7 @@ fn open_log(place: &Place, id: JobId) -> io::Result<File> {
 }
 
 /// The program with a job's words, where and with what they mean what they did when they were typed.
-fn command(work: &Work, words: &[OsString]) -> io::Result<Command> {
+fn command(work: &JobWork, words: &[OsString]) -> io::Result<Command> {
     let own = work.environment.0.iter().filter_map(|variable| {
         let at = variable.as_bytes().iter().position(|&byte| byte == b'=')?;
         let (name, value) = variable.as_bytes().split_at(at);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
 
-use crate::store::Queued;
+use crate::store::QueuedJob;
 
 /// How many jobs run at once. Those that watch their sources are not counted: they would take the room of others for
 /// ever, mostly without any use for it.
@@ -35,16 +35,19 @@ pub(super) struct Choice {
     kinds: HashMap<String, usize>,
     /// Source and target: the same job is never done twice at once, whatever the limits.
     pairs: HashMap<(String, String), usize>,
-    chosen: Vec<Queued>,
+    chosen: Vec<QueuedJob>,
     /// Equally urgent jobs, by kind, until all of them have been offered.
-    rivals: BTreeMap<String, VecDeque<Queued>>,
+    rivals: BTreeMap<String, VecDeque<QueuedJob>>,
     /// How many rivals there are with the same kind, host, target and key: no more are of use than have room.
     offered: HashMap<[String; 3], usize>,
     priority: Option<i32>,
 }
 
 impl Choice {
-    pub(super) fn new<'a>(limits: Limits, running: impl IntoIterator<Item = &'a Queued>) -> Self {
+    pub(super) fn new<'a>(
+        limits: Limits,
+        running: impl IntoIterator<Item = &'a QueuedJob>,
+    ) -> Self {
         let mut choice = Self {
             limits,
             all: 0,
@@ -62,7 +65,7 @@ impl Choice {
         choice
     }
 
-    fn count(&mut self, job: &Queued) {
+    fn count(&mut self, job: &QueuedJob) {
         *self
             .pairs
             .entry((job.source.clone(), job.target.clone()))
@@ -82,7 +85,7 @@ impl Choice {
         self.all < self.limits.all
     }
 
-    fn has_room_for(&self, job: &Queued) -> bool {
+    fn has_room_for(&self, job: &QueuedJob) -> bool {
         if self
             .pairs
             .contains_key(&(job.source.clone(), job.target.clone()))
@@ -98,7 +101,7 @@ impl Choice {
     }
 
     /// Offers the next job, by priority; returns whether another is of use.
-    pub(super) fn offer(&mut self, job: Queued) -> bool {
+    pub(super) fn offer(&mut self, job: QueuedJob) -> bool {
         if self.priority != Some(job.priority) {
             self.choose();
             self.priority = Some(job.priority);
@@ -150,14 +153,14 @@ impl Choice {
     }
 
     /// The jobs that are to begin.
-    pub(super) fn chosen(mut self) -> Vec<Queued> {
+    pub(super) fn chosen(mut self) -> Vec<QueuedJob> {
         self.choose();
         self.chosen
     }
 }
 
 /// The kind of a job: its label, or where its source lies if the label is only the source's name.
-fn kind(job: &Queued) -> String {
+fn kind(job: &QueuedJob) -> String {
     let source = job.source.trim_end_matches('/');
     match source.strip_suffix(job.label.as_str()) {
         Some(directory) if directory.is_empty() || directory.ends_with(['/', ':']) => {
@@ -172,8 +175,8 @@ mod tests {
     use super::*;
     use crate::job::JobId;
 
-    fn job(id: i64, host: &str, target: &str) -> Queued {
-        Queued {
+    fn job(id: i64, host: &str, target: &str) -> QueuedJob {
+        QueuedJob {
             id: JobId(id),
             host: host.into(),
             source: format!("/s/{id}"),
@@ -194,8 +197,8 @@ mod tests {
 
     fn chosen(
         limits: Limits,
-        running: &[Queued],
-        queued: impl IntoIterator<Item = Queued>,
+        running: &[QueuedJob],
+        queued: impl IntoIterator<Item = QueuedJob>,
     ) -> Vec<i64> {
         let mut choice = Choice::new(limits, running);
         assert!(queued.into_iter().all(|job| choice.offer(job)));
@@ -225,7 +228,7 @@ mod tests {
     #[test]
     fn a_key_has_its_limit_too() {
         let limits = Limits { key: 1, ..LIMITS };
-        let of = |id, home: &str| Queued {
+        let of = |id, home: &str| QueuedJob {
             home: home.into(),
             ..job(id, "h", &id.to_string())
         };
@@ -235,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_same_transfer_is_not_done_twice_at_once() {
-        let again = Queued {
+        let again = QueuedJob {
             id: JobId(2),
             ..job(1, "a", "x")
         };
@@ -249,7 +252,7 @@ mod tests {
 
     #[test]
     fn many_jobs_of_one_kind_do_not_keep_others_waiting() {
-        let labelled = |id, label: &str| Queued {
+        let labelled = |id, label: &str| QueuedJob {
             label: label.into(),
             ..job(id, "h", &id.to_string())
         };
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn who_is_more_urgent_comes_first_whatever_its_kind() {
-        let urgent = |id, priority| Queued {
+        let urgent = |id, priority| QueuedJob {
             priority,
             ..job(id, "h", &id.to_string())
         };
@@ -282,7 +285,7 @@ mod tests {
 
     #[test]
     fn who_watches_takes_no_room() {
-        let watches = |id| Queued {
+        let watches = |id| QueuedJob {
             watches: true,
             ..job(id, "h", &id.to_string())
         };
@@ -300,7 +303,7 @@ mod tests {
     #[test]
     fn a_label_of_its_own_is_a_kind() {
         let of = |source: &str, label: &str| {
-            kind(&Queued {
+            kind(&QueuedJob {
                 source: source.into(),
                 label: label.into(),
                 ..job(1, "", "")

@@ -6,13 +6,18 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use super::tail::Progress;
+use super::tail::AttemptProgress;
 use crate::job::JobId;
 use crate::place::{Place, private};
 
 /// How far an attempt was, so many times at most, from its begin to its end or to the present.
 #[must_use]
-pub fn samples_of(place: &Place, id: JobId, attempt: u32, length_max: usize) -> Vec<Progress> {
+pub fn samples_of(
+    place: &Place,
+    id: JobId,
+    attempt: u32,
+    length_max: usize,
+) -> Vec<AttemptProgress> {
     let read = |path: &Path| read(path, length_max).unwrap_or_default();
     let samples = read(&place.events(id, attempt));
     if samples.is_empty() {
@@ -42,7 +47,7 @@ pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
 }
 
 /// Looks at so many places of a file of events, evenly spread, and at its end.
-fn read(path: &Path, length_max: usize) -> io::Result<Vec<Progress>> {
+fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
     if bytes <= WHOLE_BYTES {
@@ -57,7 +62,7 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<Progress>> {
         }
         return Ok(thinned);
     }
-    let mut samples: Vec<Progress> = Vec::new();
+    let mut samples: Vec<AttemptProgress> = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];
     let steps = u64::try_from(length_max).unwrap_or(u64::MAX).max(1);
     let end = bytes - PIECE_BYTES as u64;
@@ -82,7 +87,7 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<Progress>> {
     Ok(samples)
 }
 
-fn lines(bytes: &[u8]) -> impl Iterator<Item = Progress> {
+fn lines(bytes: &[u8]) -> impl Iterator<Item = AttemptProgress> {
     bytes
         .split(|&byte| byte == b'\n')
         .filter_map(|line| serde_json::from_slice(line).ok())
@@ -120,10 +125,10 @@ mod tests {
         std::fs::create_dir(place.job(id)).unwrap();
         for count in [0_u64, 2, 100, 20_000] {
             let line = |n| {
-                serde_json::to_string(&Progress {
+                serde_json::to_string(&AttemptProgress {
                     bytes_done: n,
                     seconds: n as f64,
-                    ..Progress::default()
+                    ..AttemptProgress::default()
                 })
             };
             let lines: Vec<_> = (0..count).map(|n| line(n).unwrap()).collect();
@@ -134,7 +139,7 @@ mod tests {
             .unwrap();
             let samples = samples_of(&place, id, 1, 50);
             let first_and_last = (samples.first(), samples.last());
-            let done = |sample: Option<&Progress>| sample.map(|sample| sample.bytes_done);
+            let done = |sample: Option<&AttemptProgress>| sample.map(|sample| sample.bytes_done);
             let (first, last) = (done(first_and_last.0), done(first_and_last.1));
             assert_eq!(
                 (first, last),

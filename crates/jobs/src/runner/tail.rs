@@ -16,7 +16,7 @@ use crate::store::AttemptEvent;
 
 /// How far a running attempt is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct AttemptProgress {
     /// Seconds since its first session began.
     pub seconds: f64,
     /// Bytes at the target.
@@ -248,7 +248,7 @@ fn last(exit: i32, line: Line) -> Last {
 
 /// How far the running attempt of a job is, by the last word of its process; none before its first.
 #[must_use]
-pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<Progress> {
+pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<AttemptProgress> {
     Follower::new(place, id, attempt).look()
 }
 
@@ -272,7 +272,7 @@ impl Follower {
     }
 
     /// How far the attempt is, if it has printed more since the last call.
-    pub fn look(&mut self) -> Option<Progress> {
+    pub fn look(&mut self) -> Option<AttemptProgress> {
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(File::open(&self.path).ok()?),
@@ -287,7 +287,7 @@ impl Follower {
 }
 
 /// The last report of progress: mostly it is near the end.
-fn last_progress(file: &File, bytes: u64) -> Option<Progress> {
+fn last_progress(file: &File, bytes: u64) -> Option<AttemptProgress> {
     [NEAR_BYTES, LAST_BYTES].into_iter().find_map(|looked| {
         let mut end = vec![0; usize::try_from(looked.min(bytes)).ok()?];
         let length = file.read_at(&mut end, bytes.saturating_sub(looked)).ok()?;
@@ -366,9 +366,9 @@ mod tests {
         std::fs::create_dir(place.job(JobId(1))).unwrap();
         let mut follower = Follower::new(&place, JobId(1), 1);
         assert_eq!(follower.look(), None);
-        let progress = |bytes_done| Progress {
+        let progress = |bytes_done| AttemptProgress {
             bytes_done,
-            ..Progress::default()
+            ..AttemptProgress::default()
         };
         let line = |bytes_done| serde_json::to_string(&progress(bytes_done)).unwrap() + "\n";
         let warnings = "{\"event\":\"failed\"}\n".repeat(500);

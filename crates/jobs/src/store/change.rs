@@ -11,7 +11,7 @@ use super::rows::{read_moved, read_wish, read_work, signed, unsigned};
 use super::step::{add_event, state_of, take};
 use super::waiting::{RETRY_WAIT_MAX_MILLIS, do_again};
 use crate::error::StoreError;
-use crate::job::{JobId, Moved, Wish, Work};
+use crate::job::{JobId, JobWork, Moved, Wish};
 use crate::moment::Moment;
 use crate::state::{State, Step};
 
@@ -30,7 +30,7 @@ pub struct Started {
     /// The attempt's number, from 1 on.
     pub attempt: u32,
     /// The work.
-    pub work: Work,
+    pub work: JobWork,
     /// The longest time in which nothing is moved before it is given up.
     pub deadline: Duration,
     /// The furthest that any attempt has come.
@@ -48,7 +48,7 @@ pub struct AttemptEvent {
 
 /// What the end of an attempt means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AttemptVerdict {
     /// All is at the target.
     Done,
     /// Another attempt would fail in the same way.
@@ -65,7 +65,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
     /// What it means.
-    pub verdict: Verdict,
+    pub verdict: AttemptVerdict,
     /// The exit code, if it is known.
     pub exit: Option<i32>,
     /// Why it ended so.
@@ -356,26 +356,26 @@ impl Terms {
             retry_until,
         };
         match (ending.verdict, self.wish) {
-            (Verdict::Done, _) => simple(Step::Finish),
+            (AttemptVerdict::Done, _) => simple(Step::Finish),
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
-            (Verdict::Fatal, _) => simple(Step::Fail),
+            (AttemptVerdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
             // Held, and let go on before its process had ended: nothing has failed.
-            (Verdict::Stopped, None) => After {
+            (AttemptVerdict::Stopped, None) => After {
                 step: Step::Requeue,
                 not_before: None,
                 failures: self.failures,
                 retry_until,
             },
             // Its time may have gone by while nothing ran here, and it has not been tried since.
-            (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => After {
+            (AttemptVerdict::Vanished, None) if failures <= VANISHED_AT_ONCE => After {
                 step: Step::Requeue,
                 not_before: None,
                 failures,
                 retry_until,
             },
             _ if now >= retry_until => simple(Step::Expire),
-            (Verdict::Passing | Verdict::Vanished, None) => {
+            (AttemptVerdict::Passing | AttemptVerdict::Vanished, None) => {
                 let next = now.after(retry_wait(failures)).min(retry_until);
                 After {
                     step: Step::Retry,

@@ -7,7 +7,7 @@ use super::Store;
 use super::rows::read_work;
 use super::step::add_event;
 use crate::error::StoreError;
-use crate::job::{JobId, Work};
+use crate::job::{JobId, JobWork};
 use crate::moment::Moment;
 
 impl Store {
@@ -24,7 +24,7 @@ impl Store {
     ///
     /// # Errors
     /// There is no such job.
-    pub fn work(&self, id: JobId) -> Result<Work, StoreError> {
+    pub fn work(&self, id: JobId) -> Result<JobWork, StoreError> {
         self.read(|connection| {
             let sql = "SELECT arguments, directory, environment FROM jobs WHERE id = ?1";
             connection.query_row(sql, [id.0], |row| read_work(row, 0))

@@ -37,7 +37,7 @@ pub struct Page {
 
 /// A job that may begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuedJob {
     /// The job.
     pub id: JobId,
     /// The other host.
@@ -58,9 +58,9 @@ pub struct Queued {
 
 /// A job that is running, or was when its runner died.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Running {
+pub struct RunningJob {
     /// The job, to be counted.
-    pub job: Queued,
+    pub job: QueuedJob,
     /// The attempt.
     pub attempt: u32,
     /// How far its events have been read.
@@ -225,7 +225,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn queued(&self, visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+    pub fn queued(&self, visit: impl FnMut(QueuedJob) -> bool) -> Result<(), StoreError> {
         self.visit_queued("1", visit)
     }
 
@@ -233,7 +233,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn queued_to_watch(&self, visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+    pub fn queued_to_watch(&self, visit: impl FnMut(QueuedJob) -> bool) -> Result<(), StoreError> {
         // `--watch` and the NUL behind it
         self.visit_queued("instr(arguments, x'2d2d776174636800') > 0", visit)
     }
@@ -241,7 +241,7 @@ impl Store {
     fn visit_queued(
         &self,
         condition: &str,
-        mut visit: impl FnMut(Queued) -> bool,
+        mut visit: impl FnMut(QueuedJob) -> bool,
     ) -> Result<(), StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(&format!(
@@ -261,13 +261,13 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn running(&self) -> Result<Vec<Running>, StoreError> {
+    pub fn running(&self) -> Result<Vec<RunningJob>, StoreError> {
         let sql = format!(
             "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest, files, bytes, seconds, limited_by
              FROM jobs WHERE state = 'running' ORDER BY id",
         );
         self.rows(&sql, (), |row| {
-            Ok(Running {
+            Ok(RunningJob {
                 job: read_queued(row)?,
                 attempt: row.get(8)?,
                 events_read: unsigned(row.get(9)?),
@@ -361,17 +361,17 @@ fn read_state(word: &str) -> rusqlite::Result<State> {
     word.parse().map_err(fail)
 }
 
-/// All that a [`Queued`] has.
+/// All that a [`QueuedJob`] has.
 const QUEUED: &str = "id, host, source, target, label, priority, environment, arguments";
 
-fn read_queued(row: &Row<'_>) -> rusqlite::Result<Queued> {
+fn read_queued(row: &Row<'_>) -> rusqlite::Result<QueuedJob> {
     let words = |column| -> rusqlite::Result<Words> {
         Ok(Words::from_bytes(row.get_ref(column)?.as_blob()?))
     };
     let home = words(6)?.0.into_iter().find_map(|word| {
         Some(OsStr::from_bytes(word.as_bytes().strip_prefix(b"ZMOVE_HOME=")?).to_owned())
     });
-    Ok(Queued {
+    Ok(QueuedJob {
         id: JobId(row.get(0)?),
         host: row.get(1)?,
         source: row.get(2)?,

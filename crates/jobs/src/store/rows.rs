@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStringExt;
 
 use rusqlite::Row;
 
-use crate::job::{JobEvent, JobId, Moved, Wish, Words, Work};
+use crate::job::{JobEvent, JobId, JobWork, Moved, Wish, Words};
 use crate::moment::Moment;
 
 /// The work, by the columns `arguments`, `directory` and `environment` from this one on.
-pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<Work> {
+pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<JobWork> {
     let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
-    Ok(Work {
+    Ok(JobWork {
         arguments: words(row.get(first)?),
         directory: OsString::from_vec(row.get(first + 1)?).into(),
         environment: words(row.get(first + 2)?),

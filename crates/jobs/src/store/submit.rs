@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use super::Store;
 use super::step::{add_event, state_of};
 use crate::error::StoreError;
-use crate::job::{JobId, NewJob, Work};
+use crate::job::{JobId, JobWork, NewJob};
 use crate::moment::{Moment, millis};
 use crate::schedule::StartTime;
 use crate::state::State;
@@ -81,11 +81,11 @@ impl Store {
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
-    Work {
+    JobWork {
         arguments,
         directory,
         ..
-    }: &Work,
+    }: &JobWork,
 ) -> rusqlite::Result<Option<(JobId, bool)>> {
     let sql = "SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1";
     let work = params![

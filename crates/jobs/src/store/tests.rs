@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use tempfile::TempDir;
 
 use super::*;
-use crate::job::{JobId, Moved, NewJob, Wish, Words, Work};
+use crate::job::{JobId, JobWork, Moved, NewJob, Wish, Words};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -38,7 +38,7 @@ pub(crate) fn job(label: &str) -> NewJob {
     NewJob {
         submission: None,
         label: label.to_owned(),
-        work: Work {
+        work: JobWork {
             arguments: Words(vec!["a".into(), label.into()]),
             directory: "/".into(),
             environment: Words(vec!["A=b".into()]),
@@ -65,13 +65,13 @@ pub(crate) fn left_copy() -> (Site, JobId) {
     (site, id)
 }
 
-fn ended(verdict: Verdict) -> Ending {
+fn ended(verdict: AttemptVerdict) -> Ending {
     let exit = match verdict {
-        Verdict::Done => Some(0),
-        Verdict::Fatal => Some(3),
-        Verdict::Passing => Some(10),
-        Verdict::Stopped => Some(20),
-        Verdict::Vanished => None,
+        AttemptVerdict::Done => Some(0),
+        AttemptVerdict::Fatal => Some(3),
+        AttemptVerdict::Passing => Some(10),
+        AttemptVerdict::Stopped => Some(20),
+        AttemptVerdict::Vanished => None,
     };
     Ending {
         verdict,
@@ -157,7 +157,7 @@ fn a_job_runs_and_ends_once() {
     let started = site.store.start(id, START).unwrap();
     assert_eq!((started.attempt, &started.work), (1, &job("x").work));
     assert_eq!(site.store.running().unwrap().len(), 1);
-    let done = ended(Verdict::Done);
+    let done = ended(AttemptVerdict::Done);
     assert_eq!(
         site.store.settle(id, 1, &done, later(1)).unwrap(),
         Some(State::Done)
@@ -177,13 +177,13 @@ fn an_attempt_that_is_not_the_last_is_not_settled() {
     let mut site = site();
     let id = site.submit(&job("x"));
     assert_eq!(
-        site.run(id, &ended(Verdict::Vanished), START),
+        site.run(id, &ended(AttemptVerdict::Vanished), START),
         State::Queued
     );
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     assert_eq!(
         site.store
-            .settle(id, 1, &ended(Verdict::Done), START)
+            .settle(id, 1, &ended(AttemptVerdict::Done), START)
             .unwrap(),
         None
     );
@@ -211,7 +211,7 @@ fn the_same_submission_is_the_same_job() {
         site.store.submit(&other, START),
         Err(StoreError::OtherSubmission { .. })
     ));
-    let work = Work {
+    let work = JobWork {
         directory: "/elsewhere".into(),
         ..named.work.clone()
     };
@@ -230,7 +230,7 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
     let mut now = START;
     let mut waits = Vec::new();
     loop {
-        match site.run(id, &ended(Verdict::Passing), now) {
+        match site.run(id, &ended(AttemptVerdict::Passing), now) {
             State::Waiting => {}
             state => {
                 assert_eq!(state, State::Expired);
@@ -258,7 +258,7 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
     let id = site.submit(&job("x"));
     let further = Ending {
         furthest: 7,
-        ..ended(Verdict::Passing)
+        ..ended(AttemptVerdict::Passing)
     };
     site.store.start(id, START).unwrap();
     assert_eq!(
@@ -278,14 +278,14 @@ fn a_process_that_keeps_dying_is_started_ever_more_seldom() {
     let id = site.submit(&job("x"));
     for _ in 0..VANISHED {
         assert_eq!(
-            site.run(id, &ended(Verdict::Vanished), START),
+            site.run(id, &ended(AttemptVerdict::Vanished), START),
             State::Queued
         );
     }
     let mut now = START;
     let mut waits = Vec::new();
     for _ in 0..6 {
-        let state = site.run(id, &ended(Verdict::Vanished), now);
+        let state = site.run(id, &ended(AttemptVerdict::Vanished), now);
         assert_eq!(state, State::Waiting);
         let due = site.store.next_due(now).unwrap().unwrap();
         waits.push(due.since(now).as_secs());
@@ -324,7 +324,7 @@ fn a_job_is_held_and_goes_on() {
     assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Pause));
     let interrupted = Ending {
         exit: Some(20),
-        ..ended(Verdict::Passing)
+        ..ended(AttemptVerdict::Passing)
     };
     assert_eq!(
         site.store.settle(id, 1, &interrupted, later(9000)).unwrap(),
@@ -355,7 +355,7 @@ fn a_job_that_is_about_to_be_held_may_go_on() {
     assert_eq!(site.store.running().unwrap()[0].wish, None);
     let settled = site
         .store
-        .settle(id, 1, &ended(Verdict::Stopped), START)
+        .settle(id, 1, &ended(AttemptVerdict::Stopped), START)
         .unwrap();
     assert_eq!(
         settled,
@@ -387,7 +387,7 @@ fn an_order_that_comes_too_late_changes_nothing() {
     );
     assert_eq!(
         site.store
-            .settle(id, 1, &ended(Verdict::Done), START)
+            .settle(id, 1, &ended(AttemptVerdict::Done), START)
             .unwrap(),
         Some(State::Done)
     );
@@ -417,7 +417,7 @@ fn an_ended_job_is_done_again_as_another() {
         site.store.rerun(id, START),
         Err(StoreError::NotEnded(_))
     ));
-    site.run(id, &ended(Verdict::Fatal), START);
+    site.run(id, &ended(AttemptVerdict::Fatal), START);
     let again = site.store.rerun(id, START).unwrap();
     assert!(again > id);
     assert_eq!(site.store.start(again, START).unwrap().work, job("x").work);
@@ -469,7 +469,7 @@ fn each_attempt_s_end_is_kept() {
     let passing = Ending {
         message: Some("lost".into()),
         moved: moved(3),
-        ..ended(Verdict::Passing)
+        ..ended(AttemptVerdict::Passing)
     };
     assert_eq!(site.run(id, &passing, START), State::Waiting);
     site.release(later(60)).unwrap();
@@ -478,7 +478,7 @@ fn each_attempt_s_end_is_kept() {
             id,
             &Ending {
                 moved: moved(4),
-                ..ended(Verdict::Done)
+                ..ended(AttemptVerdict::Done)
             },
             later(60)
         ),
@@ -531,7 +531,10 @@ fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
     for round in 0..3 {
         let now = later(60 * round + 120);
         site.release(now).unwrap();
-        assert_eq!(site.run(last, &ended(Verdict::Done), now), State::Done);
+        assert_eq!(
+            site.run(last, &ended(AttemptVerdict::Done), now),
+            State::Done
+        );
         last = site.store.live_run(first).unwrap();
         assert!(last > first);
     }
@@ -700,7 +703,7 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
         ..job("c")
     });
     for id in [first, second] {
-        site.run(id, &ended(Verdict::Done), START);
+        site.run(id, &ended(AttemptVerdict::Done), START);
     }
     assert_eq!(
         site.store.forget(later(1)).unwrap(),
@@ -712,7 +715,7 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
     assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
     assert_eq!(site.kinds(first), Vec::<String>::new());
     site.release(later(1)).unwrap();
-    site.run(third, &ended(Verdict::Done), later(1));
+    site.run(third, &ended(AttemptVerdict::Done), later(1));
     site.drop_notifications();
     assert_eq!(site.store.forget(later(2)).unwrap(), [second, third]);
     let next = site.submit(&job("d"));
@@ -892,13 +895,13 @@ fn a_stall_is_an_event_once_in_an_attempt() {
         .unwrap();
     assert_eq!(site.notified(id), ["stalled"]);
     site.store
-        .settle(id, 1, &ended(Verdict::Vanished), START)
+        .settle(id, 1, &ended(AttemptVerdict::Vanished), START)
         .unwrap();
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     (0..2).for_each(|_| site.store.stall(id, 2, "nothing", START).unwrap());
     assert_eq!(site.notified(id), ["stalled", "stalled"]);
     site.store
-        .settle(id, 2, &ended(Verdict::Done), START)
+        .settle(id, 2, &ended(AttemptVerdict::Done), START)
         .unwrap();
     site.store.stall(id, 2, "too late", START).unwrap();
     assert_eq!(site.notified(id), ["stalled", "stalled", "done"]);

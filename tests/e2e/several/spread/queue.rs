@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use zmove_cluster::{
-    Announced, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Work, WorkError,
+    Announced, Head, ItemWork, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, WorkError,
     WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -109,12 +109,12 @@ impl Hooks for Repeating {
     fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
         let mut walks = self.walks.lock().unwrap();
         match (now, &self.again_when) {
-            (Now::Taken(item), _) if matches!(item.work, Work::Trees(_)) => {
+            (Now::Taken(item), _) if matches!(item.work, ItemWork::Trees(_)) => {
                 walks.push(item.clone())
             }
             (
                 Now::Done(WorkItem {
-                    work: Work::Large(_),
+                    work: ItemWork::Large(_),
                     ..
                 }),
                 Again::Named,
@@ -349,7 +349,7 @@ impl Hooks for Swapping {
         if matches!(
             now,
             Now::Taken(WorkItem {
-                work: Work::Names { .. },
+                work: ItemWork::Names { .. },
                 ..
             })
         ) && !self.directory.is_symlink()
@@ -438,7 +438,7 @@ struct Full;
 
 impl Hooks for Full {
     async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Announced, WorkError> {
-        let is_first = |item: &WorkItem| matches!(item.work, Work::Begin(_));
+        let is_first = |item: &WorkItem| matches!(item.work, ItemWork::Begin(_));
         let (first, refused) = items.into_iter().partition(is_first);
         let Announced { put, .. } = queue.put(first).await?;
         Ok(Announced { put, refused })

@@ -9,7 +9,7 @@ use anyhow::{Context, Error, Result};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, Notices,
+    GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, NoticeBoard,
     TELL_EVERY,
 };
 use zmove_cluster::{HeadLease, HeldGrant, WorkError};
@@ -45,7 +45,7 @@ pub(super) async fn take_part(cluster: &Cluster) -> Result<Exit> {
 }
 
 /// Connects to the broker, which may exist only while a push runs.
-async fn listen(cluster: &Cluster) -> Result<Notices> {
+async fn listen(cluster: &Cluster) -> Result<NoticeBoard> {
     let mut warned = String::new();
     loop {
         let why = match cluster.notices().await {
@@ -64,7 +64,7 @@ async fn listen(cluster: &Cluster) -> Result<Notices> {
 /// A node that takes part in the jobs of a cluster.
 struct Member<'a> {
     cluster: &'a Cluster,
-    notices: Notices,
+    notices: NoticeBoard,
     /// The name of the node, which no other has.
     node: String,
     /// The node's key, by which receivers know it.
@@ -133,7 +133,7 @@ impl Job {
 }
 
 impl<'a> Member<'a> {
-    fn new(cluster: &'a Cluster, notices: Notices) -> Result<Self> {
+    fn new(cluster: &'a Cluster, notices: NoticeBoard) -> Result<Self> {
         let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
         let identity = Identity::load_or_create(&settings::home(Role::Client)?)?;
         Ok(Self {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, Role};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, QueueRole};
 use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
 use zmove_disk::Lease;
 use zmove_engine::NoListener;
@@ -68,7 +68,7 @@ impl Part {
         let looked = spawn_blocking(move || look(&of_node, &notice)).await;
         let (job, receivers, timeout) = looked.context("look at the sources")??;
         let patience = cluster_push::broker_patience(timeout);
-        let queue = Arc::new(cluster.queue(Role::Mover, id, patience).await?);
+        let queue = Arc::new(cluster.queue(QueueRole::Mover, id, patience).await?);
         opened.get_or_init(|| OpenQueue {
             queue: Arc::clone(&queue),
             silence_max: patience + SILENCE_BEYOND,

@@ -19,7 +19,7 @@ use crate::value::exit::{Exit, failure};
 
 /// The notices that were heard.
 #[derive(Default)]
-struct Heard {
+struct HeardNotices {
     jobs: BTreeMap<SharedJobId, JobNotice>,
     nodes: BTreeMap<String, NodeNotice>,
 }
@@ -38,7 +38,7 @@ struct JobStatus {
 /// Shows the status of a cluster.
 pub(super) fn status(args: &ClusterStatusArgs) -> Result<Exit> {
     let cluster = Cluster::load(&args.name)?;
-    let heard = settings::block_on(1, Heard::by(&cluster))?;
+    let heard = settings::block_on(1, HeardNotices::by(&cluster))?;
     let jobs = heard.by_job();
     if args.metrics {
         terminal::print(metrics(&jobs, &cluster.name));
@@ -55,7 +55,7 @@ pub(super) fn status(args: &ClusterStatusArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-impl Heard {
+impl HeardNotices {
     async fn by(cluster: &Cluster) -> Result<Self> {
         let notices = match timeout(ANSWERS_WITHIN, cluster.notices()).await {
             Ok(opened) => opened.map_err(|error| cluster.no_broker(error))?,
@@ -209,7 +209,7 @@ mod tests {
             node("b", Some((2, NodeState::HasEnded))),
             node("c", None),
         ];
-        let heard = Heard {
+        let heard = HeardNotices {
             jobs: BTreeMap::new(),
             nodes: nodes.into(),
         };
@@ -250,7 +250,7 @@ mod tests {
             shown: serde_json::to_string(&shown).unwrap(),
             ..JobNotice::default()
         };
-        let heard = Heard {
+        let heard = HeardNotices {
             jobs: BTreeMap::from([(job.id(), job)]),
             nodes: [node("a", Some((1, NodeState::Works))), node("idle", None)].into(),
         };

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The importance of a finding, from the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub(crate) enum Severity {
     /// All is as it should be.
     Ok,
     /// The finding may matter, or could not be found out.
@@ -21,7 +21,7 @@ pub(crate) enum Level {
 pub(crate) struct Finding {
     /// The thing that was checked, one or two words.
     pub(crate) check: &'static str,
-    pub(crate) level: Level,
+    pub(crate) level: Severity,
     pub(crate) text: String,
     /// Further lines below the text.
     pub(crate) details: Vec<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Keep {
 }
 
 impl Finding {
-    pub(crate) fn new(level: Level, check: &'static str, text: impl Into<String>) -> Self {
+    pub(crate) fn new(level: Severity, check: &'static str, text: impl Into<String>) -> Self {
         Self {
             check,
             level,
@@ -67,11 +67,11 @@ impl Finding {
     }
 
     pub(crate) fn ok(check: &'static str, text: impl Into<String>) -> Self {
-        Self::new(Level::Ok, check, text)
+        Self::new(Severity::Ok, check, text)
     }
 
     pub(crate) fn note(check: &'static str, text: impl Into<String>) -> Self {
-        Self::new(Level::Note, check, text)
+        Self::new(Severity::Note, check, text)
     }
 
     /// The note that a fact could not be found out, with the place where it should stand.
@@ -167,6 +167,10 @@ mod tests {
 
     #[test]
     fn levels_have_an_order() {
-        assert!(Level::Ok < Level::Note && Level::Note < Level::Slow && Level::Slow < Level::Bad);
+        assert!(
+            Severity::Ok < Severity::Note
+                && Severity::Note < Severity::Slow
+                && Severity::Slow < Severity::Bad
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zmove_disk::RootGuard;
 use zmove_transport::AuthorizedKeys;
 
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::serve::check::faults_of_roots;
 use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings::{self, Role};
@@ -39,7 +39,7 @@ fn judge_roots() -> Vec<Finding> {
     let guard = RootGuard::new(keys.writable_roots(), settings::usual_own_paths(&home));
     let faults = faults_of_roots(&keys, &guard).into_iter();
     faults
-        .map(|fault| Finding::new(Level::Bad, "root", fault))
+        .map(|fault| Finding::new(Severity::Bad, "root", fault))
         .collect()
 }
 
@@ -53,7 +53,7 @@ fn judge_directory(directory: &Path) -> Finding {
             format!("only root can change '{}'", directory.display()),
         ),
         Some(OwnershipFault { text, mend }) => Finding::new(
-            Level::Bad,
+            Severity::Bad,
             CHECK,
             format!(
                 "root works in '{}', and others can change names in it: {text}",

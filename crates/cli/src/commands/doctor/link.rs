@@ -110,7 +110,7 @@ const JUMBO_RATE: f64 = 1.25e9;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::finding::Level;
+    use crate::commands::doctor::finding::Severity;
     use crate::commands::doctor::root::tests::Fake;
 
     fn rate(gbit: f64) -> ByteRate {
@@ -155,12 +155,24 @@ mod tests {
             rate: gbit.map(rate),
         };
         let cases = [
-            (link(Some(9000), Some(100.0)), 10.0, [Level::Ok, Level::Ok]),
-            (link(Some(1500), Some(1.0)), 1.0, [Level::Ok, Level::Ok]),
-            (link(Some(1500), None), 10.0, [Level::Ok, Level::Note]),
-            (link(Some(9000), Some(1.0)), 10.0, [Level::Note, Level::Ok]),
-            (link(Some(1280), None), 1.0, [Level::Ok, Level::Note]),
-            (link(None, None), 1.0, [Level::Ok, Level::Note]),
+            (
+                link(Some(9000), Some(100.0)),
+                10.0,
+                [Severity::Ok, Severity::Ok],
+            ),
+            (
+                link(Some(1500), Some(1.0)),
+                1.0,
+                [Severity::Ok, Severity::Ok],
+            ),
+            (link(Some(1500), None), 10.0, [Severity::Ok, Severity::Note]),
+            (
+                link(Some(9000), Some(1.0)),
+                10.0,
+                [Severity::Note, Severity::Ok],
+            ),
+            (link(Some(1280), None), 1.0, [Severity::Ok, Severity::Note]),
+            (link(None, None), 1.0, [Severity::Ok, Severity::Note]),
         ];
         for (link, gbit, levels) in cases {
             let found = link.judge(rate(gbit));
@@ -171,6 +183,9 @@ mod tests {
             small[1].mend[0].run.as_deref(),
             Some("ip link set dev eth0 mtu 9000")
         );
-        assert_eq!(Link::default().judge(ByteRate(1.0))[0].level, Level::Note);
+        assert_eq!(
+            Link::default().judge(ByteRate(1.0))[0].level,
+            Severity::Note
+        );
     }
 }

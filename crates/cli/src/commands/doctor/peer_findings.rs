@@ -7,7 +7,7 @@ use zmove_wire::{PROTOCOL_VERSION, Refusal, RefusalCode};
 
 use super::peer::admission::Admission;
 use super::peer::{HostKey, Peer, Reachability, Reached};
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::windows::Millis;
 
 pub(super) fn findings(peer: &Peer, link_mtu: Option<u32>) -> Vec<Finding> {
@@ -36,7 +36,7 @@ fn judge_name(peer: &Peer) -> Finding {
             Vec::from_iter(addresses.iter().map(ToString::to_string)).join(", "),
         ),
         Err(error) => Finding::new(
-            Level::Bad,
+            Severity::Bad,
             "name",
             format!("no address is found: {error}; is the name right?"),
         ),
@@ -49,7 +49,7 @@ fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: Option<&Reachability>) -> Fi
             Reachability::Unreached(reason) | Reachability::Silent(reason),
             Some(Reachability::Reached(_)),
         ) => Finding::new(
-            Level::Slow,
+            Severity::Slow,
             "TCP",
             format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"),
         ),
@@ -84,7 +84,7 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
         }
         Reachability::OtherKey(reason) => {
             let host = &peer.host;
-            Finding::new(Level::Bad, check, reason)
+            Finding::new(Severity::Bad, check, reason)
                 .with_details(vec![
                     "only once its administrator has said that the key is new:".to_owned(),
                 ])
@@ -95,7 +95,7 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
         Reachability::OtherProgram(reason)
         | Reachability::Refused(reason)
         | Reachability::Silent(reason)
-        | Reachability::Unreached(reason) => Finding::new(Level::Bad, check, reason),
+        | Reachability::Unreached(reason) => Finding::new(Severity::Bad, check, reason),
     }
 }
 
@@ -121,7 +121,7 @@ fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
     let mtu = reached.mtu?;
     Some(match (reached.mtu_measured, link_mtu) {
         (Some(measured), _) if measured < mtu => Finding::new(
-            Level::Slow,
+            Severity::Slow,
             "path MTU",
             format!(
                 "{measured}, measured with data: packets of up to {mtu} bytes, which both hosts send, are lost, and no \
@@ -150,7 +150,7 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
         HostKey::Pinned(key) => Finding::ok("its key", format!("{key}, pinned")),
         HostKey::Vouched(key) => Finding::ok("its key", format!("{key}, by the word of the site's authority")),
         HostKey::Unknown(key) => Finding::new(
-            Level::Bad,
+            Severity::Bad,
             "its key",
             format!("{key}, not known here: a push asks, and fails where it cannot; compare it with what 'zmove serve' prints"),
         )
@@ -167,9 +167,11 @@ fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
                 "{key}, let in, for up to {lanes_max} lanes; it speaks protocol version {PROTOCOL_VERSION}"
             ),
         ),
-        Admission::Incompatible(error) => Finding::new(Level::Bad, "protocol", error.to_string()),
+        Admission::Incompatible(error) => {
+            Finding::new(Severity::Bad, "protocol", error.to_string())
+        }
         Admission::Broken(reason) => Finding::new(
-            Level::Bad,
+            Severity::Bad,
             "our key",
             format!("asking to be let in failed: {reason}"),
         ),
@@ -184,7 +186,7 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
         .next()
         .unwrap_or_default()
         .trim_end_matches('.');
-    let finding = Finding::new(Level::Bad, "our key", format!("refused: {reason}"));
+    let finding = Finding::new(Severity::Bad, "our key", format!("refused: {reason}"));
     let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);
     match code {
         RefusalCode::UnknownKey if reason.contains("expired") => {
@@ -242,10 +244,10 @@ mod tests {
     }
 
     /// The findings that are not ok: level, check, commands.
-    fn troubles(peer: &Peer) -> Vec<(Level, &'static str, Vec<String>)> {
+    fn troubles(peer: &Peer) -> Vec<(Severity, &'static str, Vec<String>)> {
         let findings = findings(peer, Some(9000))
             .into_iter()
-            .filter(|finding| finding.level != Level::Ok);
+            .filter(|finding| finding.level != Severity::Ok);
         let runs = |finding: Finding| {
             finding
                 .mend
@@ -281,7 +283,7 @@ mod tests {
             admission: None,
             ..healthy()
         };
-        assert_eq!(troubles(&peer), [(Level::Bad, "name", vec![])]);
+        assert_eq!(troubles(&peer), [(Severity::Bad, "name", vec![])]);
     }
 
     #[test]
@@ -290,12 +292,12 @@ mod tests {
             quic: unreached(),
             ..healthy()
         };
-        assert_eq!(troubles(&no_quic), [(Level::Note, "QUIC", vec![])]);
+        assert_eq!(troubles(&no_quic), [(Severity::Note, "QUIC", vec![])]);
         let no_tcp = Peer {
             tcp: unreached(),
             ..healthy()
         };
-        assert_eq!(troubles(&no_tcp), [(Level::Slow, "TCP", vec![])]);
+        assert_eq!(troubles(&no_tcp), [(Severity::Slow, "TCP", vec![])]);
         let neither = Peer {
             tcp: unreached(),
             quic: unreached(),
@@ -305,7 +307,10 @@ mod tests {
         let serve = vec!["zmove serve --listen 0.0.0.0:5870".to_owned()];
         assert_eq!(
             troubles(&neither),
-            [(Level::Bad, "TCP", serve), (Level::Note, "QUIC", vec![])]
+            [
+                (Severity::Bad, "TCP", serve),
+                (Severity::Note, "QUIC", vec![])
+            ]
         );
     }
 
@@ -318,13 +323,16 @@ mod tests {
             admission: None,
             ..healthy()
         };
-        let found = [(Level::Bad, "TCP", vec![]), (Level::Note, "QUIC", vec![])];
+        let found = [
+            (Severity::Bad, "TCP", vec![]),
+            (Severity::Note, "QUIC", vec![]),
+        ];
         assert_eq!(troubles(&peer), found);
         let by_quic = Peer {
             tcp: silent(),
             ..healthy()
         };
-        assert_eq!(troubles(&by_quic), [(Level::Slow, "TCP", vec![])]);
+        assert_eq!(troubles(&by_quic), [(Severity::Slow, "TCP", vec![])]);
     }
 
     #[test]
@@ -343,7 +351,10 @@ mod tests {
         let run = vec!["zmove trust remove dtn:5870 && zmove trust dtn:5870".to_owned()];
         assert_eq!(
             troubles(&peer),
-            [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]
+            [
+                (Severity::Bad, "TCP", run),
+                (Severity::Note, "QUIC", vec![])
+            ]
         );
     }
 
@@ -358,7 +369,7 @@ mod tests {
         assert_eq!(
             troubles(&peer),
             [(
-                Level::Bad,
+                Severity::Bad,
                 "its key",
                 vec!["zmove trust dtn:5870".to_owned()]
             )]
@@ -381,7 +392,7 @@ mod tests {
         };
         let text = "this key is not known here. On the receiving host, run: rm -rf /";
         let (found, allow) = words(RefusalCode::UnknownKey, text);
-        assert_eq!(found, [(Level::Bad, "our key", vec![allow])]);
+        assert_eq!(found, [(Severity::Bad, "our key", vec![allow])]);
         let (found, allow) = words(
             RefusalCode::UnknownKey,
             "the permission of this key expired at 2026-01-01",
@@ -389,13 +400,13 @@ mod tests {
         assert_eq!(
             found,
             [(
-                Level::Bad,
+                Severity::Bad,
                 "our key",
                 vec![format!("{allow} --expires 90d")]
             )]
         );
         let (found, _) = words(RefusalCode::Busy, "as many transfers as there may be");
-        assert_eq!(found, [(Level::Bad, "our key", vec![])]);
+        assert_eq!(found, [(Severity::Bad, "our key", vec![])]);
     }
 
     #[test]
@@ -411,10 +422,10 @@ mod tests {
             of_mtu.next().map(|finding| (finding.level, finding.text))
         };
         let (level, text) = measured(Some(1500)).unwrap();
-        assert_eq!(level, Level::Slow);
+        assert_eq!(level, Severity::Slow);
         assert!(text.starts_with("1500, measured with data: packets of up to 9000 bytes"));
-        assert_eq!(measured(None).unwrap().0, Level::Note);
-        assert_eq!(measured(Some(9000)).unwrap().0, Level::Ok);
+        assert_eq!(measured(None).unwrap().0, Severity::Note);
+        assert_eq!(measured(Some(9000)).unwrap().0, Severity::Ok);
     }
 
     #[test]
@@ -427,7 +438,7 @@ mod tests {
                 .unwrap()
                 .level
         };
-        assert_eq!([level(9000), level(65_536)], [Level::Ok, Level::Note]);
+        assert_eq!([level(9000), level(65_536)], [Severity::Ok, Severity::Note]);
         let mut loopback = healthy();
         let Some(Reachability::Reached(reached)) = &mut loopback.tcp else {
             unreachable!("it is healthy")
@@ -437,7 +448,7 @@ mod tests {
         assert!(
             findings(&loopback, Some(65_536))
                 .iter()
-                .all(|finding| finding.level == Level::Ok)
+                .all(|finding| finding.level == Severity::Ok)
         );
     }
 }

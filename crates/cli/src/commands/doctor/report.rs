@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
+use crate::commands::doctor::finding::{Finding, Keep, Place, Severity};
 use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 
@@ -41,12 +41,12 @@ impl Colour {
     }
 
     /// A level's name, as wide as the longest.
-    fn level(self, level: Level) -> String {
+    fn level(self, level: Severity) -> String {
         let (name, code) = match level {
-            Level::Ok => ("ok", 32),
-            Level::Note => ("note", 36),
-            Level::Slow => ("slow", 33),
-            Level::Bad => ("bad", 31),
+            Severity::Ok => ("ok", 32),
+            Severity::Note => ("note", 36),
+            Severity::Slow => ("slow", 33),
+            Severity::Bad => ("bad", 31),
         };
         match self {
             Self::Plain => format!("{name:<4}"),
@@ -68,7 +68,7 @@ impl Report {
     }
 
     /// The number of findings of a level.
-    pub(crate) fn count(&self, level: Level) -> usize {
+    pub(crate) fn count(&self, level: Severity) -> usize {
         self.findings()
             .filter(|finding| finding.level == level)
             .count()
@@ -80,10 +80,10 @@ impl Report {
             .findings()
             .map(|finding| finding.level)
             .max()
-            .unwrap_or(Level::Ok);
+            .unwrap_or(Severity::Ok);
         let count = |level| self.count(level);
         let counts = json!({
-            "ok": count(Level::Ok), "note": count(Level::Note), "slow": count(Level::Slow), "bad": count(Level::Bad),
+            "ok": count(Severity::Ok), "note": count(Severity::Note), "slow": count(Severity::Slow), "bad": count(Severity::Bad),
         });
         let version = env!("CARGO_PKG_VERSION");
         json!({ "zmove": version, "worst": worst, "counts": counts, "sections": self.sections })
@@ -98,9 +98,9 @@ impl Report {
             text.extend(findings.iter().map(|finding| finding_text(finding, colour)));
         }
         text += &self.kept_text();
-        let bad = self.count(Level::Bad);
-        let slow = self.count(Level::Slow);
-        let notes = counted(self.count(Level::Note) as u64, "note");
+        let bad = self.count(Severity::Bad);
+        let slow = self.count(Severity::Slow);
+        let notes = counted(self.count(Severity::Note) as u64, "note");
         text + &format!("{bad} bad, {slow} slow, {notes}\n")
     }
 
@@ -169,7 +169,7 @@ mod tests {
 
     fn report() -> Report {
         let mut report = Report::default();
-        let slow = Finding::new(Level::Slow, "tcp_wmem", "too small")
+        let slow = Finding::new(Severity::Slow, "tcp_wmem", "too small")
             .with_details(vec!["at 90 ms".into()])
             .mended_by(Mend::sysctl("net.ipv4.tcp_wmem", "1 2 3"));
         let limit = Finding::note("files", "few").mended_by(Mend::line("/etc/x", "y"));
@@ -177,7 +177,7 @@ mod tests {
             "this host",
             vec![Finding::ok("kernel", "6.18"), slow, limit],
         );
-        let refused = Finding::new(Level::Bad, "key", "refused\x1b[2J")
+        let refused = Finding::new(Severity::Bad, "key", "refused\x1b[2J")
             .mended_by(Mend::there("zmove allow K"));
         report.add("far:5870", vec![refused]);
         report

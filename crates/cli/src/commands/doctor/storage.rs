@@ -6,13 +6,13 @@ use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
 use crate::commands::doctor::Part;
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
 /// The size of a file system and the space that is left for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
+struct DiskRoom {
     whole: ByteCount,
     free: ByteCount,
     /// The number of files that may still be made; `None` where the file system does not count them.
@@ -23,10 +23,10 @@ struct Room {
 pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     let found = directory.canonicalize();
     let whole = found.as_deref().unwrap_or(directory);
-    let room = match Room::of(whole) {
+    let room = match DiskRoom::of(whole) {
         Ok(room) => room.judge(whole, part),
         Err(error) => Finding::new(
-            Level::Bad,
+            Severity::Bad,
             "disk",
             format!("'{}': {error}", whole.display()),
         ),
@@ -38,7 +38,7 @@ pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     vec![room, mount.as_ref().map_or_else(unknown, judge_mount)]
 }
 
-impl Room {
+impl DiskRoom {
     fn of(directory: &Path) -> rustix::io::Result<Self> {
         let stat = rustix::fs::statvfs(directory)?;
         let bytes = |blocks: u64| ByteCount(blocks.saturating_mul(stat.f_frsize));
@@ -63,9 +63,9 @@ impl Room {
         );
         let full = free.0 == 0 || *files_free == Some(0);
         let level = match part {
-            Part::Either if full => Level::Bad,
-            Part::Either if free.0 < whole.0 / 20 => Level::Note,
-            Part::Either | Part::Sender => Level::Ok,
+            Part::Either if full => Severity::Bad,
+            Part::Either if free.0 < whole.0 / 20 => Severity::Note,
+            Part::Either | Part::Sender => Severity::Ok,
         };
         Finding::new(level, "disk", text)
     }
@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn each_trouble_of_a_mount_shows() {
         let cases = [
-            ("xfs", &["rw", "relatime"][..], Level::Ok, None),
-            ("lustre", &["rw"], Level::Ok, None),
+            ("xfs", &["rw", "relatime"][..], Severity::Ok, None),
+            ("lustre", &["rw"], Severity::Ok, None),
             (
                 "xfs",
                 &["ro", "relatime"],
-                Level::Note,
+                Severity::Note,
                 Some("mount -o remount,rw /data"),
             ),
-            ("tmpfs", &["rw", "relatime"], Level::Note, None),
+            ("tmpfs", &["rw", "relatime"], Severity::Note, None),
         ];
         for (kind, options, level, mend) in cases {
             let finding = judge_mount(&mount(kind, options));
@@ -139,20 +139,20 @@ mod tests {
     #[test]
     fn little_room_is_told_and_none_is_bad() {
         let level = |free, files_free, part| {
-            let room = Room {
+            let room = DiskRoom {
                 whole: ByteCount(1000),
                 free: ByteCount(free),
                 files_free,
             };
             room.judge(Path::new("/data"), part).level
         };
-        assert_eq!(level(50, None, Part::Either), Level::Ok);
-        assert_eq!(level(49, None, Part::Either), Level::Note);
-        assert_eq!(level(0, None, Part::Either), Level::Bad);
-        assert_eq!(level(500, Some(0), Part::Either), Level::Bad);
+        assert_eq!(level(50, None, Part::Either), Severity::Ok);
+        assert_eq!(level(49, None, Part::Either), Severity::Note);
+        assert_eq!(level(0, None, Part::Either), Severity::Bad);
+        assert_eq!(level(500, Some(0), Part::Either), Severity::Bad);
         assert_eq!(
             level(0, None, Part::Sender),
-            Level::Ok,
+            Severity::Ok,
             "who sends needs no room"
         );
     }
@@ -169,17 +169,17 @@ mod tests {
         assert!(room.text.contains(" free below '/"), "{room:?}");
         assert_eq!(
             (mount.level, mount.text.as_str()),
-            (Level::Ok, "xfs at '/'")
+            (Severity::Ok, "xfs at '/'")
         );
         let unknown = &judge(&Fake::of(&[]).root(), fake.path(), Part::Sender)[1];
         assert_eq!(
             (unknown.level, unknown.text.starts_with("unknown")),
-            (Level::Note, true)
+            (Severity::Note, true)
         );
         let gone = &judge(&fake.root(), Path::new("/no/such/place"), Part::Either)[0];
         assert_eq!(
             (gone.level, gone.text.contains("No such file")),
-            (Level::Bad, true)
+            (Severity::Bad, true)
         );
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
 use zmove_disk::{Ring, RingConfig};
 
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 
 /// Judges this host.
@@ -55,8 +55,8 @@ fn judge_open_files(limit: Option<u64>) -> Finding {
         return Finding::ok("open files", "no limit");
     };
     let level = match files {
-        0..FILES_MIN => Level::Slow,
-        FILES_MIN..FILES_AMPLE => Level::Note,
+        0..FILES_MIN => Severity::Slow,
+        FILES_MIN..FILES_AMPLE => Severity::Note,
         _ => return Finding::ok("open files", format!("up to {files}")),
     };
     let text = format!(
@@ -72,7 +72,7 @@ fn judge_aes(root: &Root) -> Finding {
     match root.text("proc/cpuinfo").and_then(|text| has_aes(&text)) {
         Some(true) => Finding::ok("AES", "by instructions of the CPU"),
         Some(false) => Finding::new(
-            Level::Slow,
+            Severity::Slow,
             "AES",
             "the CPU has no instructions for it: encryption costs several times as much CPU",
         ),
@@ -153,11 +153,11 @@ mod tests {
     fn a_healthy_machine_has_no_trouble() {
         let root = Fake::of(&HEALTHY);
         let findings = [judge_kernel, judge_aes, judge_clock].map(|judge| judge(&root.root()));
-        assert_eq!(findings.map(|finding| finding.level), [Level::Ok; 3]);
-        assert_eq!(judge_io_uring(&root.root(), Ok(())).level, Level::Ok);
+        assert_eq!(findings.map(|finding| finding.level), [Severity::Ok; 3]);
+        assert_eq!(judge_io_uring(&root.root(), Ok(())).level, Severity::Ok);
         assert_eq!(
             [None, Some(1 << 20)].map(|limit| judge_open_files(limit).level),
-            [Level::Ok; 2]
+            [Severity::Ok; 2]
         );
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let findings = [judge_kernel, judge_aes, judge_clock].map(|judge| judge(&root));
         assert_eq!(
             findings.each_ref().map(|finding| finding.level),
-            [Level::Note; 3]
+            [Severity::Note; 3]
         );
         assert!(
             findings[..2]
@@ -187,29 +187,29 @@ mod tests {
             "5.4.0-42-generic",
             judge_kernel,
         );
-        assert_eq!((old.level, old.mend), (Level::Note, vec![]));
+        assert_eq!((old.level, old.mend), (Severity::Note, vec![]));
         let known = with("proc/sys/kernel/osrelease", "6.1.0", judge_kernel);
-        assert_eq!((known.level, known.text.as_str()), (Level::Ok, "6.1.0"));
+        assert_eq!((known.level, known.text.as_str()), (Severity::Ok, "6.1.0"));
     }
 
     #[test]
     fn io_uring_is_allowed_where_a_sysctl_has_it_off() {
         let refused = || Err(anyhow::Error::msg("io_uring_setup is refused"));
         let other = judge_io_uring(&Fake::of(&[]).root(), refused());
-        assert_eq!((other.level, other.mend), (Level::Note, vec![]));
+        assert_eq!((other.level, other.mend), (Severity::Note, vec![]));
         let off = judge_io_uring(
             &Fake::of_sysctls(&[(IO_URING_DISABLED, "2")]).root(),
             refused(),
         );
         assert_eq!(
             (off.level, off.mend),
-            (Level::Note, vec![Mend::sysctl(IO_URING_DISABLED, "0")])
+            (Severity::Note, vec![Mend::sysctl(IO_URING_DISABLED, "0")])
         );
     }
 
     #[test]
     fn few_open_files_are_told() {
-        for (limit, level) in [(1024, Level::Note), (256, Level::Slow)] {
+        for (limit, level) in [(1024, Severity::Note), (256, Severity::Slow)] {
             let finding = judge_open_files(Some(limit));
             let mend = vec![Mend::line(LIMITS_FILE, "* hard nofile 65536")];
             assert_eq!((finding.level, finding.mend), (level, mend), "{limit}");
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_cpu_without_aes_is_slow() {
         let without = with("proc/cpuinfo", "flags\t\t: fpu sse2", judge_aes);
-        assert_eq!((without.level, without.mend), (Level::Slow, vec![]));
+        assert_eq!((without.level, without.mend), (Severity::Slow, vec![]));
     }
 
     #[test]

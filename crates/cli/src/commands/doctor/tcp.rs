@@ -2,7 +2,7 @@
 //!
 //! The kernel's `Documentation/networking/ip-sysctl.rst` describes each setting.
 
-use crate::commands::doctor::finding::{Finding, Keep, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Keep, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::LOSS_TOLERANT;
 
@@ -13,7 +13,7 @@ struct Switch {
     /// The sysctl's name below `net.ipv4`.
     name: &'static str,
     right: u64,
-    level: Level,
+    level: Severity,
     otherwise: &'static str,
 }
 
@@ -22,28 +22,28 @@ const SWITCHES: [Switch; 4] = [
         check: "window scaling",
         name: "tcp_window_scaling",
         right: 1,
-        level: Level::Slow,
+        level: Severity::Slow,
         otherwise: "no lane can have more than 64 KiB under way",
     },
     Switch {
         check: "SACK",
         name: "tcp_sack",
         right: 1,
-        level: Level::Slow,
+        level: Severity::Slow,
         otherwise: "several losses in one round trip take several to mend",
     },
     Switch {
         check: "receive tuning",
         name: "tcp_moderate_rcvbuf",
         right: 1,
-        level: Level::Slow,
+        level: Severity::Slow,
         otherwise: "the receive window does not grow with the path",
     },
     Switch {
         check: "idle restart",
         name: "tcp_slow_start_after_idle",
         right: 0,
-        level: Level::Note,
+        level: Severity::Note,
         otherwise: "a lane that had to wait for storage begins slowly again",
     },
 ];
@@ -180,7 +180,7 @@ mod tests {
         (QUEUEING, "fq"),
     ];
 
-    type Trouble = (Level, &'static str, Vec<String>);
+    type Trouble = (Severity, &'static str, Vec<String>);
 
     /// The findings that are not ok, as level, check and commands, on a kernel that is healthy but for these settings;
     /// a setting without a value is missing.
@@ -194,7 +194,7 @@ mod tests {
         );
         let findings = judge(&Fake::of_sysctls(&sysctls).root(), Some(mtu)).into_iter();
         let runs = |found: Finding| found.mend.into_iter().filter_map(|mend| mend.run).collect();
-        let findings = findings.filter(|finding| finding.level != Level::Ok);
+        let findings = findings.filter(|finding| finding.level != Severity::Ok);
         findings
             .map(|found| (found.level, found.check, runs(found)))
             .collect()
@@ -225,7 +225,7 @@ mod tests {
             );
             assert_eq!(
                 troubles(&[(&name, None)], 9000),
-                [(Level::Note, check, vec![])]
+                [(Severity::Note, check, vec![])]
             );
         }
     }
@@ -234,7 +234,7 @@ mod tests {
     fn probing_is_for_large_packets() {
         let off = [(MTU_PROBING, Some("0"))];
         let run = vec!["sysctl -w net.ipv4.tcp_mtu_probing=1".to_owned()];
-        assert_eq!(troubles(&off, 9000), [(Level::Note, "MTU probing", run)]);
+        assert_eq!(troubles(&off, 9000), [(Severity::Note, "MTU probing", run)]);
         assert_eq!(troubles(&off, 1500), []);
     }
 
@@ -252,11 +252,14 @@ mod tests {
                 (AVAILABLE, Some(available)),
                 (ALLOWED, Some("reno cubic")),
             ];
-            assert_eq!(troubles(&cubic, 9000), [(Level::Note, "congestion", runs)]);
+            assert_eq!(
+                troubles(&cubic, 9000),
+                [(Severity::Note, "congestion", runs)]
+            );
         }
         assert_eq!(
             troubles(&[(CONTROL, None)], 9000),
-            [(Level::Note, "congestion", vec![])]
+            [(Severity::Note, "congestion", vec![])]
         );
     }
 
@@ -264,7 +267,7 @@ mod tests {
     fn pacing_wants_fq() {
         let run = vec!["sysctl -w net.core.default_qdisc=fq".to_owned()];
         let other = [(QUEUEING, Some("pfifo_fast"))];
-        assert_eq!(troubles(&other, 9000), [(Level::Note, "queueing", run)]);
+        assert_eq!(troubles(&other, 9000), [(Severity::Note, "queueing", run)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::limits::LANES_MAX;
 
 use crate::commands::doctor::Part;
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
@@ -54,7 +54,7 @@ pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
         receive.map(|receive| (receive, receive.0[2] / 2)),
     );
     if part == Part::Sender {
-        receive.level = receive.level.min(Level::Note);
+        receive.level = receive.level.min(Severity::Note);
         receive.text.push_str("; counts where this host receives");
     }
     findings.extend([
@@ -117,7 +117,7 @@ impl Paths {
         }
         // Without a host the round trips are examples; only the shortest surely occurs, so it alone decides.
         let sure = needs[0].0 > u64::from(LANES_MAX);
-        let level = if sure { Level::Slow } else { Level::Note };
+        let level = if sure { Severity::Slow } else { Severity::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
         let enough = if lanes <= u64::from(LANES_MAX) {
             format!("takes {lanes} lanes")
@@ -223,7 +223,7 @@ mod tests {
         ])
     }
 
-    fn level_and_run(finding: &Finding) -> (Level, Option<&str>) {
+    fn level_and_run(finding: &Finding) -> (Severity, Option<&str>) {
         (
             finding.level,
             finding.mend.first().and_then(|mend| mend.run.as_deref()),
@@ -243,13 +243,13 @@ mod tests {
     fn a_send_buffer_is_held_against_the_measured_path() {
         let run = |value: u64| format!("sysctl -w net.ipv4.tcp_wmem=\"4096 16384 {value}\"");
         let cases = [
-            (4 * MIB, 10.0, 1, Level::Ok, None),
-            (4 * MIB, 10.0, 10, Level::Ok, None),
-            (4 * MIB, 10.0, 90, Level::Note, Some(32 * MIB)),
-            (4 * MIB, 10.0, 260, Level::Slow, Some(128 * MIB)),
-            (64 * MIB, 10.0, 260, Level::Ok, None),
-            (4 * MIB, 1.0, 90, Level::Ok, None),
-            (64 * MIB, 100.0, 260, Level::Note, Some(1024 * MIB)),
+            (4 * MIB, 10.0, 1, Severity::Ok, None),
+            (4 * MIB, 10.0, 10, Severity::Ok, None),
+            (4 * MIB, 10.0, 90, Severity::Note, Some(32 * MIB)),
+            (4 * MIB, 10.0, 260, Severity::Slow, Some(128 * MIB)),
+            (64 * MIB, 10.0, 260, Severity::Ok, None),
+            (4 * MIB, 1.0, 90, Severity::Ok, None),
+            (64 * MIB, 100.0, 260, Severity::Note, Some(1024 * MIB)),
         ];
         for (bytes, gbit, millis, level, value) in cases {
             let finding = send(bytes, &paths(gbit, measured(millis)));
@@ -292,9 +292,9 @@ mod tests {
     #[test]
     fn paths_that_nobody_has_measured_are_slow_only_if_the_shortest_is() {
         let usual = |bytes| level_and_run(&send(bytes, &paths(10.0, None))).0;
-        assert_eq!(usual(64 * MIB), Level::Ok);
-        assert_eq!(usual(4 * MIB), Level::Note);
-        assert_eq!(usual(MIB / 8), Level::Slow);
+        assert_eq!(usual(64 * MIB), Severity::Ok);
+        assert_eq!(usual(4 * MIB), Severity::Note);
+        assert_eq!(usual(MIB / 8), Severity::Slow);
     }
 
     #[test]
@@ -334,19 +334,19 @@ mod tests {
         let run = "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 134217728\"";
         assert_eq!(
             level_and_run(&receive(6 * MIB, Part::Either)),
-            (Level::Slow, Some(run))
+            (Severity::Slow, Some(run))
         );
         assert_eq!(
             level_and_run(&receive(6 * MIB, Part::Sender)),
-            (Level::Note, Some(run))
+            (Severity::Note, Some(run))
         );
         assert_eq!(
             level_and_run(&receive(48 * MIB, Part::Either)),
-            (Level::Note, Some(run))
+            (Severity::Note, Some(run))
         );
         assert_eq!(
             level_and_run(&receive(128 * MIB, Part::Either)),
-            (Level::Ok, None)
+            (Severity::Ok, None)
         );
     }
 
@@ -360,12 +360,12 @@ mod tests {
         let findings = judge(&small.root(), &paths(10.0, measured(90)), Part::Either);
         let fixed = findings
             .iter()
-            .filter(|finding| finding.level != Level::Ok)
+            .filter(|finding| finding.level != Severity::Ok)
             .map(level_and_run);
         let run = Some("sysctl -w net.core.rmem_max=8388608");
         assert_eq!(
             fixed.collect::<Vec<_>>(),
-            [(Level::Note, run), (Level::Note, None)]
+            [(Severity::Note, run), (Severity::Note, None)]
         );
     }
 
@@ -385,7 +385,8 @@ mod tests {
         assert!(
             findings
                 .iter()
-                .all(|finding| finding.level == Level::Note && finding.text.starts_with("unknown"))
+                .all(|finding| finding.level == Severity::Note
+                    && finding.text.starts_with("unknown"))
         );
     }
 }

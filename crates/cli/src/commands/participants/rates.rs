@@ -15,7 +15,7 @@ pub(super) struct Rate {
 }
 
 /// A node or receiver at one time.
-pub(super) struct Look<'a> {
+pub(super) struct ParticipantLook<'a> {
     node: Node,
     was_slow: &'a mut bool,
     /// Whether it has been measured for long enough to be compared.
@@ -32,7 +32,7 @@ impl Rate {
         state: Pace,
         moved: FileTotal,
         now: Instant,
-    ) -> Look<'_> {
+    ) -> ParticipantLook<'_> {
         let FileTotal { files, bytes } = moved;
         let age = |then: Instant| now.duration_since(then);
         self.marks.push_back((now, bytes));
@@ -45,7 +45,7 @@ impl Rate {
         let more = bytes.saturating_sub(before).saturating_mul(1000);
         let mut newest_first = self.marks.iter().rev();
         let recently = newest_first.find(|(then, _)| age(*then) >= IDLE_AFTER);
-        Look {
+        ParticipantLook {
             node: Node {
                 name: name.to_owned(),
                 state,
@@ -65,9 +65,9 @@ impl Rate {
 ///
 /// If no item waits, a node that moves nothing has nothing to do and is not compared. A node that was slow stays slow
 /// when nobody else has anything to do, since all wait for it.
-pub(super) fn compare(mut looks: Vec<Look<'_>>, waiting: Option<u64>) -> Vec<Node> {
+pub(super) fn compare(mut looks: Vec<ParticipantLook<'_>>, waiting: Option<u64>) -> Vec<Node> {
     let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
-    let rate = |look: &Look<'_>| {
+    let rate = |look: &ParticipantLook<'_>| {
         let is_at_work = look.node.state == Pace::Works && (look.is_moving || is_waiting);
         (is_at_work && look.is_known).then_some(look.node.bytes_per_second)
     };

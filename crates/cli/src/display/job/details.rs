@@ -297,7 +297,7 @@ const FAILED_SHOWN: usize = 5;
 
 #[cfg(test)]
 mod tests {
-    use zmove_jobs::{JobId, Moved, Progress};
+    use zmove_jobs::{AttemptProgress, JobId, Moved};
 
     use super::super::one;
     use super::super::tests::job;
@@ -391,9 +391,9 @@ mod tests {
             nodes: vec![node],
             receivers: Vec::new(),
         };
-        let progress = Progress {
+        let progress = AttemptProgress {
             nodes: Some(nodes),
-            ..Progress::default()
+            ..AttemptProgress::default()
         };
         let event = |attempt, message: &str| JobEvent {
             number: i64::from(attempt),

@@ -7,7 +7,7 @@ use crate::schedule::{StartTime, first_time};
 fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    site.run(id, &ended(Verdict::Passing), later(1_000_000));
+    site.run(id, &ended(AttemptVerdict::Passing), later(1_000_000));
     assert_eq!(site.release(later(0)).unwrap().queued, 1);
     assert_eq!(site.state(id), State::Queued);
 }
@@ -23,9 +23,12 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
         ..job("x")
     });
     let fails = site.submit(&job("y"));
-    assert_eq!(site.run(first, &ended(Verdict::Done), ahead), State::Done);
     assert_eq!(
-        site.run(fails, &ended(Verdict::Passing), ahead),
+        site.run(first, &ended(AttemptVerdict::Done), ahead),
+        State::Done
+    );
+    assert_eq!(
+        site.run(fails, &ended(AttemptVerdict::Passing), ahead),
         State::Waiting
     );
     site.release(now).unwrap();
@@ -33,12 +36,12 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
     let due = site.store.job(next).unwrap().not_before.unwrap();
     assert!(due > now && due <= later(3600), "{due:?}");
     assert_eq!(
-        site.run(fails, &ended(Verdict::Passing), now),
+        site.run(fails, &ended(AttemptVerdict::Passing), now),
         State::Waiting
     );
     site.release(later(3600)).unwrap();
     assert_eq!(
-        site.run(fails, &ended(Verdict::Passing), later(3600)),
+        site.run(fails, &ended(AttemptVerdict::Passing), later(3600)),
         State::Expired
     );
     assert_eq!(site.state(next), State::Queued);
@@ -84,13 +87,13 @@ fn the_time_in_which_nothing_ran_here_ends_no_job() {
     let [killed, waiting] = ["x", "y"].map(|label| site.submit(&job(label)));
     site.store.start(killed, START).unwrap();
     assert_eq!(
-        site.run(waiting, &ended(Verdict::Passing), START),
+        site.run(waiting, &ended(AttemptVerdict::Passing), START),
         State::Waiting
     );
     let monday = later(3 * 24 * 3600);
     assert_eq!(
         site.store
-            .settle(killed, 1, &ended(Verdict::Vanished), monday)
+            .settle(killed, 1, &ended(AttemptVerdict::Vanished), monday)
             .unwrap(),
         Some(State::Queued)
     );
@@ -102,7 +105,7 @@ fn the_time_in_which_nothing_ran_here_ends_no_job() {
         }
     );
     assert_eq!(
-        site.run(waiting, &ended(Verdict::Passing), monday),
+        site.run(waiting, &ended(AttemptVerdict::Passing), monday),
         State::Expired,
         "it was tried since"
     );
@@ -137,10 +140,13 @@ fn a_job_waits_for_others_and_fails_with_them() {
         "nothing but another job is waited for"
     );
     site.store.cancel(late, START).unwrap();
-    assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
+    assert_eq!(
+        site.run(first, &ended(AttemptVerdict::Done), START),
+        State::Done
+    );
     assert_eq!(site.release(START).unwrap().queued, 1);
     assert_eq!(
-        site.run(second, &ended(Verdict::Fatal), START),
+        site.run(second, &ended(AttemptVerdict::Fatal), START),
         State::Failed
     );
     assert_eq!(
@@ -179,7 +185,10 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     let now = later(4 * 3600 + 5);
     assert_eq!(site.release(now).unwrap().queued, 1);
     assert_eq!(site.notified(first), ["missed"]);
-    assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
+    assert_eq!(
+        site.run(first, &ended(AttemptVerdict::Fatal), now),
+        State::Failed
+    );
     let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
     let [next] = &live[..] else {
         panic!("{live:?}")
@@ -203,7 +212,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     site.store.cancel(running, now).unwrap();
     let interrupted = site
         .store
-        .settle(running, 1, &ended(Verdict::Passing), now)
+        .settle(running, 1, &ended(AttemptVerdict::Passing), now)
         .unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
     assert_eq!(
@@ -222,14 +231,14 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     };
     let expiring = site.submit(&hourly);
     assert_eq!(
-        site.run(expiring, &ended(Verdict::Passing), START),
+        site.run(expiring, &ended(AttemptVerdict::Passing), START),
         State::Waiting
     );
     let now = later(3600);
     site.release(now).unwrap();
     let stopped = Ending {
         message: Some("refused".into()),
-        ..ended(Verdict::Passing)
+        ..ended(AttemptVerdict::Passing)
     };
     assert_eq!(site.run(expiring, &stopped, now), State::Expired);
     assert_eq!(
@@ -256,7 +265,7 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
     let failed = |furthest| Ending {
         furthest,
         message: Some("no route".into()),
-        ..ended(Verdict::Passing)
+        ..ended(AttemptVerdict::Passing)
     };
     for minute in 0..12 {
         let now = later(60 * minute);

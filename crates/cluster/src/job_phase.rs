@@ -2,7 +2,7 @@
 
 /// How far a job is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum JobPhase {
     /// The job is not known to have begun at the target.
     #[default]
     Beginning,

@@ -5,23 +5,24 @@ use zmove_types::{HashOnlySet, Lock};
 /// The lines that have been told of a job: work that is done again, in another session or by another node, fails again
 /// in the same words.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct SeenMessages {
     lines: Lock<HashOnlySet>,
     /// What the lines are about: what they have in quotation marks.
     named: Lock<HashOnlySet>,
 }
 
-impl Told {
+impl SeenMessages {
     /// Whether a line is told for the first time. From very many lines on all are.
-    pub fn insert(&self, line: &str) -> bool {
+    pub fn report_once(&self, line: &str) -> bool {
         let mut lines = self.lines.lock();
         if lines.len() >= LINES_MAX {
             return true;
         }
-        if let (Some(first), Some(last)) = (line.find('\''), line.rfind('\''))
-            && first < last
-        {
-            self.named.lock().insert(&line[first + 1..last]);
+        let quoted = line
+            .split_once('\'')
+            .and_then(|(_, rest)| rest.rsplit_once('\''));
+        if let Some((quoted, _)) = quoted {
+            self.named.lock().insert(quoted);
         }
         lines.insert(line)
     }
@@ -46,9 +47,9 @@ mod tests {
 
     #[test]
     fn a_line_is_told_once() {
-        let told = Told::default();
+        let told = SeenMessages::default();
         assert_eq!(
-            ["a", "b", "a"].map(|line| told.insert(line)),
+            ["a", "b", "a"].map(|line| told.report_once(line)),
             [true, true, false]
         );
         assert!(told.has("b") && !told.has("c"));
@@ -56,13 +57,15 @@ mod tests {
 
     #[test]
     fn a_path_is_known_that_a_line_was_about() {
-        let told = Told::default();
+        let told = SeenMessages::default();
         let lines = [
             "sender: list '/d/it's': no (os error 13)",
             "one ' alone",
             "none",
         ];
-        lines.iter().for_each(|line| assert!(told.insert(line)));
+        lines
+            .iter()
+            .for_each(|line| assert!(told.report_once(line)));
         assert!(told.names("/d/it's") && !told.names("/d/it") && !told.names(" alone"));
     }
 }
