@@ -93,7 +93,9 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
             "the request comes from another site",
         ));
     }
-    if let (Proof::Token { token, .. }, true) = (proof, is_api) {
+    if let Proof::Token { token, .. } = proof
+        && is_api
+    {
         let said = one(headers, &AUTHORIZATION).and_then(|said| said.strip_prefix("Bearer "));
         if !said.is_some_and(|said| token.is(said.trim().as_bytes())) {
             let text = "no token, or not the one of the file 'token' in the directory of the jobs";

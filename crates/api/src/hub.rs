@@ -51,7 +51,9 @@ impl Hub {
             lock: Mutex::new(()),
             daemon: Mutex::default(),
         });
-        let (for_jobs, for_daemon, place) = (Arc::clone(&hub), Arc::clone(&hub), place.clone());
+        let for_jobs = Arc::clone(&hub);
+        let for_daemon = Arc::clone(&hub);
+        let place = place.clone();
         // They end with the process, as the runner does.
         Builder::new().spawn(move || for_jobs.watch_jobs(&place))?;
         Builder::new().spawn(move || for_daemon.watch_daemon(daemon))?;

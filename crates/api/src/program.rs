@@ -173,23 +173,9 @@ async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran,
 }
 
 async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (ran, said) = tokio::join!(
-        async {
-            if let Some(stdout) = stdout {
-                read_events(stdout).await
-            } else {
-                Ran::default()
-            }
-        },
-        async {
-            if let Some(stderr) = stderr {
-                read_words(stderr).await
-            } else {
-                String::new()
-            }
-        },
-    );
+    let stdout = child.stdout.take().expect("a pipe was asked for");
+    let stderr = child.stderr.take().expect("a pipe was asked for");
+    let (ran, said) = tokio::join!(read_events(stdout), read_words(stderr));
     let status = child.wait().await?;
     if status.success() {
         return Ok(Ok(ran));
@@ -222,7 +208,9 @@ fn reason(said: &str) -> &str {
 
 /// Reads all lines, and keeps the last and the first changes.
 async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
-    let (mut ran, mut reader, mut line) = (Ran::default(), BufReader::new(stdout), Vec::new());
+    let mut ran = Ran::default();
+    let mut reader = BufReader::new(stdout);
+    let mut line = Vec::new();
     loop {
         line.clear();
         let read = (&mut reader)

@@ -393,14 +393,11 @@ impl<W: WorkQueue> Head<W> {
     ) -> Result<(), Stop> {
         match witness {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(unseen_at)) => {
-                let (seen_at, target) = (events.receiver.clone(), self.node.job.target());
-                Err(Stop::NotShared {
-                    unseen_at,
-                    seen_at,
-                    target,
-                })
-            }
+            Ok(Err(unseen_at)) => Err(Stop::NotShared {
+                unseen_at,
+                seen_at: events.receiver.clone(),
+                target: self.node.job.target(),
+            }),
             Err(_panic) => Err(Stop::Panicked("a witness panicked")),
         }
     }

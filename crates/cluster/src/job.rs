@@ -194,7 +194,8 @@ impl SharedJob {
         scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
     ) -> Result<Portion, Stop> {
         let root = self.root_of(source).ok_or(NO_SOURCE)?;
-        let (at, config) = (root.clone(), self.config.scan.clone());
+        let at = root.clone();
+        let config = self.config.scan.clone();
         let scanned = spawn_blocking(move || scan(&at, &config)).await;
         let portion = scanned.map_err(|_panic| Stop::Panicked("a walk panicked"))?;
         let differs = || {

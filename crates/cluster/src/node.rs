@@ -180,8 +180,9 @@ impl<W: WorkQueue> MoverSessions<W> {
                     Beginning::UnderWay,
                     &events,
                     |feeder| {
-                        let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
-                        let mover = Mover::new(job, queue, feeder, Arc::clone(&events));
+                        let queue = Arc::clone(&self.queue);
+                        let mover =
+                            Mover::new(Arc::clone(&self.job), queue, feeder, Arc::clone(&events));
                         mover.run(called_away, &self.pass, || events.note_use())
                     }
                 ));
@@ -218,7 +219,8 @@ impl<W: WorkQueue> MoverSessions<W> {
 
     /// Resolves when a receiver that was left takes sessions again.
     fn is_well(&self, number: usize) -> impl Future<Output = ()> + use<W> {
-        let (receiver, job) = (self.receivers[number].clone(), Arc::clone(&self.job));
+        let receiver = self.receivers[number].clone();
+        let job = Arc::clone(&self.job);
         let events = self.events.clone();
         async move {
             let mut wait = BACK_AFTER;

@@ -52,7 +52,9 @@ impl Witness {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
-        let (mut unseen_since, mut is_away, mut has_warned) = (None, false, false);
+        let mut unseen_since = None;
+        let mut is_away = false;
+        let mut has_warned = false;
         while !self.events.has_seen_job(self.number) {
             // at the end of the job one that was away is not waited for, nor for long one that hangs; one that has said
             // that the job is not there is, as long as it takes

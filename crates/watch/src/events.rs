@@ -86,7 +86,8 @@ impl Events {
                         let name = event
                             .file_name()
                             .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
-                        let (flags, number) = (event.events(), event.wd());
+                        let flags = event.events();
+                        let number = event.wd();
                         if flags.contains(ReadFlags::IGNORED) {
                             self.directories.remove(&number);
                             continue;

@@ -208,7 +208,8 @@ impl Ledger {
         files_max: usize,
         look: impl Fn(&Path) -> Option<Stamp>,
     ) -> Batch {
-        let (mut files, mut by_contents) = (Vec::new(), false);
+        let mut files = Vec::new();
+        let mut by_contents = false;
         while files.len() < files_max
             && let Some((path, ())) = self.ready.pop_first()
         {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use zmove_receiver::journal::{Begin, Journal, Part, SourceVersion};
+use zmove_receiver::journal::{Begin, Journal, PartFile, SourceVersion};
 use zmove_types::{Cv, GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 
 use crate::support::command::{Outcome, Runner};
@@ -61,7 +61,7 @@ impl Journals<'_> {
             bytes: 2 * GROUP_BYTES + 5,
             ..SourceVersion::default()
         };
-        let part = Part {
+        let part = PartFile {
             path: RelPath::from_bytes(format!("sub/file {transfer}\x1b").as_bytes()).unwrap(),
             part: Name::from_bytes(part_name(transfer).as_bytes()).unwrap(),
             source,

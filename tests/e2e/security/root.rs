@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
-use zmove_receiver::journal::{Begin, Journal, Part, SourceVersion};
+use zmove_receiver::journal::{Begin, Journal, PartFile, SourceVersion};
 use zmove_transport::Identity;
 use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 
@@ -121,7 +121,7 @@ impl Host {
             begun: 1_700_000_000,
         };
         let journal = Journal::create(&self.path("state/journal"), &begin).unwrap();
-        let part = Part {
+        let part = PartFile {
             path: RelPath::from_bytes(b"file").unwrap(),
             part: Name::from_bytes(part.as_bytes()).unwrap(),
             source: SourceVersion {

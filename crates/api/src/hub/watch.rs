@@ -111,7 +111,8 @@ impl Watch {
         let now = self.store.running()?;
         let mut running = BTreeMap::new();
         for job in now {
-            let (id, attempt) = (job.job.id, job.attempt);
+            let id = job.job.id;
+            let attempt = job.attempt;
             let known = self
                 .running
                 .remove(&id)
@@ -148,8 +149,8 @@ pub(crate) fn numbered(
     length_max: u32,
 ) -> Result<Vec<(i64, Bytes)>, StoreError> {
     let told = |event: JobEvent| {
-        let (number, id) = (event.number, event.job);
-        let change = change(place, store, id, Some(event.into()))?;
+        let number = event.number;
+        let change = change(place, store, event.job, Some(event.into()))?;
         Ok((number, words("job", Some(number), &change)))
     };
     store

@@ -121,7 +121,8 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
         let roots = roots.into_iter().map(|root| resolve(root, &guard));
         roots.collect::<Result<Vec<_>>>()
     };
-    let (roots, read_roots) = (resolved(args.roots)?, resolved(args.read_roots)?);
+    let roots = resolved(args.roots)?;
+    let read_roots = resolved(args.read_roots)?;
     let GrantArgs {
         to,
         set_ids,

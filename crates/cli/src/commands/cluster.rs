@@ -54,7 +54,7 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     }
     cluster.save()?;
     let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
-    let (name, broker) = (&cluster.name, &cluster.broker);
+    let Cluster { name, broker, .. } = &cluster;
     let next = format!(
         "cluster {name}, broker {broker}\n\
          at each receiver, for the key of this node alone:\n  \

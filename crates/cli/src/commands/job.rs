@@ -19,7 +19,8 @@ use crate::value::exit::Exit;
 pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
     let place = Place::open(&settings::jobs()?)?;
     let mut store = Store::open(&place)?;
-    let (id, now) = (args.id, Moment::now());
+    let id = args.id;
+    let now = Moment::now();
     match &args.action {
         None => show(&place, &store, args)?,
         Some(JobAction::Log) => log(&place, &store, id, args.json)?,
@@ -40,11 +41,11 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
         }
         Some(JobAction::Pause) => {
             let answer = store.pause(id, now)?;
-            ordered(&place, &store, args, id, (answer, "paused"))?;
+            ordered(&place, &store, args, id, answer, "paused")?;
         }
         Some(JobAction::Resume) => {
             let answer = store.resume(id, now)?;
-            ordered(&place, &store, args, id, (answer, "resumed"))?;
+            ordered(&place, &store, args, id, answer, "resumed")?;
         }
         Some(JobAction::Cancel) => {
             // Whoever ends an earlier run of a schedule means the schedule.
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
                 ));
             }
             let answer = store.cancel(live, now)?;
-            ordered(&place, &store, args, live, (answer, "cancelled"))?;
+            ordered(&place, &store, args, live, answer, "cancelled")?;
         }
     }
     Ok(Exit::Done)
@@ -64,13 +65,9 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
-    let (ends, events) = (
-        store.attempts(args.id)?,
-        store.events(args.id, 0, u32::MAX)?,
-    );
     let details = Details {
-        ends,
-        events,
+        ends: store.attempts(args.id)?,
+        events: store.events(args.id, 0, u32::MAX)?,
         notifications: notifications(store, args.id)?,
         log: place.log(args.id),
     };
@@ -119,7 +116,8 @@ fn ordered(
     store: &Store,
     args: &JobArgs,
     id: JobId,
-    (answer, what): (Answer, &str),
+    answer: Answer,
+    what: &str,
 ) -> Result<()> {
     ensure_runner(place)?;
     match answer {
@@ -142,10 +140,10 @@ fn wait(
     let mut looked_for_runner: Option<Instant> = None;
     loop {
         let job = store.job(args.id)?;
-        let (state, is_final) = (job.state, job.state.is_final());
+        let state = job.state;
         let row = Row::of(place, job);
         show(&row);
-        if is_final || timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+        if state.is_final() || timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
             if args.json {
                 print_json(&row.as_json());
             } else {

@@ -91,7 +91,9 @@ fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Resu
 
 /// Why jobs are kept that ended at these times, or have not.
 fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_than: Age) -> String {
-    let (mut all, mut unended, mut young) = (0, 0, 0);
+    let mut all = 0;
+    let mut unended = 0;
+    let mut young = 0;
     for ended in ends {
         all += 1;
         unended += u64::from(ended.is_none());

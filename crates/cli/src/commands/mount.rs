@@ -58,8 +58,7 @@ fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
 
 /// Refuses a target that is not on this mount any more, but on one above: that may pass.
 fn demand_target(args: &PushArgs, word: &OsStr) -> Result<()> {
-    let (Some(wanted), Some(target)) = (Mount::from_word(word.as_bytes()), local_target(args))
-    else {
+    let Some((wanted, target)) = Mount::from_word(word.as_bytes()).zip(local_target(args)) else {
         return Ok(());
     };
     let found = mount_of(&target)?;
@@ -104,7 +103,7 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
             Vec::new()
         };
         let is_sent =
-            |mount: &Mount| is_selected(selection.as_deref(), source, (&path, &mount.point));
+            |mount: &Mount| is_selected(selection.as_deref(), source, &path, &mount.point);
         let mounts = own.into_iter().chain(below.into_iter().filter(is_sent));
         words.extend(mounts.map(|mount| mount.to_word()));
     }
@@ -121,11 +120,7 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
 }
 
 /// Whether the rules let a mount point below a source be sent.
-fn is_selected(
-    selection: Option<&Selection>,
-    source: &OsStr,
-    (path, point): (&Path, &Path),
-) -> bool {
+fn is_selected(selection: Option<&Selection>, source: &OsStr, path: &Path, point: &Path) -> bool {
     let own_name = if source.as_bytes().ends_with(b"/") {
         None
     } else {

@@ -34,7 +34,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     } else {
         proofs(args)
     };
-    let mut run = PullRun::begin(manifest(args, (host_name(), received))?, started);
+    let mut run = PullRun::begin(manifest(args, host_name(), received)?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {

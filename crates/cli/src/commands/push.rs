@@ -48,7 +48,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let host = host_of(&settings.location);
     let display = display(args, &host_name(), &host)?;
     let sources = settings.look_at_sources(&display)?;
-    let manifest = manifest(args, (host, proofs(args)))?;
+    let manifest = manifest(args, host, proofs(args))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
@@ -221,7 +221,8 @@ fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &L
 /// The manifest that was asked for, with what the receiver on `host` proves.
 pub(crate) fn manifest(
     args: &PushArgs,
-    (host, received): (String, &'static [&'static str]),
+    host: String,
+    received: &'static [&'static str],
 ) -> Result<Option<Manifest>> {
     let named = |path: &PathBuf| format!("sender: create '{}'", Escaped::path(path));
     let create = |path: &PathBuf| Manifest::create(path).with_context(|| named(path));
@@ -229,13 +230,9 @@ pub(crate) fn manifest(
     let create_proofs =
         |path: &PathBuf| Manifest::create_proofs(path, prover).with_context(|| named(path));
     let manifest = args.manifest.as_ref().map(create).transpose()?;
-    Ok(
-        match (
-            manifest,
-            args.proofs.as_ref().map(create_proofs).transpose()?,
-        ) {
-            (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
-            (manifest, proofs) => manifest.or(proofs),
-        },
-    )
+    let proofs = args.proofs.as_ref().map(create_proofs).transpose()?;
+    Ok(match (manifest, proofs) {
+        (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
+        (manifest, proofs) => manifest.or(proofs),
+    })
 }

@@ -103,14 +103,14 @@ fn start(
     config: &Config,
     own: Belongings,
     user: Option<&User>,
-    bound: Bound,
+    bound: Result<Bound>,
 ) -> Result<Exit> {
     let file = config.log.file.as_deref().map(|path| {
         LogFile::open(path).with_context(|| format!("open the log '{}'", path.display()))
     });
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
-    match begin((args, file.as_ref()), config, own, user, bound) {
+    match begin(args, file.as_ref(), config, own, user, bound) {
         // The error is a line of the log like any other, so that a program which reads it can.
         Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
             log::failed(terminal::causes(&error));
@@ -122,32 +122,36 @@ fn start(
 
 /// The sockets of the network, which may take the rights of root.
 struct Bound {
-    senders: Result<Inherited>,
+    senders: Inherited,
     metrics: Option<io::Result<TcpListener>>,
+    /// The socket for the operator of this host, bound with the rights of the daemon.
+    control: Option<UnixListener>,
 }
 
 impl Bound {
-    fn new(config: &Config) -> Self {
-        Self {
-            senders: bind(config),
+    fn new(config: &Config) -> Result<Self> {
+        Ok(Self {
+            senders: bind(config)?,
             metrics: config.metrics.listen.0.map(bind_metrics),
-        }
+            control: None,
+        })
     }
 }
 
 fn begin(
-    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
+    args: &ServeArgs,
+    file: Option<&Arc<LogFile>>,
     config: &Config,
     own: Belongings,
     user: Option<&User>,
-    bound: Bound,
+    bound: Result<Bound>,
 ) -> Result<Exit> {
-    let sockets = bound.senders?;
+    let mut bound = bound?;
     if let Some(user) = user {
         own.check(user)?;
     }
     own.warn_of_shared_settings();
-    let control = bind_control(&own);
+    bound.control = bind_control(&own);
     let reader = rustix::process::geteuid().as_raw();
     let identity = Identity::load_or_create_guarded(&own.state, reader)?;
     let keys = AuthorizedKeys::load_guarded(&own.home, reader)?;
@@ -164,13 +168,7 @@ fn begin(
     }
     confinement::confine(config.confine, &own, &keys, config.log.file.as_deref())?;
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
-    let all_ended = runtime.block_on(serve(
-        (args, file),
-        config,
-        &identity,
-        (sockets, bound.metrics, control),
-        own,
-    ))?;
+    let all_ended = runtime.block_on(serve(args, file, config, &identity, bound, own))?;
     if all_ended {
         runtime.shutdown_background();
     } else {
@@ -196,26 +194,24 @@ fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
 }
 
 async fn serve(
-    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
+    args: &ServeArgs,
+    file: Option<&Arc<LogFile>>,
     config: &Config,
     identity: &Identity,
-    (sockets, metrics, control): (
-        Inherited,
-        Option<io::Result<TcpListener>>,
-        Option<UnixListener>,
-    ),
+    bound: Bound,
     own: Belongings,
 ) -> Result<bool> {
     let own_paths = own.own_paths(config.log.file.as_deref());
     let Belongings { home, journals, .. } = own;
-    let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
+    let listener = Listener::on(bound.senders, identity, &SocketConfig::default())?;
     let address = listener
         .local_addr()
         .context("read the listening address")?;
     warn_of_small_buffers(&listener);
     tokio::spawn(expire_journals(journals.clone(), config.journal_age));
     let counts = Counts::default();
-    let (counted, log_limit) = (counts.clone(), log::LogRateLimit::default());
+    let counted = counts.clone();
+    let log_limit = log::LogRateLimit::default();
     let authorizer = Authorizer::Listed(KeyList::new(home.clone()), own_paths);
     let daemon = Daemon::new(
         listener,
@@ -240,17 +236,19 @@ async fn serve(
         }
     };
     set_limits(&daemon, config.limits);
-    let metrics = metrics
+    let metrics = bound
+        .metrics
         .and_then(|bound| serve_metrics(bound, Page::new(&counts, daemon.transfers(), journals)));
     let operator = Control::new(
         daemon.transfers(),
         identity.fingerprint(),
         address.to_string(),
     );
+    let control = bound.control;
     let control = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok());
     let control = control.map(|listener| tokio::spawn(Arc::clone(&operator).serve(listener)));
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
-    let reloaded = reload(&daemon, (args, file), &home).context("handle SIGHUP")?;
+    let reloaded = reload(&daemon, args, file, &home).context("handle SIGHUP")?;
     say_ready(config, address, identity.fingerprint());
     service::ready();
     service::watch();
@@ -420,7 +418,8 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
 /// Reads the limits again on each SIGHUP, for ever. Keys are read for each connection anyway.
 fn reload(
     daemon: &Daemon,
-    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
+    args: &ServeArgs,
+    file: Option<&Arc<LogFile>>,
     home: &Path,
 ) -> io::Result<impl Future<Output = ()>> {
     let mut hangups = signal(SignalKind::hangup())?;

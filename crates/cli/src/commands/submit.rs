@@ -48,7 +48,8 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
 fn tell_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {
-        let (state, time) = (job.state.phrase(), shown(ended));
+        let state = job.state.phrase();
+        let time = shown(ended);
         terminal::warn(format_args!(
             "job {id} of this id {state} ({time}): nothing is sent again"
         ));

@@ -182,7 +182,8 @@ impl SessionEvents {
     /// Warns, once, that some work has not gone on for as long as it is leased.
     pub(crate) fn warn_of_a_stop(&self) {
         if !replace(&mut self.state.lock().has_warned, true) {
-            let (receiver, seconds) = (&self.receiver, LEASE.as_secs());
+            let receiver = &self.receiver;
+            let seconds = LEASE.as_secs();
             let message = format!(
                 "{receiver}: some work there has stood still for {seconds} s (does its storage hang?) and is \
                  handed out again"

@@ -251,7 +251,7 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
             Escaped(first)
         );
     }
-    let (Some(there), Some(here)) = (&there.mark, mark(mountinfo, path)) else {
+    let Some((there, here)) = there.mark.zip(mark(mountinfo, path)) else {
         return Ok(());
     };
     if there.local.is_some() && here.local.is_some() && there.local != here.local {

@@ -137,8 +137,8 @@ fn lines() -> Result<Vec<Line>> {
 /// The number of a device in `MAJOR:MINOR`; none where no device is behind it.
 fn device(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
-    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
-    (major != 0).then(|| rustix::fs::makedev(major, minor))
+    let major = major.parse().ok().filter(|major| *major != 0)?;
+    Some(rustix::fs::makedev(major, minor.parse().ok()?))
 }
 
 /// The UUID of the file system on a device, as udev names it.

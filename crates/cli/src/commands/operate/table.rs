@@ -64,7 +64,7 @@ fn row(text: &mut String, transfer: &TransferStatus) {
     let left = transfer
         .eta_seconds
         .map_or_else(unknown, |left| Age(Duration::from_secs(left)).to_string());
-    let (files, lanes) = (transfer.files, transfer.lanes);
+    let TransferStatus { files, lanes, .. } = transfer;
     // Writing to a string cannot fail.
     let _written = writeln!(
         text,

@@ -34,14 +34,13 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(transfers: Arc<Transfers>, key: Fingerprint, listen: String) -> Arc<Self> {
         let since = unix_now().as_secs();
-        let (draining, drain) = (AtomicBool::new(false), Notify::new());
         Arc::new(Self {
             transfers,
             key,
             listen,
             since,
-            draining,
-            drain,
+            draining: AtomicBool::new(false),
+            drain: Notify::new(),
         })
     }
 
