@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
+use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
 use crate::moment::Moment;
@@ -15,7 +16,9 @@ use crate::schedule::{Schedule, StartTime};
 use crate::state::State;
 
 /// The number of a job, which no other job ever has in the same store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 pub struct JobId(pub i64);
 
 impl fmt::Display for JobId {
@@ -105,8 +108,9 @@ pub struct NewJob {
 }
 
 /// What a user asks of a job that is running, until the runner has done so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Wish {
     /// To be held.
     Pause,
@@ -117,11 +121,8 @@ pub enum Wish {
 impl Wish {
     /// One word for it.
     #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Pause => "pause",
-            Self::Cancel => "cancel",
-        }
+    pub fn word(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The nodes that share the work of one push, as its head reports them: `nodes` of `docs/schema/events.json`.
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 use utoipa::ToSchema;
 
 /// The nodes that take part in a push.
@@ -19,8 +20,11 @@ pub struct Nodes {
 }
 
 /// What shares the work of a push.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Party {
     /// The nodes of a cluster.
     #[default]
@@ -32,11 +36,8 @@ pub enum Party {
 impl Party {
     /// One word for one of them.
     #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Node => "node",
-            Self::Receiver => "receiver",
-        }
+    pub fn word(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -58,8 +59,11 @@ pub struct Node {
 }
 
 /// How a node is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Pace {
     /// The node has not been heard of for a while.
     Silent,
@@ -75,12 +79,7 @@ pub enum Pace {
 impl Pace {
     /// One word for it.
     #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Silent => "silent",
-            Self::Slow => "slow",
-            Self::Works => "works",
-            Self::Ended => "ended",
-        }
+    pub fn word(self) -> &'static str {
+        self.into()
     }
 }

@@ -12,14 +12,28 @@
 //! What has not ended can be cancelled. **Invariant:** nothing leads out of a final state, so a job ends once.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::Serialize;
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 use utoipa::ToSchema;
 
 /// What has become of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Display,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+    Serialize,
+    ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown)]
 pub enum State {
     /// Not to begin yet: its time has not come, or another job has to be done first.
     Waiting,
@@ -75,18 +89,6 @@ pub struct IllegalStep {
 }
 
 impl State {
-    /// All states.
-    pub const ALL: [Self; 8] = [
-        Self::Waiting,
-        Self::Queued,
-        Self::Running,
-        Self::Paused,
-        Self::Done,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Expired,
-    ];
-
     /// Whether nothing more happens to the job.
     #[must_use]
     pub fn is_final(self) -> bool {
@@ -136,32 +138,12 @@ impl State {
     /// The word for it, in the database and for users.
     #[must_use]
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Done => "done",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Expired => "expired",
-        }
+        self.into()
     }
 }
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.word())
-    }
-}
-
-impl FromStr for State {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|state| state.word() == text);
-        known.ok_or_else(|| format!("'{text}' is no state of a job"))
-    }
+fn unknown(word: &str) -> String {
+    format!("'{word}' is no state of a job")
 }
 
 impl fmt::Display for Step {
@@ -218,7 +200,7 @@ mod tests {
     fn each_state_takes_these_steps_and_no_others() {
         assert!(STEPS.into_iter().map(place).eq(0..STEPS.len()));
         let mut table = String::new();
-        for state in State::ALL {
+        for &state in State::VARIANTS {
             let legal = STEPS.into_iter().filter_map(|step| {
                 let next = state.after(step).ok()?;
                 Some(format!("{step:?}={next}"))
@@ -237,9 +219,9 @@ done: \nfailed: \ncancelled: \nexpired: \n";
     #[test]
     fn a_word_is_read_as_its_state() {
         assert!(
-            State::ALL
+            State::VARIANTS
                 .into_iter()
-                .all(|state| state.word().parse() == Ok(state))
+                .all(|state| state.word().parse() == Ok(*state))
         );
         assert!("gone".parse::<State>().is_err());
     }

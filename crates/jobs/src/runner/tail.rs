@@ -388,7 +388,7 @@ mod tests {
         let mut take = |idle: bool| {
             let line = format!(
                 "{{\"event\":\"progress\",\"bytes_done\":7,\"watch\":{{\"by\":\"events\",\"why\":null,\"directories\":1,\
-                 \"ready\":0,\"changing\":0,\"idle\":{idle}}}}}"
+                 \"ready\":0,\"changing\":0,\"there\":true,\"idle\":{idle}}}}}"
             );
             tail.take(line.as_bytes());
             (tail.is_idle, tail.furthest)

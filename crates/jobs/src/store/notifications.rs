@@ -3,10 +3,10 @@
 //! **Invariant:** a notification waits until a result is recorded that ends it, so each event is sent at least once.
 //! Only events of a method that is not configured are dropped.
 
-use std::fmt;
 use std::time::Duration;
 
 use rusqlite::{Row, Transaction, params};
+use strum::{Display, EnumString, IntoStaticStr};
 
 use super::Store;
 use super::rows::read_event;
@@ -15,7 +15,8 @@ use crate::job::{JobEvent, JobId};
 use crate::moment::Moment;
 
 /// A way to send events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum NotifyMethod {
     /// A command of this host.
     Hook,
@@ -41,7 +42,8 @@ pub struct Notification {
 }
 
 /// The state of a notification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum NotificationState {
     /// To be sent.
     Waiting,
@@ -58,23 +60,7 @@ impl NotifyMethod {
     /// The word for it, in the database and for users.
     #[must_use]
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Hook => "hook",
-            Self::Webhook => "webhook",
-        }
-    }
-
-    fn of(word: &str) -> Self {
-        match word {
-            "webhook" => Self::Webhook,
-            _ => Self::Hook,
-        }
-    }
-}
-
-impl fmt::Display for NotifyMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        self.into()
     }
 }
 
@@ -82,19 +68,7 @@ impl NotificationState {
     /// The word for it, in the database and for users.
     #[must_use]
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Delivered => "delivered",
-            Self::GivenUp => "given_up",
-        }
-    }
-
-    fn of(word: &str) -> Self {
-        match word {
-            "delivered" => Self::Delivered,
-            "given_up" => Self::GivenUp,
-            _ => Self::Waiting,
-        }
+        self.into()
     }
 }
 
@@ -237,8 +211,8 @@ fn read_notification(row: &Row<'_>) -> rusqlite::Result<Notification> {
     let state: String = row.get(7)?;
     Ok(Notification {
         event: read_event(row)?,
-        method: NotifyMethod::of(&method),
-        state: NotificationState::of(&state),
+        method: method.parse().unwrap_or(NotifyMethod::Hook),
+        state: state.parse().unwrap_or(NotificationState::Waiting),
         tries: row.get(8)?,
         due: Moment(row.get(9)?),
         error: row.get(10)?,

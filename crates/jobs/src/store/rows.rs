@@ -19,11 +19,7 @@ pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<JobWork
 }
 
 pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
-    match word.as_deref() {
-        Some("pause") => Some(Wish::Pause),
-        Some("cancel") => Some(Wish::Cancel),
-        _ => None,
-    }
+    word?.parse().ok()
 }
 
 /// What has been moved, by the columns from this one on; `None` if it is not known.
