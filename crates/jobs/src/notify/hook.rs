@@ -61,7 +61,7 @@ impl Hook {
 /// The document as a file: a pipe would block if the command does not read it.
 fn input(event: &EventDocument) -> io::Result<File> {
     let mut file = File::from(memfd_create("event", MemfdFlags::CLOEXEC)?);
-    writeln!(file, "{}", event.to_json())?;
+    writeln!(file, "{}", event.json)?;
     file.rewind()?;
     Ok(file)
 }
@@ -131,7 +131,7 @@ mod tests {
         );
         assert_eq!(run_script(&script, TIMEOUT), Ok(()));
         let read = |name| std::fs::read_to_string(path(name)).unwrap();
-        assert_eq!(read("input"), format!("{}\n", document().to_json()));
+        assert_eq!(read("input"), format!("{}\n", document().json));
         let text = read("env");
         let names = text
             .lines()

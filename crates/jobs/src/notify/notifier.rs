@@ -122,7 +122,7 @@ impl Worker {
             return Ok(PAUSE_MAX);
         }
         let job = self.store.job(notification.event.job)?;
-        let event = EventDocument::new(&notification.event, job, &self.store_id);
+        let event = EventDocument::new(&notification.event, &job, &self.store_id);
         self.unrecorded = Some((notification, config.send(self.method, &event)));
         Ok(Duration::ZERO)
     }

@@ -102,7 +102,7 @@ impl Webhook {
     }
 
     fn request(&self, event: &EventDocument, now: Moment) -> Result<Request<Full<Bytes>>, String> {
-        let body = event.to_json();
+        let body = &event.json;
         let seconds = now.seconds();
         let mut request = Request::post(&self.path)
             .header(HOST, self.authority())
@@ -112,11 +112,11 @@ impl Webhook {
             .header("webhook-timestamp", seconds);
         if let Some(file) = &self.secret_file {
             let key = key(&read_secret(file)?)?;
-            let signature = signature(&key, &event.id, seconds, &body);
+            let signature = signature(&key, &event.id, seconds, body);
             request = request.header("webhook-signature", signature);
         }
         request
-            .body(Full::new(body.into()))
+            .body(Full::new(body.clone().into()))
             .map_err(|error| error.to_string())
     }
 

@@ -126,7 +126,7 @@ fn an_event_is_posted_with_a_signature() {
     assert_eq!(header("host"), format!("localhost:{}", address.port()));
     assert_eq!(header("webhook-id"), "abc-7");
     let (_, body) = request.split_once("\r\n\r\n").unwrap();
-    assert_eq!(body, document().to_json());
+    assert_eq!(body, document().json);
     let key = key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
     let seconds = header("webhook-timestamp").parse().unwrap();
     assert_eq!(
