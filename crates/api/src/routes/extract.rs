@@ -23,7 +23,7 @@ impl<State: Send + Sync> FromRequestParts<State> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Problem> {
         let Path(id) = Path::from_request_parts(parts, state).await?;
-        Ok(Self(JobId(id)))
+        Ok(Self(id))
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Which {
     /// Only jobs in these states, with commas between them: `running,queued`.
     state: Option<String>,
     /// Only jobs with lower numbers: the `next` of an earlier answer.
-    before: Option<i64>,
+    before: Option<JobId>,
     /// How many at most, up to 500; 100 by default.
     limit: Option<u32>,
 }
@@ -59,7 +59,7 @@ pub(super) async fn list(
     states.dedup();
     let page = Page {
         states,
-        before: which.before.map(JobId),
+        before: which.before,
         length_max,
     };
     let read = move |place: &_, store: &mut zmove_jobs::Store| {

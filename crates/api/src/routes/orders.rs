@@ -1,11 +1,14 @@
 //! What a client has done: jobs submitted, held, ended and done again.
 
 use axum::Json;
-use axum::extract::State as Shared;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State as Shared};
 use axum::http::StatusCode;
-use zmove_jobs::{JobId, Moment, Place, Store, StoreError, wake};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use zmove_jobs::{JobId, Moment, Place, Store, wake};
 
-use super::extract::{Body, Id};
+use super::extract::Body;
 use crate::problem::Problem;
 use crate::program::{Plan, Submission};
 use crate::state::Api;
@@ -49,66 +52,44 @@ pub(super) async fn plan(
     Ok(Json(submission.plan(&api).await?))
 }
 
-/// Holds a job; what is at the target stays, and it goes on from there.
-#[utoipa::path(
-    post,
-    path = "/api/v1/jobs/{id}/pause",
-    params(Id),
-    responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
-)]
-pub(super) async fn pause(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| {
-        store.pause(id, Moment::now()).map(|_| id)
-    })
-    .await
+/// What is to become of a job.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum JobOrder {
+    /// The job is held. What is at the target stays, and the job goes on from there later.
+    Pause,
+    /// The job goes on.
+    Resume,
+    /// The job ends, and its schedule. What is at the target stays.
+    Cancel,
+    /// What the job has done is submitted once more if the job has ended. The answer is the new job.
+    Rerun,
 }
 
-/// Lets a job go on.
+/// Holds a job (`pause`), lets it go on (`resume`), ends it with its schedule (`cancel`), or submits once more what it
+/// has done (`rerun`, the answer is the new job). What is at the target stays.
 #[utoipa::path(
     post,
-    path = "/api/v1/jobs/{id}/resume",
-    params(Id),
+    path = "/api/v1/jobs/{id}/{order}",
+    params(
+        ("id" = i64, Path, description = "The job's number."),
+        ("order" = inline(JobOrder), Path, description = "What is to become of the job.")
+    ),
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
-pub(super) async fn resume(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| {
-        store.resume(id, Moment::now()).map(|_| id)
-    })
-    .await
-}
-
-/// Ends a job, and its schedule; what is at the target stays.
-#[utoipa::path(
-    post,
-    path = "/api/v1/jobs/{id}/cancel",
-    params(Id),
-    responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
-)]
-pub(super) async fn cancel(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| {
-        store.cancel(id, Moment::now()).map(|_| id)
-    })
-    .await
-}
-
-/// Submits once more what a job has done that has ended. The answer is the new job.
-#[utoipa::path(
-    post,
-    path = "/api/v1/jobs/{id}/rerun",
-    params(Id),
-    responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
-)]
-pub(super) async fn rerun(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| store.rerun(id, Moment::now())).await
-}
-
-/// Changes a job, wakes the runner, and returns the job.
-async fn order(
-    api: &Api,
-    change: impl FnOnce(&mut Store) -> Result<JobId, StoreError> + Send + 'static,
+pub(super) async fn order(
+    Shared(api): Shared<Api>,
+    path: Result<Path<(JobId, JobOrder)>, PathRejection>,
 ) -> Result<Json<JobView>, Problem> {
+    let Path((id, order)) = path?;
     let changed = move |place: &Place, store: &mut Store| {
-        let id = change(store)?;
+        let now = Moment::now();
+        let id = match order {
+            JobOrder::Pause => store.pause(id, now).map(|_| id),
+            JobOrder::Resume => store.resume(id, now).map(|_| id),
+            JobOrder::Cancel => store.cancel(id, now).map(|_| id),
+            JobOrder::Rerun => store.rerun(id, now),
+        }?;
         // Without one the next runner finds it; this process becomes it if it is not.
         let _woken = wake(place);
         Ok(Json(JobView::of(place, &store.job(id)?)))
