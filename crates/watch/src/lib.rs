@@ -10,7 +10,6 @@
 mod events;
 mod ledger;
 mod stamp;
-mod tree;
 mod watch;
 
 pub use ledger::Batch;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use crate::events::{Events, Happened};
 use crate::ledger::{Batch, Ledger};
 use crate::stamp::{Stamp, age};
-use crate::tree::{Go, Visitor, identity, walk};
 
 /// The terms of a watch.
 #[derive(Clone, Debug)]
@@ -345,8 +344,7 @@ impl Watcher {
     }
 
     fn walk_at(&mut self, below: &Path) -> bool {
-        let root = self.root.clone();
-        let is_whole = walk(&root, below, self);
+        let is_whole = self.walk_tree(below);
         self.shared.is_ready.notify_all();
         self.shared.account().directories = self.events.as_ref().map_or(0, Events::directories);
         is_whole
@@ -383,8 +381,62 @@ impl Watcher {
     }
 }
 
-impl Visitor for Watcher {
-    fn directory(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> Go {
+/// Whether a walk goes on.
+enum Go {
+    On,
+    /// Not into this directory.
+    Past,
+    /// No further at all.
+    Home,
+}
+
+impl Watcher {
+    /// Walks what is at `below` the root; returns whether it has met all that there is.
+    fn walk_tree(&mut self, below: &Path) -> bool {
+        let mut left = vec![below.to_owned()];
+        let mut is_whole = true;
+        while let Some(below) = left.pop() {
+            let path = self.root.join(&below);
+            let looked = if below.as_os_str().is_empty() {
+                path.metadata()
+            } else {
+                path.symlink_metadata()
+            };
+            let metadata = match looked {
+                Ok(metadata) if metadata.is_dir() => metadata,
+                // what took its place meanwhile is told by whoever told of this
+                Ok(_) => continue,
+                Err(error) => {
+                    is_whole &= self.pass_over(&path, &error);
+                    continue;
+                }
+            };
+            match self.enter(&path, &below, &metadata) {
+                Go::On => {}
+                Go::Past => continue,
+                Go::Home => return false,
+            }
+            let entries = match path.read_dir() {
+                Ok(entries) => entries,
+                Err(error) => {
+                    is_whole &= self.pass_over(&path, &error);
+                    continue;
+                }
+            };
+            for entry in entries {
+                let found = entry.and_then(|entry| Ok((entry.file_name(), entry.metadata()?)));
+                match found {
+                    Ok((name, metadata)) if metadata.is_dir() => left.push(below.join(name)),
+                    Ok((name, metadata)) => self.meet(below.join(name), &metadata),
+                    Err(error) => is_whole &= self.pass_over(&path, &error),
+                }
+            }
+        }
+        is_whole
+    }
+
+    /// A directory that is about to be read is watched first.
+    fn enter(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> Go {
         if self.shared.account().ledger.counts().0 >= READY_MAX {
             // What is left is met when these have been moved.
             self.broke_off = true;
@@ -407,7 +459,7 @@ impl Visitor for Watcher {
         };
         match watched {
             Ok(()) => Go::On,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Go::Past,
+            Err(error) if error.kind() == ErrorKind::NotFound => Go::Past,
             Err(error) => {
                 self.walks_alone(refused(&error, "watches", path));
                 Go::On
@@ -415,7 +467,8 @@ impl Visitor for Watcher {
         }
     }
 
-    fn entry(&mut self, below: PathBuf, metadata: &Metadata) {
+    /// Takes note of a file, a link or whatever else is no directory.
+    fn meet(&self, below: PathBuf, metadata: &Metadata) {
         let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else {
             return;
         };
@@ -431,14 +484,25 @@ impl Visitor for Watcher {
             .met(below, stamp, age(metadata) >= rest, Instant::now());
     }
 
-    fn unreadable(&mut self, path: &Path, error: &io::Error) {
-        if self.unreadable.insert(path.to_owned()) {
+    /// Tells what cannot be read, once; returns whether it is just gone.
+    fn pass_over(&mut self, path: &Path, error: &io::Error) -> bool {
+        let is_gone = error.kind() == ErrorKind::NotFound;
+        if !is_gone && self.unreadable.insert(path.to_owned()) {
             self.shared.note(format!(
                 "'{}' cannot be read, and is not watched: {error}",
                 path.display()
             ));
         }
+        is_gone
     }
+}
+
+/// The numbers of a directory: device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.metadata()
+        .ok()
+        .filter(Metadata::is_dir)
+        .map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// The reason for which the kernel watches no more.
