@@ -142,6 +142,8 @@ impl ItemWork {
 mod tests {
     use super::*;
     use crate::lab::JOB;
+    use zmove_scan::DirectoryMark;
+    use zmove_types::RelPath;
 
     fn marked(path: &str, mark: Option<DirectoryMark>) -> MarkedPath {
         let path = RelPath::from_bytes(path.as_bytes()).unwrap();
