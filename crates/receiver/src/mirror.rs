@@ -188,38 +188,29 @@ fn first_extra(
             };
         }
     };
+    // For each name that stays, whether it was not listed in this spelling; booked as a byte each.
+    budget.grow(range.names.len())?;
+    let mut unlisted = vec![true; range.names.len()];
     let booked = budget.booked();
-    let Listed { found, unlisted } = list(&directory, range, room, budget, |_| false)?;
+    let mut found = list(&directory, range, room, budget, &mut unlisted, |_| false)?;
     let is_whole = range.after.is_none() && range.open;
-    let looks = !is_whole || !found.names.is_empty();
-    if looks {
+    if !is_whole || !found.names.is_empty() {
         let names = range
             .names
             .iter()
             .zip(&unlisted)
             .filter(|(_, unlisted)| **unlisted);
         spared.look_for(&directory, names.map(|(name, _)| name), budget)?;
+        if !spared.is_empty() {
+            drop(found);
+            budget.shrink_to(booked);
+            let stays = |name: &Name| spared.has(&directory, name);
+            found = list(&directory, range, room, budget, &mut unlisted, stays)?;
+        }
     }
-    drop(unlisted);
-    budget.shrink(range.names.len());
-    if !looks || spared.is_empty() {
-        return Ok(found);
-    }
-    drop(found);
-    budget.shrink_to(booked);
-    let Listed { found, unlisted } = list(&directory, range, room, budget, |name| {
-        spared.has(&directory, name)
-    })?;
     drop(unlisted);
     budget.shrink(range.names.len());
     Ok(found)
-}
-
-/// The result of listing a directory.
-struct Listed {
-    found: ExtraNames,
-    /// For each name that stays, whether it was not listed in this spelling; booked as a byte each.
-    unlisted: Vec<bool>,
 }
 
 fn list(
@@ -227,11 +218,10 @@ fn list(
     range: &NameRange,
     room: AnswerRoom,
     budget: &mut WorkBudget<'_>,
+    unlisted: &mut [bool],
     stays: impl Fn(&Name) -> bool,
-) -> io::Result<Listed> {
+) -> io::Result<ExtraNames> {
     let mut found = ExtraNames::default();
-    budget.grow(range.names.len())?;
-    let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
         budget.go_on()?;
         let entry = entry?;
@@ -257,7 +247,7 @@ fn list(
         };
         found.take(name, kind == FileType::Directory, room, budget)?;
     }
-    Ok(Listed { found, unlisted })
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -270,6 +260,10 @@ mod tests {
     use crate::quota::{Booking, Quota};
     use zmove_disk::{StorageThreads, number_at};
     use zmove_types::{FileNumber, RelPath};
+
+    fn no_spared() -> Spared {
+        Spared::new(&Quota::default())
+    }
 
     fn name(text: &str) -> Name {
         Name::from_bytes(text.as_bytes()).unwrap()
@@ -318,12 +312,7 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let quota = Quota::default();
         let mut held = quota.book_nothing();
-        let mut told = extra_on(
-            &mut held,
-            Some(&tree),
-            &names_of(&[], None),
-            &Spared::default(),
-        );
+        let mut told = extra_on(&mut held, Some(&tree), &names_of(&[], None), &no_spared());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!(held.amount(), takes);
         assert!(takes < 2 * EXTRANEOUS_NAME_BYTES_MAX);
@@ -331,7 +320,7 @@ mod tests {
         let rest = extra(
             Some(&tree),
             &names_of(&[], Some(&last.to_string())),
-            &Spared::default(),
+            &no_spared(),
         );
         told.names.extend(rest.names);
         assert_eq!((told.names.len(), rest.rest), (count, None));
@@ -362,6 +351,7 @@ mod tests {
                 &names_of(&[], None)[0],
                 room,
                 &mut budget,
+                &mut [],
                 |_| {
                     looked.set(looked.get() + 1);
                     false
@@ -369,7 +359,7 @@ mod tests {
             );
             let error = |error| Errno::from_io_error(&error);
             let many: Vec<_> = std::iter::repeat_n(&names[0], 1000).collect();
-            let found = Spared::default().look_for(&directory, many.into_iter(), &mut budget);
+            let found = no_spared().look_for(&directory, many.into_iter(), &mut budget);
             (
                 looked.get(),
                 listed.map(drop).map_err(error),
@@ -384,12 +374,7 @@ mod tests {
             (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED)))
         );
         assert!(looked < 256, "{looked}");
-        let told = extraneous(
-            Some(&tree),
-            &names_of(&[], None),
-            &Spared::default(),
-            &mut budget,
-        );
+        let told = extraneous(Some(&tree), &names_of(&[], None), &no_spared(), &mut budget);
         assert_eq!(told, ExtraneousNames::default());
     }
 
@@ -405,12 +390,7 @@ mod tests {
             crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let mut held = quota.book_nothing();
         let tree = Tree::open(home.path()).unwrap();
-        let told = extra_on(
-            &mut held,
-            Some(&tree),
-            &names_of(&[], None),
-            &Spared::default(),
-        );
+        let told = extra_on(&mut held, Some(&tree), &names_of(&[], None), &no_spared());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
         assert_eq!(
             (told.names, held.amount(), quota.memory_held()),
@@ -427,11 +407,7 @@ mod tests {
         });
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let first = extra(
-            Some(&tree),
-            &names_of(&["000001"], None),
-            &Spared::default(),
-        );
+        let first = extra(Some(&tree), &names_of(&["000001"], None), &no_spared());
         assert_eq!(
             (first.names.len(), first.names[0].name.clone()),
             (EXTRANEOUS_NAMES_MAX, name("000000"))
@@ -441,7 +417,7 @@ mod tests {
         let second = extra(
             Some(&tree),
             &names_of(&[], Some(&last.to_string())),
-            &Spared::default(),
+            &no_spared(),
         );
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
@@ -483,7 +459,7 @@ mod tests {
         let names = ["foo", "gone", "kept", "отчёт"];
         assert_eq!(told(&tree, &names_of(&names, None), &caseless()), ["Bar"]);
         assert_eq!(
-            told(&tree, &names_of(&names, None), &Spared::default()),
+            told(&tree, &names_of(&names, None), &no_spared()),
             ["Bar", "Foo", "Отчёт"]
         );
     }
@@ -602,7 +578,7 @@ mod tests {
 
     #[test]
     fn a_target_that_is_not_there_has_nothing_else() {
-        let told = extra(None, &names_of(&["a"], None), &Spared::default());
+        let told = extra(None, &names_of(&["a"], None), &no_spared());
         assert_eq!(told, ExtraneousNames::default());
     }
 }

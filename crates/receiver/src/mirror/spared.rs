@@ -207,12 +207,6 @@ impl Spared {
     }
 }
 
-impl Default for Spared {
-    fn default() -> Self {
-        Self::new(&Quota::default())
-    }
-}
-
 fn look(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
     number_at(directory, name).ok()
 }
