@@ -294,15 +294,8 @@ impl FileTable {
 
     /// Ends all files that are still alive.
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
-        let mut table = self.table.lock();
-        table.living = 0;
-        let live = table.slots.values_mut().filter_map(|slot| {
-            match std::mem::replace(slot, FileSlot::Dead) {
-                FileSlot::Live(file) => Some(file),
-                FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
-            }
-        });
-        live.collect()
+        let living = self.living().into_iter();
+        living.filter_map(|file| self.retire(file.id)).collect()
     }
 }
 
