@@ -42,7 +42,7 @@ use crate::session::connections::{Connections, SessionReport, cpu_time, next, un
 use crate::session::keeping::KeptLease;
 pub use crate::session::keeping::SenderPlace;
 pub use crate::session::opening::Opening;
-use crate::session::opening::{Resolved, by_grant, is_under_way, opening, resolve, take_up};
+use crate::session::opening::{Resolved, by_grant, is_under_way, resolve, take_opening, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::{RunningSession, SessionThreads};
 use crate::shared_job::session::not_in_a_job;
@@ -130,14 +130,15 @@ async fn run(
         failed_lanes,
         held_up: None,
     };
-    let beginning = Beginning {
+    tokio::pin!(stop);
+    let begun = begin(
+        &mut connections,
         transfer,
         opening,
         run_leases,
-        booked_on,
-    };
-    tokio::pin!(stop);
-    let begun = beginning.begin(&mut connections, config);
+        &booked_on,
+        config,
+    );
     let Begun {
         open,
         held,
@@ -169,15 +170,6 @@ async fn run(
     ended
 }
 
-/// A session whose opening is awaited.
-struct Beginning {
-    transfer: TransferId,
-    opening: Opening,
-    run_leases: RunLeases,
-    /// The quota on which messages are booked.
-    booked_on: Arc<Lock<Quota>>,
-}
-
 /// A session that may begin.
 struct Begun {
     open: Open,
@@ -190,46 +182,47 @@ struct Begun {
     config: ReceiverConfig,
 }
 
-impl Beginning {
-    /// Greets the peer, and takes its opening, its run and its rights.
-    async fn begin(
-        self,
-        connections: &mut Connections,
-        mut config: ReceiverConfig,
-    ) -> Result<Begun, SessionError> {
-        let greeting = Greeting::new(Role::Control, self.transfer);
-        connections.writer.greet(&greeting).await?;
-        let (open, held) = opening(self.opening, &mut connections.inbox, &config.quota).await?;
-        let mut rules_held = config.quota.book_nothing();
-        book_rules(&open.protected, &mut rules_held)?;
-        config.meter.opened(&open.target);
-        let lease = self.run_leases.acquire(open.run).await;
-        // only now, when the session before has counted what it has stored
-        let taken_up = take_up(&config, &open).await;
-        if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
-            config = by_grant(config, grant);
-            *self.booked_on.lock() = config.quota.clone();
-        }
-        config.top_names = config.top_names.of_shape(&open.shape);
-        if let Some(limit) = config.rights.rate_max {
-            let bytes_per_second = limit.bytes_per_second();
-            connections
-                .send(&ToSender::RateMax { bytes_per_second })
-                .await?;
-        }
-        if open.shared_job.is_some() && open.intent != Intent::Write {
-            return Err(SessionError::Refused(not_in_a_job(
-                "a preview, a probe or a cleaning",
-            )));
-        }
-        Ok(Begun {
-            open,
-            held,
-            rules_held,
-            lease,
-            config,
-        })
+/// Greets the peer, and takes its opening, its run and its rights. Messages are booked on `booked_on`.
+async fn begin(
+    connections: &mut Connections,
+    transfer: TransferId,
+    opening: Opening,
+    run_leases: RunLeases,
+    booked_on: &Lock<Quota>,
+    mut config: ReceiverConfig,
+) -> Result<Begun, SessionError> {
+    let greeting = Greeting::new(Role::Control, transfer);
+    connections.writer.greet(&greeting).await?;
+    let (open, held) = take_opening(opening, &mut connections.inbox, &config.quota).await?;
+    let mut rules_held = config.quota.book_nothing();
+    book_rules(&open.protected, &mut rules_held)?;
+    config.meter.opened(&open.target);
+    let lease = run_leases.acquire(open.run).await;
+    // only now, when the session before has counted what it has stored
+    let taken_up = take_up(&config, &open).await;
+    if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
+        config = by_grant(config, grant);
+        *booked_on.lock() = config.quota.clone();
     }
+    config.top_names = config.top_names.of_shape(&open.shape);
+    if let Some(limit) = config.rights.rate_max {
+        let bytes_per_second = limit.bytes_per_second();
+        connections
+            .send(&ToSender::RateMax { bytes_per_second })
+            .await?;
+    }
+    if open.shared_job.is_some() && open.intent != Intent::Write {
+        return Err(SessionError::Refused(not_in_a_job(
+            "a preview, a probe or a cleaning",
+        )));
+    }
+    Ok(Begun {
+        open,
+        held,
+        rules_held,
+        lease,
+        config,
+    })
 }
 
 /// A session whose opening has been read and is within the rights of its peer.

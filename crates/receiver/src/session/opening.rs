@@ -79,7 +79,7 @@ pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig
 }
 
 /// The opening, and the memory that is booked for it on `quota`.
-pub(super) async fn opening(
+pub(super) async fn take_opening(
     from: Opening,
     inbox: &mut Messages,
     quota: &Quota,
