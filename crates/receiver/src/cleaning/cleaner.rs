@@ -171,14 +171,11 @@ impl Cleaner {
         match in_use {
             Some(in_use) if in_use.contains(&(stat.stx_ino, birth(&stat))) => {}
             Some(_) if !is_kept => self.remove(directory, name, LeftoverKind::Part, bytes),
-            _ => self.tell(ToSender::Leftover(Leftover {
-                path,
-                kind: LeftoverKind::Part,
-                bytes,
-                fate: LeftoverFate::StaysUntil {
-                    seconds: until.as_secs(),
-                },
-            })),
+            _ => {
+                let seconds = until.as_secs();
+                let fate = LeftoverFate::StaysUntil { seconds };
+                self.found(path, LeftoverKind::Part, bytes, fate);
+            }
         }
     }
 
@@ -207,11 +204,15 @@ impl Cleaner {
                 Ok(_) => {}
             }
         }
+        self.found(path, kind, bytes, LeftoverFate::Goes);
+    }
+
+    fn found(&self, path: RelPath, kind: LeftoverKind, bytes: u64, fate: LeftoverFate) {
         self.tell(ToSender::Leftover(Leftover {
             path,
             kind,
             bytes,
-            fate: LeftoverFate::Goes,
+            fate,
         }));
     }
 
@@ -290,16 +291,12 @@ impl Cleaner {
             (CleanMode::DryRun, Sign::Dead) => SharedJobDirectory::open_proven(parent, job).is_ok(),
             (CleanMode::DryRun, _) => false,
         };
-        self.tell(ToSender::Leftover(Leftover {
-            path,
-            kind: LeftoverKind::SharedJob,
-            bytes,
-            fate: if goes {
-                LeftoverFate::Goes
-            } else {
-                LeftoverFate::Foreign
-            },
-        }));
+        let fate = if goes {
+            LeftoverFate::Goes
+        } else {
+            LeftoverFate::Foreign
+        };
+        self.found(path, LeftoverKind::SharedJob, bytes, fate);
     }
 
     /// The bytes that an entry takes on its storage, with all below it.
