@@ -149,20 +149,6 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// A quota by which one thread is at work at a time, however long that takes.
-    #[cfg(test)]
-    pub(crate) fn with_one_place() -> Self {
-        let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
-        book.storage_threads = StorageThreads::one_at_a_time();
-        Self(Arc::new(book))
-    }
-
-    /// Has the key's storage count as one that answers late to writes.
-    #[cfg(test)]
-    pub(crate) fn begin_to_write_late(&self) {
-        self.0.storage_threads.begin_with(Task::Write, 256);
-    }
-
     /// Books memory.
     ///
     /// # Errors
@@ -180,11 +166,6 @@ impl Quota {
             gauge: Arc::clone(&self.0.memory),
             amount: 0,
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn memory_held(&self) -> usize {
-        self.0.memory.used()
     }
 
     /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
@@ -528,6 +509,24 @@ impl Drop for Booking {
 mod tests {
     use super::*;
     use zmove_types::ByteCount;
+
+    impl Quota {
+        /// A quota by which one thread is at work at a time, however long that takes.
+        pub(crate) fn with_one_place() -> Self {
+            let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
+            book.storage_threads = StorageThreads::one_at_a_time();
+            Self(Arc::new(book))
+        }
+
+        /// Has the key's storage count as one that answers late to writes.
+        pub(crate) fn begin_to_write_late(&self) {
+            self.0.storage_threads.begin_with(Task::Write, 256);
+        }
+
+        pub(crate) fn memory_held(&self) -> usize {
+            self.0.memory.used()
+        }
+    }
 
     #[test]
     fn what_the_transfers_of_a_key_hold_counts_together_and_comes_back() {

@@ -54,7 +54,7 @@ mod record;
 mod writer;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,6 @@ use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub(crate) use clean::{birth, parts_in_use};
 pub use error::JournalError;
-pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
 pub(crate) use reader::{flushed_files, read_on};
 pub(crate) use record::Record;
@@ -176,19 +175,3 @@ pub const OWNER_BYTES_MAX: usize = 1024;
 pub const TARGET_BYTES_MAX: usize = 16 << 10;
 /// The most files that a journal holds as unfinished at once.
 pub const FILES_MAX: usize = 1 << 16;
-
-/// Changes a journal that nobody holds to one from before a reboot.
-#[cfg(test)]
-pub(crate) fn pretend_reboot(path: &std::path::Path) {
-    use std::os::unix::fs::FileExt;
-    let journal = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
-    let begin = reader::begin(&journal).unwrap().unwrap();
-    let first = Record::Begin(begin, record::BootId([9; 16]))
-        .encode()
-        .unwrap();
-    journal.write_all_at(&first, 0).unwrap();
-}

@@ -19,6 +19,8 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use zmove_disk::{Tree, is_part, unlink_at};
 use zmove_types::{RelPath, Timestamp};
 
+use crate::store::failure::again;
+
 use super::orphans::{self, Orphan, discard, list};
 use super::{JournalError, PartFile, Unfinished};
 
@@ -254,10 +256,4 @@ pub(crate) const fn birth(stat: &Statx) -> Timestamp {
         seconds: stat.stx_btime.tv_sec,
         nanos: stat.stx_btime.tv_nsec,
     }
-}
-
-fn again(error: &io::Error) -> io::Error {
-    error
-        .raw_os_error()
-        .map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }

@@ -18,11 +18,6 @@ const TRANSFER_DIGITS: usize = 32;
 const TAG_DIGITS: usize = 16;
 
 /// The path of a transfer's journal.
-#[must_use]
-pub fn path_of(directory: &Path, begin: &Begin) -> PathBuf {
-    path_with(directory, begin, SUFFIX)
-}
-
 pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBuf {
     let Tags { owner, place } = Tags::of(begin);
     directory.join(format!("{}-{owner}-{place}{suffix}", begin.transfer))

@@ -1,6 +1,7 @@
 //! Whole journals: what is written comes back, and what is damaged does not.
 
 use super::locked_file::{self, LockedFile};
+use super::naming::{SUFFIX, path_with};
 use super::reader::replay;
 use super::record::{BootId, Record};
 use super::*;
@@ -50,6 +51,10 @@ fn part(name: &str, groups: u64) -> PartFile {
             nanos: 6,
         },
     }
+}
+
+fn path_of(directory: &Path, begin: &Begin) -> PathBuf {
+    path_with(directory, begin, SUFFIX)
 }
 
 fn cvs(from: u8, count: u8) -> Vec<Cv> {
@@ -654,4 +659,17 @@ fn a_journal_does_not_grow_with_the_files_that_have_ended() {
         }]
     );
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+}
+
+/// Changes a journal that nobody holds to one from before a reboot.
+pub(crate) fn pretend_reboot(path: &Path) {
+    use std::os::unix::fs::FileExt;
+    let journal = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let begin = reader::begin(&journal).unwrap().unwrap();
+    let first = Record::Begin(begin, BootId([9; 16])).encode().unwrap();
+    journal.write_all_at(&first, 0).unwrap();
 }

@@ -8,7 +8,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use std::fs::File;
 use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
 
-use crate::resume::journal::pretend_reboot;
+use crate::resume::journal::tests::pretend_reboot;
 
 const BYTES: u64 = 5 * GROUP_BYTES + 9;
 
