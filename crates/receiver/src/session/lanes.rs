@@ -143,7 +143,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
 fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, StoredItem>> {
     let item = frame.header.item;
     let Ok(found) = transfer.files.find(frame.header.file) else {
-        return Some(Err(damaged(item, Vec::new())));
+        return Some(Err(damaged(item)));
     };
     let Some(file) = found else {
         // The file has failed already: its data is of no use, but the sender must not wait for it.

@@ -61,14 +61,14 @@ impl VerifiedBatch {
     ) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
-            return Ok(Err(damaged(header.item, Vec::new())));
+            return Ok(Err(damaged(header.item)));
         }
         let mut held = quota.book_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         held.grow(extra_bytes(&batch))?;
         if has_holes(&batch) && turn.is_over() {
-            return Ok(Err(damaged(header.item, Vec::new())));
+            return Ok(Err(damaged(header.item)));
         }
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
@@ -81,7 +81,10 @@ impl VerifiedBatch {
                 held,
             }));
         }
-        Ok(Err(damaged(header.item, faults)))
+        Ok(Err(StoredItem {
+            faults,
+            ..damaged(header.item)
+        }))
     }
 
     /// Whether the files of the batch may be there already.
@@ -145,7 +148,7 @@ impl VerifiedChunk {
     ) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
         if head.data.is_some() && turn.is_over() {
-            return Err(damaged(header.item, Vec::new()));
+            return Err(damaged(header.item));
         }
         let hashed = GroupSpan::of(head.bytes, header.group).and_then(|span| {
             let pieces = head.data_within(span);
@@ -159,7 +162,7 @@ impl VerifiedChunk {
                 cv,
                 data,
             }),
-            _ => Err(damaged(header.item, Vec::new())),
+            _ => Err(damaged(header.item)),
         }
     }
 
@@ -186,7 +189,7 @@ impl NamedGroup {
                 span,
                 cv,
             }),
-            _ => Err(damaged(header.item, Vec::new())),
+            _ => Err(damaged(header.item)),
         }
     }
 }
@@ -212,11 +215,11 @@ fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
     seal(&header.prefix(), content) == header.digest
 }
 
-pub(crate) fn damaged(item: ItemId, faults: Vec<EntryFault>) -> StoredItem {
+pub(crate) fn damaged(item: ItemId) -> StoredItem {
     StoredItem {
         item: item.0,
         mismatch: true,
-        faults,
+        faults: Vec::new(),
     }
 }
 

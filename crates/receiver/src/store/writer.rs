@@ -230,9 +230,7 @@ fn keep_group(
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
-                transfer
-                    .reports
-                    .tell(Outcome::Item(damaged(item, Vec::new())));
+                transfer.reports.tell(Outcome::Item(damaged(item)));
             }
         }
     }
@@ -407,22 +405,17 @@ pub(crate) fn finish_file(
         };
         return end_large(transfer, file.id, &file.head.path, fault);
     }
-    let cannot = failed_to(Operation::SetMetadata);
-    let permit = transfer.target.tree.lease().permit();
-    let sealed = permit.map_err(|error| cannot(error.into()));
-    let sealed = sealed.and_then(|permit| {
-        let at = At(&path, None);
-        transfer
-            .target
-            .set_metadata(permit, staged.file(), &metadata, at)
-    });
-    let sealed =
-        sealed.and_then(|()| flush_now(staged.file(), transfer.target.view.rules.flushes()));
-    let sealed = sealed.and_then(|()| check_close(&staged));
-    let sealed = sealed.and_then(|()| {
+    let seal = || {
+        let target = &transfer.target;
+        let permit = target.tree.lease().permit();
+        let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
+        target.set_metadata(permit, staged.file(), &metadata, At(&path, None))?;
+        flush_now(staged.file(), target.view.rules.flushes())?;
+        check_close(&staged)?;
         turn.pause();
         transfer.prove_large(file, &staged)
-    });
+    };
+    let sealed = seal();
     let is_over = transfer.target.tree.lease().has_ended();
     if sealed
         .as_ref()
