@@ -79,22 +79,16 @@ struct TargetPlace<'a> {
     shown: &'a Path,
 }
 
-/// Whether missing directories are made, under a lease, or left missing.
-#[derive(Clone, Copy)]
-enum Missing<'a> {
-    Made(&'a Lease),
-    Left,
-}
-
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> TargetPlace<'a> {
-    fn of(open: &'a Open, access: &WriteAccess, missing: Missing<'_>) -> Result<Self, Refusal> {
+    /// Finds the place. Missing directories are made under the lease `makes`, and stay missing without one.
+    fn of(open: &'a Open, access: &WriteAccess, makes: Option<&Lease>) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
             return Err(Refusal::new(RefusalCode::Protocol, text));
         }
-        let (tree, path) = locate(&open.target, access, missing)?;
+        let (tree, path) = locate(&open.target, access, makes)?;
         if path.components().any(is_shared_job_name) {
             let text = "a directory .zmove-job-… belongs to a job of several receivers, and nobody else writes there";
             return Err(Refusal::new(RefusalCode::Denied, text));
@@ -169,7 +163,7 @@ impl Target {
                 }
             }
         }
-        let place = TargetPlace::of(open, access, Missing::Made(lease))?;
+        let place = TargetPlace::of(open, access, Some(lease))?;
         let tree = place.tree.clone().expect("it was made");
         let tree = &tree.under(lease.clone());
         let path = &place.path;
@@ -233,7 +227,7 @@ impl Target {
 
     /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
-        let place = TargetPlace::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, None)?;
         let Some(tree) = &place.tree else {
             return Ok(None);
         };
@@ -262,7 +256,7 @@ pub(crate) fn wait_for_jobs_above(
     other_jobs: &OtherJobs,
 ) -> Result<(), Refusal> {
     let wait = || {
-        let place = TargetPlace::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, None)?;
         jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
             .map(|dead| other_jobs.end(dead))
@@ -360,7 +354,7 @@ impl SeenTarget {
     }
 
     fn find(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        let place = TargetPlace::of(open, access, Missing::Left)?;
+        let place = TargetPlace::of(open, access, None)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
@@ -425,7 +419,7 @@ pub(crate) fn renamed<'a>(
 fn locate(
     target: &[u8],
     access: &WriteAccess,
-    missing: Missing<'_>,
+    makes: Option<&Lease>,
 ) -> Result<(Option<Tree>, RelPath), Refusal> {
     let roots = match access {
         WriteAccess::ReadOnly => {
@@ -433,7 +427,7 @@ fn locate(
                         `zmove key show` prints here";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
-        WriteAccess::Anywhere => return locate_own(target, missing),
+        WriteAccess::Anywhere => return locate_own(target, makes),
         WriteAccess::Beneath(roots) => roots,
     };
     let (root, rest) = choose_root(target, roots.paths(), "write to")?;
@@ -457,7 +451,7 @@ const CONFINED: &str = ". If the receiver is confined to the roots that it had a
                         confine in zmove.toml), restart it there to have another";
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
-fn locate_own(target: &[u8], missing: Missing<'_>) -> Result<(Option<Tree>, RelPath), Refusal> {
+fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, RelPath), Refusal> {
     let path = Path::new(OsStr::from_bytes(if target.is_empty() {
         b"."
     } else {
@@ -479,16 +473,12 @@ fn locate_own(target: &[u8], missing: Missing<'_>) -> Result<(Option<Tree>, RelP
         )
     })?;
     let way = || in_the_way::of_own(path);
-    if let Missing::Made(lease) = missing {
+    if let Some(lease) = makes {
         let made = Tree::make_with_parents(lease, parent);
         made.map_err(|error| cannot_enter("make directory", parent, &error, way))?;
     }
     let tree = match Tree::open(parent) {
-        Err(error)
-            if matches!(missing, Missing::Left) && error.kind() == io::ErrorKind::NotFound =>
-        {
-            None
-        }
+        Err(error) if makes.is_none() && error.kind() == io::ErrorKind::NotFound => None,
         opened => {
             Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
         }
@@ -572,17 +562,13 @@ fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     let found = if tops.is_empty() {
         holds_anything(directory)?
     } else {
-        tops.iter().any(|top| exists(directory, top))
+        tops.iter().any(|top| stat_at(directory, top).is_ok())
     };
     Ok(if found {
         TargetState::Populated
     } else {
         TargetState::Empty
     })
-}
-
-fn exists(directory: &impl AsFd, name: &Name) -> bool {
-    stat_at(directory, name).is_ok()
 }
 
 fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
