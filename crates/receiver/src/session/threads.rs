@@ -64,7 +64,7 @@ pub(crate) struct Workers {
 }
 
 /// One piece of work.
-struct QueuedWork(Box<dyn FnOnce() + Send>);
+type QueuedWork = Box<dyn FnOnce() + Send>;
 
 /// The most threads: as many as there may be requests under way, so that they wait for late storage side by side.
 const THREADS_MAX: usize = 32;
@@ -97,7 +97,7 @@ impl Workers {
             })?;
         }
         self.queue
-            .send(QueuedWork(Box::new(work)))
+            .send(Box::new(work))
             .expect("this holds the other end too");
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Workers {
         let ended = Arc::clone(&self.ended);
         let run = move || {
             let _booked = held;
-            for QueuedWork(work) in &waiting {
+            for work in &waiting {
                 if !ended.load(Ordering::Relaxed) {
                     work();
                 }
