@@ -133,16 +133,11 @@ impl TopNames {
         let Some(wanted) = &self.wanted else {
             return Ok(());
         };
-        let is_wanted = if path.is_root() {
+        asked(if path.is_root() {
             self.itself
         } else {
             wanted.has(path) && !(self.single && path.components().nth(1).is_some())
-        };
-        if is_wanted {
-            Ok(())
-        } else {
-            Err(WireError::Unasked)
-        }
+        })
     }
 
     /// Checks the path of a directory.
@@ -158,26 +153,21 @@ impl TopNames {
     fn check_in<'a>(
         &self,
         directory: &RelPath,
-        names: impl IntoIterator<Item = &'a [u8]> + Clone,
+        names: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<(), WireError> {
-        check_reserved(names.clone())?;
-        let Some(wanted) = &self.wanted else {
-            return Ok(());
-        };
-        let mut names = names.into_iter();
-        let are_wanted = match &**wanted {
-            _ if directory.is_root() => names.all(|name| wanted.has_top(name)),
-            WantedNames::Tops(_) => return self.check_directory(directory),
-            WantedNames::Listed(paths) => {
-                self.check_directory(directory)?;
-                names.all(|name| paths.has(&[directory.as_bytes(), b"/", name].concat()))
-            }
-        };
-        if are_wanted {
-            Ok(())
-        } else {
-            Err(WireError::Unasked)
+        if !directory.is_root() && self.wanted.is_some() {
+            self.check_directory(directory)?;
         }
+        names.into_iter().try_for_each(|name| {
+            check_reserved([name])?;
+            asked(match self.wanted.as_deref() {
+                Some(wanted) if directory.is_root() => wanted.has_top(name),
+                Some(WantedNames::Listed(paths)) => {
+                    paths.has(&[directory.as_bytes(), b"/", name].concat())
+                }
+                Some(WantedNames::Tops(_)) | None => true,
+            })
+        })
     }
 
     /// Checks the entries of a batch.
@@ -248,6 +238,14 @@ impl TopNames {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+fn asked(is_wanted: bool) -> Result<(), WireError> {
+    if is_wanted {
+        Ok(())
+    } else {
+        Err(WireError::Unasked)
     }
 }
 
