@@ -24,7 +24,7 @@ use crate::compare::listed::ListedFiles;
 use crate::compare::{Purpose, SourceFile, View, Xattrs};
 use crate::config::ReceiverConfig;
 use crate::mirror::{Spared, WorkBudget, extraneous};
-use crate::quota::{Booking, Quota};
+use crate::quota::Booking;
 use crate::session::threads::Reporter;
 use crate::store::failure::failure;
 use crate::store::reports::Reports;
@@ -51,7 +51,6 @@ pub(crate) struct Inspection {
     storage: Option<StorageReader>,
     /// What stands in the place of the target.
     listed: Option<Arc<ListedFiles>>,
-    quota: Quota,
     reports: Reports,
     pub(crate) stopping: AtomicBool,
 }
@@ -94,7 +93,6 @@ impl Inspection {
             spared: Spared::new(&config.quota),
             storage: open.verify.then(storage),
             listed: config.listed.clone(),
-            quota: config.quota.clone(),
             reports,
             stopping: AtomicBool::new(false),
         }
@@ -119,7 +117,7 @@ impl Inspection {
             return listed.verdicts(groups);
         }
         let mut verdicts = Vec::new();
-        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         for group in groups {
             let place = if turn.is_over() {
                 DirectoryFound::Missing
@@ -178,7 +176,7 @@ impl Inspection {
 
     /// Adds the values of the groups that are asked for, as far as the file goes.
     fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, groups: &FileGroups) -> io::Result<()> {
-        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         let file = StoredFile::new(self.open(&groups.path)?)?;
         let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
         for index in groups.first..groups.first.saturating_add(groups.count) {
@@ -213,7 +211,7 @@ impl Inspection {
                 ..ExtraneousNames::default()
             };
         }
-        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         let mut budget = WorkBudget::new(turn, held);
         extraneous(self.tree.as_ref(), ranges, &self.spared, &mut budget)
     }
