@@ -47,7 +47,7 @@ pub(crate) async fn run(
         .await
         .unwrap_or_else(Err)
     {
-        Ok(tree) => tree.under(kept.lease.clone()),
+        Ok(tree) => tree.under(kept.sender.lease.clone()),
         Err(error) => return Err(connections.refuse(error).await),
     };
     let stopping = Arc::<AtomicBool>::default();

@@ -291,7 +291,7 @@ async fn receive_files(
         kept,
     } = session;
     tokio::pin!(stop);
-    let lease = kept.lease.clone();
+    let lease = kept.sender.lease.clone();
     let opening = open_target(
         &mut connections,
         open,

@@ -20,16 +20,15 @@ pub enum SenderPlace {
 /// A lease that is kept until this is dropped.
 #[derive(Debug)]
 pub(crate) struct KeptLease {
-    pub(crate) lease: Lease,
-    /// The connection and its pongs, if the kernel does not report the end of that connection.
-    unreported: Option<Unreported>,
+    pub(crate) sender: SenderProof,
     pinging: Option<JoinHandle<()>>,
 }
 
 /// Finds out whether the sender of a session is alive.
 #[derive(Clone, Debug)]
 pub(crate) struct SenderProof {
-    lease: Lease,
+    pub(crate) lease: Lease,
+    /// The connection and its pongs, if the kernel does not report the end of that connection.
     unreported: Option<Unreported>,
 }
 
@@ -63,8 +62,10 @@ impl KeptLease {
     /// A lease that holds for as long as this process lives.
     pub(crate) const fn constant() -> Self {
         Self {
-            lease: Lease::constant(),
-            unreported: None,
+            sender: SenderProof {
+                lease: Lease::constant(),
+                unreported: None,
+            },
             pinging: None,
         }
     }
@@ -85,17 +86,8 @@ impl KeptLease {
         // It goes out with what this side sends first, so that its echo comes with the opening.
         lease.ask();
         Self {
-            unreported,
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
-            lease,
-        }
-    }
-
-    /// The proof of the sender, for other sessions.
-    pub(crate) fn proof(&self) -> SenderProof {
-        SenderProof {
-            lease: self.lease.clone(),
-            unreported: self.unreported.clone(),
+            sender: SenderProof { lease, unreported },
         }
     }
 }
@@ -136,7 +128,7 @@ impl SenderProof {
 
 impl Drop for KeptLease {
     fn drop(&mut self) {
-        self.lease.end();
+        self.sender.lease.end();
         if let Some(pinging) = &self.pinging {
             pinging.abort();
         }

@@ -62,7 +62,7 @@ impl TargetSessions {
         let new = TargetSession {
             owner: owner.to_owned(),
             target: regions_of_target(target).await,
-            sender: kept.proof(),
+            sender: kept.sender.clone(),
             lost: Arc::clone(&own),
         };
         let mut unproven: Vec<_> = {
@@ -226,7 +226,7 @@ mod tests {
         let session = |target| TargetSession {
             owner: String::new(),
             target,
-            sender: KeptLease::constant().proof(),
+            sender: KeptLease::constant().sender.clone(),
             lost: Arc::new(watch::Sender::new(false)),
         };
         let known = session(regions_of_target(Some("/".into())).await);
@@ -248,14 +248,14 @@ mod tests {
         let sessions = TargetSessions::default();
         let (kept, _reader) = without_echo();
         let _first = begin(&sessions, "me", "/nowhere", &kept).await;
-        let echo = || kept.lease.echoed(kept.lease.ask());
+        let echo = || kept.sender.lease.echoed(kept.sender.lease.ask());
         echo();
-        assert!(kept.lease.holds());
+        assert!(kept.sender.lease.holds());
         drop(begin(&sessions, "you", "/elsewhere", &KeptLease::constant()).await);
-        assert!(kept.lease.holds(), "of another target");
+        assert!(kept.sender.lease.holds(), "of another target");
         drop(begin(&sessions, "you", "/nowhere/b", &KeptLease::constant()).await);
-        assert!(!kept.lease.holds());
+        assert!(!kept.sender.lease.holds());
         echo();
-        assert!(kept.lease.holds());
+        assert!(kept.sender.lease.holds());
     }
 }
