@@ -19,7 +19,7 @@ use crate::cleaning::cleaner::Cleaner;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::resume::journal::CleanMode;
-use crate::session::connections::{Connections, Looked, SessionReport, opened, unless_stopped};
+use crate::session::connections::{Connections, Looked, SessionReport, opened};
 use crate::session::keeping::KeptLease;
 use crate::store::target::{SeenTarget, WriteAccess};
 
@@ -28,7 +28,7 @@ const RESULTS_WAITING_MAX: usize = 256;
 
 /// Cleans the whole tree. Only a key that may write to the target is admitted, also for a preview.
 pub(crate) async fn run(
-    mut connections: Connections,
+    connections: Connections,
     open: Open,
     config: &ReceiverConfig,
     kept: KeptLease,
@@ -41,15 +41,12 @@ pub(crate) async fn run(
         _ => CleanMode::DryRun,
     };
     let opened = opened(TargetState::Populated, config.lanes_max);
-    let looked_at = connections.open_after(move || target_tree(&open, &access), opened);
     tokio::pin!(stop);
-    let tree = match unless_stopped(stop.as_mut(), looked_at)
-        .await
-        .unwrap_or_else(Err)
-    {
-        Ok(tree) => tree.under(kept.sender.lease.clone()),
-        Err(error) => return Err(connections.refuse(error).await),
-    };
+    let look_at = move || target_tree(&open, &access);
+    let (mut connections, tree) = connections
+        .open_after(stop.as_mut(), look_at, |_| opened)
+        .await?;
+    let tree = tree.under(kept.sender.lease.clone());
     let stopping = Arc::<AtomicBool>::default();
     let (told, results) = mpsc::channel(RESULTS_WAITING_MAX);
     let cleaner = Cleaner::new(tree, mode, config, Arc::clone(&stopping), told);

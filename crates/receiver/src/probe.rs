@@ -22,9 +22,7 @@ use zmove_wire::{Finished, Moment, Open, Sampled, TargetState, ToReceiver, ToSen
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::session::connections::{
-    Connections, SessionReport, cpu_time, micros, opened, unless_stopped,
-};
+use crate::session::connections::{Connections, SessionReport, cpu_time, micros, opened};
 use crate::session::threads::{LaneThreads, PanicGuard};
 use crate::session::verify::is_filler;
 use crate::store::reports::{BookedOutcome, Outcome, Reports};
@@ -36,7 +34,7 @@ use sweeping::Sweeping;
 
 /// Counts until the sender has announced the end. Only a key that may write to the target is admitted.
 pub(crate) async fn run(
-    mut connections: Connections,
+    connections: Connections,
     open: Open,
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
@@ -46,15 +44,11 @@ pub(crate) async fn run(
     let access = config.rights.access.clone();
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
     let opened = opened(TargetState::Empty, lanes_max);
-    let looked_at = connections.open_after(move || SeenTarget::look(&open, &access), opened);
     tokio::pin!(stop);
-    let seen = match unless_stopped(stop.as_mut(), looked_at)
-        .await
-        .unwrap_or_else(Err)
-    {
-        Ok(seen) => seen,
-        Err(error) => return Err(connections.refuse(error).await),
-    };
+    let look_at = move || SeenTarget::look(&open, &access);
+    let (connections, seen) = connections
+        .open_after(stop.as_mut(), look_at, |_| opened)
+        .await?;
     let (outcomes_in, outcomes) = mpsc::channel(usize::from(lanes_max));
     let tally = ProbeTally::new(
         PROBE_BYTES_MAX,

@@ -61,15 +61,23 @@ impl Connections {
         self.writer.send(&encode_message(message)).await
     }
 
-    /// Looks at the target of a session that stores nothing, and lets the peer begin.
+    /// Looks at the target of a session that stores nothing, and lets the peer begin. If that fails, or `stop` resolves
+    /// before, the peer is refused.
     pub(crate) async fn open_after<T: Send + 'static>(
-        &mut self,
+        mut self,
+        stop: impl Future<Output = SessionError>,
         look_at: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-        opened: Opened,
-    ) -> Result<T, SessionError> {
-        let seen = look(look_at).await.map_err(SessionError::Refused)?;
-        self.open(opened).await?;
-        Ok(seen)
+        opened: impl FnOnce(&T) -> Opened,
+    ) -> Result<(Self, T), SessionError> {
+        let looked_at = async {
+            let seen = look(look_at).await.map_err(SessionError::Refused)?;
+            self.open(opened(&seen)).await?;
+            Ok(seen)
+        };
+        match unless_stopped(stop, looked_at).await.unwrap_or_else(Err) {
+            Ok(seen) => Ok((self, seen)),
+            Err(error) => Err(self.refuse(error).await),
+        }
     }
 
     /// Lets the peer begin.

@@ -19,9 +19,7 @@ use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
-use crate::session::connections::{
-    Connections, Looked, SessionReport, look, opened, unless_stopped,
-};
+use crate::session::connections::{Connections, Looked, SessionReport, opened};
 use crate::session::opening::free_bytes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{Reporter, Workers};
@@ -46,7 +44,7 @@ const OUTCOMES_MAX: usize = 64;
 
 /// Answers requests until the sender has announced the end.
 pub(crate) async fn run(
-    mut connections: Connections,
+    connections: Connections,
     open: Open,
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
@@ -57,14 +55,19 @@ pub(crate) async fn run(
         Looked::Preview
     });
     tokio::pin!(stop);
-    let looked_at = look_at(&mut connections, &open, config);
-    let seen = match unless_stopped(stop.as_mut(), looked_at)
-        .await
-        .unwrap_or_else(Err)
-    {
-        Ok(seen) => seen,
-        Err(error) => return Err(connections.refuse(error).await),
+    let is_listed = config.listed.is_some();
+    let asked = open.clone();
+    let access = config.rights.access.clone();
+    let look_at = move || {
+        if is_listed {
+            Ok(SeenTarget::default())
+        } else {
+            SeenTarget::look(&asked, &access)
+        }
     };
+    let (connections, seen) = connections
+        .open_after(stop.as_mut(), look_at, |seen| answer(seen, &open, config))
+        .await?;
     let (told, outcomes) = mpsc::channel(OUTCOMES_MAX);
     let reports = Reports {
         outcomes: told,
@@ -90,35 +93,19 @@ pub(crate) async fn run(
     })
 }
 
-/// Looks at the target, and lets the peer begin.
-async fn look_at(
-    connections: &mut Connections,
-    open: &Open,
-    config: &ReceiverConfig,
-) -> Result<SeenTarget, SessionError> {
-    let is_listed = config.listed.is_some();
-    let seen = if is_listed {
-        SeenTarget::default()
-    } else {
-        let open = open.clone();
-        let access = config.rights.access.clone();
-        look(move || SeenTarget::look(&open, &access))
-            .await
-            .map_err(SessionError::Refused)?
-    };
-    let state = if seen.tree.is_some() || is_listed {
+/// What the sender is told of the target.
+fn answer(seen: &SeenTarget, open: &Open, config: &ReceiverConfig) -> Opened {
+    let state = if seen.tree.is_some() || config.listed.is_some() {
         TargetState::Populated
     } else {
         TargetState::Empty
     };
     let room = seen.tree.as_ref().filter(|_| !open.verify);
-    let answer = Opened {
+    Opened {
         single_name: seen.rename.as_ref().map(|(_, to)| to.clone()),
         free_bytes: room.and_then(|tree| free_bytes(tree.fd())),
         ..opened(state, config.lanes_max)
-    };
-    connections.open(answer).await?;
-    Ok(seen)
+    }
 }
 
 impl Inspecting {
