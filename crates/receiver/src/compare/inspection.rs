@@ -55,15 +55,6 @@ pub(crate) struct Inspection {
     pub(crate) stopping: AtomicBool,
 }
 
-/// A directory of the target, as it is found.
-enum DirectoryFound {
-    There(Arc<OwnedFd>),
-    /// There is no such directory, or something else has its name.
-    Missing,
-    /// The directory cannot be opened.
-    Closed(FaultCode),
-}
-
 impl Reporter for Inspection {
     fn reports(&self) -> &Reports {
         &self.reports
@@ -120,7 +111,7 @@ impl Inspection {
         let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         for group in groups {
             let place = if turn.is_over() {
-                DirectoryFound::Missing
+                Ok(None)
             } else {
                 self.place(&group.directory)
             };
@@ -132,34 +123,34 @@ impl Inspection {
             );
             let found = group.entries.iter().map(|entry| match &place {
                 _ if turn.is_over() => Verdict::New,
-                DirectoryFound::There(directory) => {
-                    self.look_at(&turn, directory, &group.directory, entry)
-                }
-                DirectoryFound::Missing => self.on_new(&entry.kind),
-                DirectoryFound::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+                Ok(Some(directory)) => self.look_at(&turn, directory, &group.directory, entry),
+                Ok(None) => self.on_new(&entry.kind),
+                Err(code) => Verdict::Fails(Operation::OpenDirectory, *code),
             });
             verdicts.extend(found);
         }
         verdicts
     }
 
-    fn place(&self, path: &RelPath) -> DirectoryFound {
+    /// A directory of the target. `None` if there is no such directory, or something else has its name; an error if it
+    /// cannot be opened.
+    fn place(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
         let Some(tree) = &self.tree else {
-            return DirectoryFound::Missing;
+            return Ok(None);
         };
         let rules = &self.view.rules;
         match tree.look_into(path) {
-            Ok(Some(directory)) => DirectoryFound::There(directory),
+            Ok(Some(directory)) => Ok(Some(directory)),
             // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
             // counts as new.
-            Ok(None) if rules.kinds.has_any(Kinds::MODE) => DirectoryFound::Missing,
-            Ok(None) => DirectoryFound::Closed(FaultCode::os(&Errno::ACCESS.into())),
+            Ok(None) if rules.kinds.has_any(Kinds::MODE) => Ok(None),
+            Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOENT) => DirectoryFound::Missing,
+                Some(Errno::NOENT) => Ok(None),
                 Some(Errno::NOTDIR | Errno::LOOP) if rules.overwrite != Overwrite::Nothing => {
-                    DirectoryFound::Missing
+                    Ok(None)
                 }
-                _ => DirectoryFound::Closed(failure(Operation::OpenDirectory, &error).code),
+                _ => Err(failure(Operation::OpenDirectory, &error).code),
             },
         }
     }
@@ -193,7 +184,7 @@ impl Inspection {
 
     fn open(&self, path: &RelPath) -> io::Result<File> {
         let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
-        let DirectoryFound::There(directory) = self.place(&parent) else {
+        let Ok(Some(directory)) = self.place(&parent) else {
             return Err(Errno::NOENT.into());
         };
         open_old(directory.as_fd(), self.view.name(&parent, &name))
@@ -219,29 +210,29 @@ impl Inspection {
     fn look_at_itself(
         &self,
         path: &RelPath,
-        place: &DirectoryFound,
+        place: &Result<Option<Arc<OwnedFd>>, FaultCode>,
         wanted: &SourceMetadata,
     ) -> Verdict {
         match place {
-            DirectoryFound::There(directory) => match FileIdentity::of(directory) {
+            Ok(Some(directory)) => match FileIdentity::of(directory) {
                 Ok(there) => {
                     let itself = Descriptor::Open(directory.as_fd());
                     self.look_at_directory(directory, &there, wanted, itself)
                 }
                 Err(error) => unreadable(&error),
             },
-            DirectoryFound::Missing => match (
+            Ok(None) => match (
                 path.parent().map(|parent| self.place(&parent)),
                 path.file_name(),
             ) {
-                (Some(DirectoryFound::There(parent)), Some(name))
+                (Some(Ok(Some(parent))), Some(name))
                     if FileIdentity::at(&parent, &name).is_ok() =>
                 {
                     Verdict::Replace(Differences::TYPE)
                 }
                 _ => Verdict::New,
             },
-            DirectoryFound::Closed(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+            Err(code) => Verdict::Fails(Operation::OpenDirectory, *code),
         }
     }
 
@@ -434,8 +425,8 @@ impl Inspection {
             return false;
         };
         match self.place(&parent) {
-            DirectoryFound::There(from) => is_one(name, NameAt::new(&from, &first)),
-            DirectoryFound::Missing | DirectoryFound::Closed(_) => false,
+            Ok(Some(from)) => is_one(name, NameAt::new(&from, &first)),
+            Ok(None) | Err(_) => false,
         }
     }
 
