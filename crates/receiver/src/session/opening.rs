@@ -193,7 +193,7 @@ pub(super) async fn resolve(
                     SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
                 session.take_over(&dead, &journal, &quota);
                 other_jobs.end(dead);
-                let own = Arc::clone(session.session());
+                let own = Arc::clone(&session.session);
                 let parts = PartStore::in_job(&lease, own, journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts

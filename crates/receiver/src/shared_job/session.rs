@@ -26,8 +26,9 @@ use crate::shared_job::takeover::take_over;
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
     pub(super) directory: SharedJobDirectory,
-    pub(super) session: Arc<JobSession>,
-    pub(super) job: SharedJobId,
+    /// The session's directory in that of the job.
+    pub(crate) session: Arc<JobSession>,
+    pub(crate) job: SharedJobId,
     pub(super) flushes: Flushes,
     pub(super) groups: Lock<FlushedGroups>,
     /// Where this receiver writes a heartbeat of the job.
@@ -251,18 +252,8 @@ impl SharedJobSession {
         }
     }
 
-    /// The job.
-    pub(crate) const fn job(&self) -> SharedJobId {
-        self.job
-    }
-
     /// Where the session makes its entries.
     pub(crate) fn staging_place(&self) -> StagingPlace {
         StagingPlace::Job(Arc::clone(&self.session))
-    }
-
-    /// The session's directory in that of the job.
-    pub(crate) fn session(&self) -> &Arc<JobSession> {
-        &self.session
     }
 }

@@ -665,7 +665,7 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     let (session, journal) = SharedJobSession::begin(&target.tree, &part(), &begin, quota).unwrap();
     let parts = PartStore::in_job(
         &Lease::constant(),
-        Arc::clone(session.session()),
+        Arc::clone(&session.session),
         journal,
         begin,
         &Quota::default(),
@@ -688,7 +688,7 @@ fn what_has_no_name_when_the_job_ends_gets_none() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let batch = place(&mut placer, files("d", "f", 20));
-    let own = transfer.target.shared_job.as_ref().unwrap().session().own();
+    let own = transfer.target.shared_job.as_ref().unwrap().session.own();
     let hidden = rustix::fs::Dir::read_from(&**own).unwrap().count() - 2;
     assert_eq!(hidden, 20, "all wait for their names");
     let before = tree(home.path());

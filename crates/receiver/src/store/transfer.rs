@@ -27,7 +27,7 @@ use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{PartStore, is_overtaken};
 use crate::session::threads::Reporter;
-use crate::shared_job::session::{Heart, SharedJobSession};
+use crate::shared_job::session::Heart;
 use crate::store::failure::FaultCause;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
@@ -115,7 +115,7 @@ impl Transfer {
             _ if target.shared_job.is_some() => IDLE_MAX_IN_JOB,
             _ => IDLE_MAX,
         };
-        let own = target.shared_job.as_ref().map(SharedJobSession::job);
+        let own = target.shared_job.as_ref().map(|session| session.job);
         let other_jobs = OtherJobs::new(own, target.tree.lease(), None);
         let removals = config.removals.clone().unwrap_or_else(|| removals_of(open));
         let giving_way = GivingWay::of(open, Arc::clone(&removals));
