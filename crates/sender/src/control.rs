@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
-use zmove_types::{Event, Observer, RateLimit};
+use zmove_types::{Event, Observer};
 use zmove_wire::{
     Greeting, Open, Opened, Refusal, RefusalCode, Summary, ToReceiver, ToSender, Waiting,
     WireError, encode_message,
@@ -32,16 +32,6 @@ pub(crate) async fn greeted(
         reader.greeting().await?;
     }
     Ok(inbox(reader, quota))
-}
-
-/// What a receiver says before it opens a transfer.
-pub(crate) enum BeforeOpening {
-    /// The transfer waits for its turn.
-    Waits(Waiting),
-    /// The rate of the key.
-    RateMax(RateLimit),
-    /// What else the receiver waits for.
-    HeldUp(String),
 }
 
 /// Greets the receiver, and opens a conversation without lanes. Does not wait for a turn in the queue: a user waits for
@@ -67,7 +57,7 @@ pub(crate) async fn open_now(
 pub(crate) async fn permission(
     greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
     patience: Duration,
-    hear: impl Fn(BeforeOpening),
+    hear: impl Fn(&ToSender),
 ) -> Result<(Inbox<Heard>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
@@ -80,21 +70,22 @@ pub(crate) async fn permission(
     loop {
         answer = match answer {
             ToSender::Opened(opened) => return Ok((inbox, opened)),
-            ToSender::Waiting(waiting) if !patience.is_zero() => {
-                let reason = waiting.text.clone();
-                hear(BeforeOpening::Waits(waiting));
+            ToSender::Waiting(ref waiting) if !patience.is_zero() => {
+                hear(&answer);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
-                next.unwrap_or(Err(SessionError::StillInLine {
-                    reason,
-                    waited: patience,
-                }))?
+                next.unwrap_or_else(|_elapsed| {
+                    Err(SessionError::StillInLine {
+                        reason: waiting.text.clone(),
+                        waited: patience,
+                    })
+                })?
             }
-            ToSender::RateMax { bytes_per_second } => {
-                hear(BeforeOpening::RateMax(RateLimit::nearest(bytes_per_second)));
+            ToSender::RateMax { .. } => {
+                hear(&answer);
                 next_answer(&mut inbox).await?
             }
-            ToSender::HeldUp { text } => {
-                hear(BeforeOpening::HeldUp(text));
+            ToSender::HeldUp { .. } => {
+                hear(&answer);
                 // it may take long, and a receiver that is lost meanwhile is noticed otherwise
                 receive(&mut inbox).await?
             }
@@ -131,9 +122,9 @@ pub(crate) fn tell_waiting(observer: &dyn Observer, waiting: &Waiting) {
 }
 
 /// Reports to the user that the transfer waits for its turn, if that is what the receiver says.
-pub(crate) fn tell_if_waiting(observer: &dyn Observer, said: BeforeOpening) {
-    if let BeforeOpening::Waits(waiting) = said {
-        tell_waiting(observer, &waiting);
+pub(crate) fn tell_if_waiting(observer: &dyn Observer, said: &ToSender) {
+    if let ToSender::Waiting(waiting) = said {
+        tell_waiting(observer, waiting);
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) async fn run(
     let conversation = async {
         let greeted = control::greeted(reader, speaker.dialled_by(), quota);
         // There is no rate to keep, and what changes nothing is not held up.
-        let hear = |said| control::tell_if_waiting(&*session.account.observer, said);
+        let hear = |said: &_| control::tell_if_waiting(&*session.account.observer, said);
         let (mut inbox, opened) = control::permission(greeted, run.standing.patience, hear).await?;
         run.note_inspection();
         session.account.inspects(opened, push.sources_missing);

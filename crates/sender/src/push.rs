@@ -21,7 +21,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
-use zmove_types::{Counters, Event, Observer, Sample, Side};
+use zmove_types::{Counters, Event, Observer, RateLimit, Sample, Side};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
     Cipher, Extraneous, Finished, FoundSoFar, Intent, Limit, Open, Opened, Refusal, RefusalCode,
@@ -42,7 +42,7 @@ use crate::account::receipts::Receipts;
 use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{Heard, PeerQuota};
 use crate::control::replies::EntryReply;
-use crate::control::{self, BeforeOpening, DialledBy, GOODBYE_TIMEOUT, Speaker};
+use crate::control::{self, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
 use crate::inspect;
 use crate::read::extras::Extras;
@@ -399,11 +399,18 @@ impl Running<'_> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
-        let hear = move |said| match said {
+        let hear = move |said: &ToSender| match said {
             // Sending fails only when the session is over.
-            BeforeOpening::Waits(waiting) => drop(waits_in.send(waiting)),
-            BeforeOpening::RateMax(limit) => session.rate.lower(limit, Limit::AllowedRate),
-            BeforeOpening::HeldUp(by) => session.account.observer.on(&Event::HeldUp { by }),
+            ToSender::Waiting(waiting) => drop(waits_in.send(waiting.clone())),
+            ToSender::RateMax { bytes_per_second } => {
+                let limit = RateLimit::nearest(*bytes_per_second);
+                session.rate.lower(limit, Limit::AllowedRate);
+            }
+            ToSender::HeldUp { text } => {
+                let by = text.clone();
+                session.account.observer.on(&Event::HeldUp { by });
+            }
+            _ => {}
         };
         let permission = control::permission(greeted, self.run.standing.patience, hear);
         tokio::pin!(permission);
