@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zmove_wire::{Finished, Limit, PathReport};
+use zmove_wire::{Finished, PathReport};
 
 use crate::account::bottleneck::{Stages, Times};
 use crate::push::pipeline::Pipeline;
@@ -12,12 +12,8 @@ use crate::tune::path;
 /// What this side knows at one moment about where the time went.
 #[derive(Default)]
 pub(super) struct Reading {
-    stages: Stages,
+    times: Times,
     pub(super) path: Option<PathReport>,
-    first_byte: Option<Duration>,
-    handed_over: Option<Duration>,
-    /// Whose rate it is that lanes have waited for.
-    rate_limit: Limit,
 }
 
 impl Reading {
@@ -28,14 +24,17 @@ impl Reading {
         } = pipeline;
         let Session { rate, timeline, .. } = &**session;
         Self {
-            stages: Stages {
-                scan: pipeline.scan.times(),
-                ..timeline.spent()
+            times: Times {
+                stages: Stages {
+                    scan: pipeline.scan.times(),
+                    ..timeline.spent()
+                },
+                first_byte: timeline.first_byte(),
+                handed_over: timeline.handed_over(),
+                rate_limit: rate.limit(),
+                ..Times::default()
             },
             path: path::gather(lane_set.probes()),
-            first_byte: timeline.first_byte(),
-            handed_over: timeline.handed_over(),
-            rate_limit: rate.limit(),
         }
     }
 
@@ -47,36 +46,31 @@ impl Reading {
             .map(|ago| wall.saturating_sub(ago));
         Times {
             wall,
-            first_byte: self.first_byte,
-            handed_over: self.handed_over,
             on_the_wire,
             round_trip: path
                 .and_then(|path| path.round_trip_min)
                 .unwrap_or_default(),
             flush: Duration::from_micros(finished.flush_us),
             lanes,
-            stages: self.stages.with_report(finished),
-            rate_limit: self.rate_limit,
+            stages: self.times.stages.with_report(finished),
+            ..self.times
         }
     }
 
     /// The limit of the rate in the interval that began with `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
-        let stages = self.stages.since(&before.stages);
-        let first_byte = self.first_byte.map(|_| Duration::ZERO);
         let path = self.path.as_ref().map(|path| {
             before
                 .path
                 .as_ref()
                 .map_or(path.clone(), |b| path::since(path, b))
         });
-        let rate_limit = self.rate_limit;
         let times = Times {
             wall: LIMIT_INTERVAL,
-            first_byte,
-            stages,
-            rate_limit,
-            ..Times::default()
+            first_byte: self.times.first_byte.map(|_| Duration::ZERO),
+            handed_over: None,
+            stages: self.times.stages.since(&before.times.stages),
+            ..self.times
         };
         times.live_limit(path.as_ref())
     }
