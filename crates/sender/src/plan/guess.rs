@@ -63,14 +63,14 @@ impl Guess {
         }
     }
 
-    /// The basis for a file of this size; `None` where it is kept for later, as are all after it.
-    pub(super) fn basis_for(&self, bytes: u64) -> Option<Basis> {
+    /// Books a file of this size; returns its basis, or `None` where it is kept for later, as are all after it.
+    pub(super) fn admit(&mut self, bytes: u64) -> Option<Basis> {
         if !self.held.is_empty() {
             None
-        } else if self.basis == Basis::Guessed && self.sent.has_room(bytes) {
+        } else if self.basis == Basis::Guessed && self.sent.book(bytes) {
             Some(Basis::Guessed)
         } else {
-            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::ReadAhead)
+            (bytes <= GROUP_BYTES && self.read.book(bytes)).then_some(Basis::ReadAhead)
         }
     }
 
@@ -78,32 +78,17 @@ impl Guess {
     pub(super) fn hold(&mut self, directory: &SourceDirectory, entry: Entry) {
         self.held.push((directory.closed(), entry));
     }
-
-    pub(super) fn admit(
-        &mut self,
-        basis: Option<Basis>,
-        directory: &SourceDirectory,
-        entry: Entry,
-    ) -> Option<Entry> {
-        let Some(basis) = basis else {
-            self.hold(directory, entry);
-            return None;
-        };
-        self.basis = basis;
-        let allowance = if basis == Basis::Guessed {
-            &mut self.sent
-        } else {
-            &mut self.read
-        };
-        allowance.entries -= 1;
-        allowance.bytes -= entry.size;
-        Some(entry)
-    }
 }
 
 impl Allowance {
-    fn has_room(&self, bytes: u64) -> bool {
-        self.entries > 0 && self.bytes >= bytes
+    /// Books a file, if there is room for it.
+    fn book(&mut self, bytes: u64) -> bool {
+        let has_room = self.entries > 0 && self.bytes >= bytes;
+        if has_room {
+            self.entries -= 1;
+            self.bytes -= bytes;
+        }
+        has_room
     }
 }
 

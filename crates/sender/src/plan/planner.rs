@@ -32,7 +32,7 @@ use crate::push::feed::Fed;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{LargeSource, Look, SourceDirectory};
+use crate::read::source::{Look, SourceDirectory};
 
 /// The task of the planner.
 #[derive(Clone, Debug)]
@@ -324,9 +324,9 @@ impl<'a> Planner<'a> {
                 .for_each(|item| self.take_item(item, Some(&piece))),
             Fed::Range(piece, directory, entry, groups) => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(Some(&piece));
-                let id = self.session.queue.fresh_file_id();
-                let source = LargeSource::new(id, &directory, *entry).only(groups);
-                self.session.queue.add_file(Arc::new(source), When::Room);
+                let queue = &self.session.queue;
+                let source = queue.large_source(&directory, *entry).only(groups);
+                queue.add_file(source, When::Room);
             }
             Fed::Found => self.session.account.totals.found.add(1),
         }
@@ -459,13 +459,10 @@ impl<'a> Planner<'a> {
                 let cannot_be = why.lack().is_some();
                 match part {
                     // A copy may be there since an earlier push. What is read again has been counted when it was found.
-                    Part::File(entry) if cannot_be && !self.is_again => {
+                    Part::File(entry) | Part::Copy(entry, _) if cannot_be && !self.is_again => {
                         self.take_alone(&directory, entry)
                     }
                     Part::File(entry) => self.need(&directory, entry),
-                    Part::Copy(entry, _) if cannot_be && !self.is_again => {
-                        self.take_alone(&directory, entry)
-                    }
                     Part::Copy(entry, lack) => {
                         if !cannot_be {
                             self.lacks_link(&directory, &entry, lack);
@@ -522,15 +519,19 @@ impl<'a> Planner<'a> {
 
     /// Returns a file that is to be sent or read; while the target is not known, others are kept for later.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
-        let Some(guess) = &self.guess else {
+        let Some(guess) = &mut self.guess else {
             return Some(entry);
         };
         let before = guess.basis;
-        let basis = guess.basis_for(entry.size);
-        if basis.is_some_and(|basis| basis != before) {
+        let Some(basis) = guess.admit(entry.size) else {
+            guess.hold(directory, entry);
+            return None;
+        };
+        if basis != before {
             self.flush_pack();
+            self.guess.as_mut()?.basis = basis;
         }
-        self.guess.as_mut()?.admit(basis, directory, entry)
+        Some(entry)
     }
 
     /// Puts an entry that is needed into the plan.
@@ -546,10 +547,8 @@ impl<'a> Planner<'a> {
             self.need_room(entry.size);
         }
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
-            let id = self.session.queue.fresh_file_id();
-            self.session
-                .queue
-                .add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
+            let queue = &self.session.queue;
+            queue.add_file(queue.large_source(directory, entry), When::Room);
         } else {
             self.pack(directory, PackEntry::Within(entry));
         }
@@ -710,7 +709,7 @@ impl<'a> Planner<'a> {
             // what several send none of them goes on with
             return self.need(directory, entry);
         }
-        let mut source = LargeSource::new(self.session.queue.fresh_file_id(), directory, entry);
+        let mut source = self.session.queue.large_source(directory, entry);
         if !source.entry.may_have_holes {
             let groups = u64::from(held.count()) + u64::from(there.count());
             self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
@@ -722,6 +721,6 @@ impl<'a> Planner<'a> {
         }
         self.session
             .queue
-            .add_file(Arc::new(source.comparing(there)), When::Room);
+            .add_file(source.comparing(there), When::Room);
     }
 }

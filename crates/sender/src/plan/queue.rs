@@ -48,9 +48,10 @@ impl Queue {
         }
     }
 
-    /// An id for another large file.
-    pub(crate) fn fresh_file_id(&self) -> FileId {
-        FileId(self.next_file.fetch_add(1, Ordering::Relaxed))
+    /// A large file with an id of its own, which can be added.
+    pub(crate) fn large_source(&self, directory: &SourceDirectory, entry: Entry) -> LargeSource {
+        let id = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
+        LargeSource::new(id, directory, entry)
     }
 
     /// Adds a pack; waits while the plan is full.
@@ -76,7 +77,8 @@ impl Queue {
     }
 
     /// Adds a large file.
-    pub(crate) fn add_file(&self, file: Arc<LargeSource>, when: When) {
+    pub(crate) fn add_file(&self, file: LargeSource, when: When) {
+        let file = Arc::new(file);
         let bytes = file.entry.size;
         let groups = file.groups();
         self.in_flight

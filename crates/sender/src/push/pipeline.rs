@@ -57,12 +57,9 @@ impl Pipeline {
         let readers = Arc::new(ReaderContext {
             session: Arc::clone(&session),
             pool: pool.clone(),
-            file_io: Arc::clone(&config.file_io),
-            direct: config.direct,
-            pack_sizes: config.pack_sizes,
+            config: config.clone(),
             reader_count: ReaderCount::default(),
             threads: StorageThreads::default(),
-            storage: config.storage.clone(),
             file_system: OnceLock::new(),
             frames: frames_in,
         });

@@ -11,9 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work};
-use zmove_disk::{
-    DataFile, Direct, FileIo, FileSystemMemory, Span, StorageMemory, StorageThreads, StorageWork,
-};
+use zmove_disk::{DataFile, FileSystemMemory, Span, StorageThreads, StorageWork};
 use zmove_scan::Entry;
 use zmove_types::{
     Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch,
@@ -25,6 +23,7 @@ use crate::account::failure::FileError;
 use crate::account::manifest::Known;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, PackSizes, Unread};
 use crate::plan::queue::{Parcel, When};
+use crate::push::config::SenderConfig;
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file, unsent_root};
 use crate::read::extras::leave_out_xattrs;
@@ -38,13 +37,10 @@ use crate::send::sent::{Sent, SentBatch};
 pub(crate) struct ReaderContext {
     pub(crate) session: Arc<Session>,
     pub(crate) pool: BufferPool,
-    pub(crate) file_io: Arc<dyn FileIo>,
-    pub(crate) direct: Direct,
-    pub(crate) pack_sizes: PackSizes,
+    pub(crate) config: SenderConfig,
     pub(crate) reader_count: ReaderCount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
-    pub(crate) storage: StorageMemory,
     /// What is remembered of the file system of the first pack: sources seldom lie on several.
     pub(crate) file_system: OnceLock<FileSystemMemory>,
     /// The queue that all lanes share.
@@ -58,7 +54,7 @@ impl ReaderContext {
             let directory = directory.opened();
             let known = directory
                 .fd()
-                .map(|fd| self.storage.of(fd))
+                .map(|fd| self.config.storage.of(fd))
                 .unwrap_or_default();
             known.recall(StorageWork::Read, &self.threads);
             known
@@ -138,7 +134,7 @@ impl Reader<'_> {
 
     /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
-        let last = match self.context.pack_sizes {
+        let last = match self.context.config.pack_sizes {
             PackSizes::ForLanes => self.session.queue.last_packs(),
             PackSizes::Within => None,
         };
@@ -254,7 +250,7 @@ impl Reader<'_> {
     ) -> Option<PackGroup> {
         let extras = &self.session.extras;
         let read = read_file(extras, &directory, &entry, filling.filled, filling.rest());
-        let entry = match (read.unwrap_or_else(EntryRead::Failed), unread) {
+        match (read.unwrap_or_else(EntryRead::Failed), unread) {
             (EntryRead::Done(read), _) => {
                 filling.begin_group(&directory);
                 filling.add(*read);
@@ -265,26 +261,18 @@ impl Reader<'_> {
             }
             (EntryRead::Grown(grown), Some(unread)) => {
                 put_back(unread, &directory, &grown);
-                return None;
             }
-            (EntryRead::Grown(grown), None) => {
-                self.need_after_all(&directory, &grown);
-                return None;
-            }
-            (other, _) => (PackEntry::Within(entry), other),
-        };
-        self.leave_out(&directory, &entry.0, unread, entry.1);
+            (EntryRead::Grown(grown), None) => self.need_after_all(&directory, &grown),
+            (other, _) => self.leave_out(&directory, &PackEntry::Within(entry), unread, other),
+        }
         None
     }
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
         if entry.size > GROUP_BYTES {
-            let id = self.session.queue.fresh_file_id();
-            self.session.queue.add_file(
-                Arc::new(LargeSource::new(id, directory, entry.clone())),
-                When::Now,
-            );
-            return;
+            let queue = &self.session.queue;
+            let source = queue.large_source(directory, entry.clone());
+            return queue.add_file(source, When::Now);
         }
         let entries = vec![PackEntry::Within(entry.clone())];
         let groups = vec![PackGroup {
@@ -460,7 +448,7 @@ impl Reader<'_> {
             ..
         } = self.session;
         let source = file.open(
-            self.context.direct,
+            self.context.config.direct,
             extras.holes(),
             || in_flight.is_stopping(),
             |opened, identity| {
@@ -495,7 +483,11 @@ impl Reader<'_> {
                 filled..filled + range.len(),
             );
             let seen = &mut |slice: &[u8]| hasher.update(slice);
-            let (outcome, back) = self.context.file_io.read_part(opened, part, buffer, seen);
+            let (outcome, back) = self
+                .context
+                .config
+                .file_io
+                .read_part(opened, part, buffer, seen);
             buffer = back;
             let read = outcome.map_err(|source| file.unreadable(source))?;
             if read < range.len() {
