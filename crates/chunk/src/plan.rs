@@ -13,7 +13,7 @@ use zmove_types::{GroupSpan, Lock};
 
 /// Work waiting to be read. `P` is a pack of small files, `F` identifies a large file.
 pub struct Plan<P, F> {
-    state: Lock<State<P, F>>,
+    state: Lock<PlanState<P, F>>,
     changed: Condvar,
     depth: Depth,
     /// How often a pusher has waited.
@@ -35,7 +35,7 @@ struct Depth {
     files: usize,
 }
 
-struct State<P, F> {
+struct PlanState<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
@@ -108,7 +108,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// `files` wait. A caller with more work is blocked.
     #[must_use]
     pub fn new(entries: usize, files: usize) -> Self {
-        let state = State {
+        let state = PlanState {
             packs: VecDeque::new(),
             packed_entries: 0,
             urgent: VecDeque::new(),
@@ -248,8 +248,11 @@ impl<P, F: Clone> Plan<P, F> {
         (state.ended && !files && state.urgent.is_empty()).then_some(state.packs.len())
     }
 
-    fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {
-        let must_wait = |state: &mut State<P, F>| {
+    fn wait_while(
+        &self,
+        full: impl Fn(&PlanState<P, F>) -> bool,
+    ) -> MutexGuard<'_, PlanState<P, F>> {
+        let must_wait = |state: &mut PlanState<P, F>| {
             let must_wait = !state.ended && full(state);
             #[cfg(test)]
             self.waits
@@ -262,7 +265,7 @@ impl<P, F: Clone> Plan<P, F> {
     }
 }
 
-impl<P, F: Clone> State<P, F> {
+impl<P, F: Clone> PlanState<P, F> {
     /// The next work: first what must be done again, then packs and groups in turn, so that creates and bytes overlap.
     fn next(&mut self) -> Option<Work<P, F>> {
         if let Some(work) = self.urgent.pop_front() {

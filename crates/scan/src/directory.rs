@@ -63,7 +63,7 @@ pub struct Directory {
 
 /// The identity and the last changes of a directory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Status {
+pub(crate) struct DirectoryStatus {
     pub(crate) number: FileNumber,
     /// Whether a file system, or a part of one, is mounted on the directory; `None` from kernels before 5.8.
     pub(crate) is_mount: Option<bool>,
@@ -113,7 +113,7 @@ pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
     )?))
 }
 
-impl Status {
+impl DirectoryStatus {
     /// The root of the mount on this directory below `root`, if it is one. Where the kernel does not report mounts: the
     /// file system that the directory is in, if that is not the root's.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
@@ -280,27 +280,27 @@ impl Directory {
     }
 
     /// The directory's identity and times at this moment.
-    pub(crate) fn status(&self) -> Result<Status> {
+    pub(crate) fn status(&self) -> Result<DirectoryStatus> {
         self.ask_status(AtFlags::empty())
     }
 
     /// The same as the server of a network file system says it now, whatever is cached here. What is listed after that
     /// is of that moment, too.
-    pub(crate) fn status_at_server(&self) -> Result<Status> {
+    pub(crate) fn status_at_server(&self) -> Result<DirectoryStatus> {
         self.ask_status(AtFlags::STATX_FORCE_SYNC)
     }
 
-    fn ask_status(&self, flags: AtFlags) -> Result<Status> {
+    fn ask_status(&self, flags: AtFlags) -> Result<DirectoryStatus> {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
         let stat = statx(&self.fd, c"", flags | AtFlags::EMPTY_PATH, asked)?;
-        let status = Status {
+        let status = DirectoryStatus {
             number: number_of(&stat),
             is_mount: is_mount(&stat),
             mtime: time_of(stat.stx_mtime),
             ctime: time_of(stat.stx_ctime),
         };
         Ok(if self.is_placeholder(&status)? {
-            Status {
+            DirectoryStatus {
                 mtime: Timestamp::default(),
                 ctime: Timestamp::default(),
                 ..status
@@ -312,7 +312,7 @@ impl Directory {
 
     /// Whether this is what a snapshot on Btrfs has in place of a subvolume that is not part of it: a directory that
     /// stays empty, and whose times are always the present.
-    fn is_placeholder(&self, status: &Status) -> Result<bool> {
+    fn is_placeholder(&self, status: &DirectoryStatus) -> Result<bool> {
         Ok(status.number.inode == PLACEHOLDER_INODE && fstatfs(&self.fd)?.f_type == BTRFS)
     }
 

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use zmove_types::{FileNumber, Lock, Timestamp};
 
-use crate::directory::{Directory, SourceRoot, Status};
+use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 
 /// The record of the first walk of some roots, for the walks that follow it.
 #[derive(Debug)]
@@ -69,12 +69,12 @@ pub(crate) struct Listed {
     /// The time of the clock whose ticks file systems stamp.
     began: Timestamp,
     /// The times of the directory, if the walk rereads it.
-    before: Option<Status>,
+    before: Option<DirectoryStatus>,
 }
 
 /// The possible changes of a directory since the first walk began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum DirectoryChange {
     Nothing,
     /// Names may have come and gone.
     Names,
@@ -146,7 +146,7 @@ impl FirstWalk {
     }
 
     /// Records the mount on a directory that a walk has opened below a root, if there is one.
-    pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
+    pub(crate) fn note_mount(&self, directory: &Directory, status: &DirectoryStatus) {
         if let Some(mount) = status.mount(directory.root()) {
             self.mounts
                 .lock()
@@ -171,18 +171,23 @@ impl FirstWalk {
 
     /// The change that a directory's times show. The ctime decides, which nobody can set. If the mtime is no later, the
     /// directory has been renamed, or its mode has changed, or somebody has set the mtime back.
-    pub(crate) fn change(&self, status: &Status) -> Change {
+    pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
         if !self.is_later(status.ctime) || self.own.contains(&status.number) {
-            Change::Nothing
+            DirectoryChange::Nothing
         } else if self.is_later(status.mtime) {
-            Change::Names
+            DirectoryChange::Names
         } else {
-            Change::Place
+            DirectoryChange::Place
         }
     }
 
     /// Notes the times of a directory after it was listed; `listed` tells when.
-    pub(crate) fn note_listed(&self, directory: &Directory, listed: Listed, after: &Status) {
+    pub(crate) fn note_listed(
+        &self,
+        directory: &Directory,
+        listed: Listed,
+        after: &DirectoryStatus,
+    ) {
         if self.own.contains(&after.number) || !self.is_later(after.ctime) {
             return;
         }
@@ -225,7 +230,7 @@ impl FirstWalk {
 
 impl Listed {
     /// A directory is about to be listed. `before` has its times if the walk rereads it.
-    pub(crate) fn begin(before: Option<Status>) -> Self {
+    pub(crate) fn begin(before: Option<DirectoryStatus>) -> Self {
         Self {
             began: now(ClockId::RealtimeCoarse),
             before,
@@ -269,12 +274,12 @@ mod tests {
     use super::*;
     use crate::{ScanConfig, ScanError, ScanItem, ScanRoot, scan};
 
-    fn status(changed: Timestamp, names: Timestamp) -> Status {
+    fn status(changed: Timestamp, names: Timestamp) -> DirectoryStatus {
         let number = FileNumber {
             device: 1,
             inode: 2,
         };
-        Status {
+        DirectoryStatus {
             number,
             is_mount: Some(false),
             mtime: names,
@@ -295,22 +300,26 @@ mod tests {
         let change = |changed, names| first_walk.change(&status(changed, names));
         assert_eq!(
             [at(7, 5), at(6, 9)].map(|time| change(time, time)),
-            [Change::Nothing; 2]
+            [DirectoryChange::Nothing; 2]
         );
         assert_eq!(
             [at(7, 6), at(9, 1)].map(|time| change(time, time)),
-            [Change::Names; 2]
+            [DirectoryChange::Names; 2]
         );
         assert_eq!(
             [at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)),
-            [Change::Place; 2]
+            [DirectoryChange::Place; 2]
         );
         // The modification time can be set to any value.
-        assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
+        assert_eq!(change(at(7, 5), at(99, 9)), DirectoryChange::Nothing);
         // A file system that stores times in steps of two seconds.
         assert_eq!(
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
-            [Change::Nothing, Change::Place, Change::Place]
+            [
+                DirectoryChange::Nothing,
+                DirectoryChange::Place,
+                DirectoryChange::Place
+            ]
         );
         let own = FirstWalk {
             own: vec![FileNumber {
@@ -319,7 +328,10 @@ mod tests {
             }],
             ..first_walk
         };
-        assert_eq!(own.change(&status(at(9, 1), at(9, 1))), Change::Nothing);
+        assert_eq!(
+            own.change(&status(at(9, 1), at(9, 1))),
+            DirectoryChange::Nothing
+        );
     }
 
     #[test]
@@ -340,9 +352,9 @@ mod tests {
         for number in 0..50 {
             write(home.path().join(number.to_string()), "").unwrap();
             let first_walk = FirstWalk::begin(Vec::new());
-            assert_eq!(first_walk.change(&look()), Change::Nothing);
+            assert_eq!(first_walk.change(&look()), DirectoryChange::Nothing);
             remove_file(home.path().join(number.to_string())).unwrap();
-            assert_eq!(first_walk.change(&look()), Change::Names);
+            assert_eq!(first_walk.change(&look()), DirectoryChange::Names);
         }
     }
 

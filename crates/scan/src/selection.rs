@@ -51,7 +51,7 @@ pub enum PathKind {
 
 /// The answer of the rules about a path, for either kind that it may turn out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
+struct RuleAnswer {
     directory: Effect,
     other: Effect,
 }
@@ -134,7 +134,7 @@ impl Selection {
     }
 
     /// The effect of the last rule that matches the path itself.
-    fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> Answer {
+    fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> RuleAnswer {
         self.set
             .matches_candidate_into(&Candidate::from_bytes(path), matches);
         let mut directory = None;
@@ -144,20 +144,20 @@ impl Selection {
             } = self.rules[index];
             let directory = *directory.get_or_insert(effect);
             if applies_to == AppliesTo::All {
-                return Answer {
+                return RuleAnswer {
                     directory,
                     other: effect,
                 };
             }
         }
-        Answer {
+        RuleAnswer {
             directory: directory.unwrap_or(Effect::Include),
             other: Effect::Include,
         }
     }
 }
 
-impl Answer {
+impl RuleAnswer {
     fn of(self, kind: PathKind) -> Effect {
         match kind {
             PathKind::Directory => self.directory,

@@ -16,7 +16,7 @@ use zmove_types::{Name, RelPath};
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
-use crate::first_walk::{Change, Mounts};
+use crate::first_walk::{DirectoryChange, Mounts};
 use crate::selection::PathKind;
 
 /// All names of one directory of the target that sources bring.
@@ -36,7 +36,7 @@ pub struct DirectoryNames {
 /// the paths of those that wait are held.
 #[derive(Debug)]
 pub struct SourceNames {
-    waiting: Vec<Result<Waiting, ScanError>>,
+    waiting: Vec<Result<PendingDirectory, ScanError>>,
     config: ScanConfig,
     /// The mounts that the first walk has met and this one has not yet.
     unmet: Mounts,
@@ -45,7 +45,7 @@ pub struct SourceNames {
 
 /// A directory of the target that has no listing yet.
 #[derive(Debug)]
-struct Waiting {
+struct PendingDirectory {
     /// The roots that bring the directory: one, but for the target itself.
     roots: Vec<Arc<SourceRoot>>,
     /// The directory's path below these roots.
@@ -58,7 +58,7 @@ struct Waiting {
 
 /// The contents of one directory.
 #[derive(Default)]
-struct Found {
+struct DirectoryContents {
     names: Vec<Name>,
     directories: Vec<RelPath>,
     changed: bool,
@@ -97,14 +97,15 @@ impl SourceNames {
                 }
                 Ok(None) => {}
                 Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
-                Ok(Some(opened)) => {
-                    waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new())))
-                }
+                Ok(Some(opened)) => waiting.push(Ok(PendingDirectory::top(
+                    vec![Arc::new(opened)],
+                    Vec::new(),
+                ))),
                 Err(errno) => waiting.push(Err(root.failed(Operation::Open)(errno))),
             }
         }
         if !tops.is_empty() {
-            waiting.push(Ok(Waiting::top(tops, names)));
+            waiting.push(Ok(PendingDirectory::top(tops, names)));
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let unmet = first_walk.map(|walk| walk.mounts()).unwrap_or_default();
@@ -117,8 +118,8 @@ impl SourceNames {
     }
 
     /// Lists one directory; `None` for one in another file system.
-    fn list(&mut self, waiting: Waiting) -> Result<Option<DirectoryNames>, ScanError> {
-        let Waiting {
+    fn list(&mut self, waiting: PendingDirectory) -> Result<Option<DirectoryNames>, ScanError> {
+        let PendingDirectory {
             roots,
             path,
             brought,
@@ -132,7 +133,7 @@ impl SourceNames {
             let Some((directory, found)) = self.read(root, &path)? else {
                 continue;
             };
-            let below = |path| Waiting {
+            let below = |path| PendingDirectory {
                 roots: vec![Arc::clone(root)],
                 path,
                 brought: Vec::new(),
@@ -161,7 +162,7 @@ impl SourceNames {
         &mut self,
         root: &Arc<SourceRoot>,
         path: &RelPath,
-    ) -> Result<Option<(RelPath, Found)>, ScanError> {
+    ) -> Result<Option<(RelPath, DirectoryContents)>, ScanError> {
         let failed = root.not_opened(path);
         let directory = Directory::open(root, path).map_err(&failed)?;
         let within = directory
@@ -170,7 +171,7 @@ impl SourceNames {
         let mut found = if within {
             self.read_names(&directory)?
         } else {
-            Found::default()
+            DirectoryContents::default()
         };
         // The times are read after the names: a later change is not in the names.
         let status = directory.status().map_err(&failed)?;
@@ -178,15 +179,15 @@ impl SourceNames {
             self.unmet.remove(&mount);
         }
         let first_walk = self.config.first_walk.as_ref();
-        let change = first_walk.map_or(Change::Nothing, |walk| walk.change(&status));
-        found.changed = change != Change::Nothing;
+        let change = first_walk.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
+        found.changed = change != DirectoryChange::Nothing;
         // A root cannot have been moved here unnoticed: its number was compared.
-        found.moved = change == Change::Place && !path.is_root();
+        found.moved = change == DirectoryChange::Place && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
 
-    fn read_names(&mut self, directory: &Directory) -> Result<Found, ScanError> {
-        let mut found = Found::default();
+    fn read_names(&mut self, directory: &Directory) -> Result<DirectoryContents, ScanError> {
+        let mut found = DirectoryContents::default();
         directory.list(&mut self.buffer, |entry| {
             found.add(
                 directory,
@@ -199,7 +200,7 @@ impl SourceNames {
     }
 }
 
-impl Waiting {
+impl PendingDirectory {
     /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
     fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
         Self {
@@ -211,7 +212,7 @@ impl Waiting {
     }
 }
 
-impl Found {
+impl DirectoryContents {
     /// Adds an entry; returns that there may be more.
     fn add(
         &mut self,

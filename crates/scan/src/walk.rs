@@ -17,10 +17,10 @@ use zmove_disk::Descriptor;
 use zmove_types::{Doing, Lock, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
-use crate::directory::{Directory, Extent, SourceRoot, Status};
+use crate::directory::{Directory, DirectoryStatus, Extent, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
-use crate::first_walk::{Change, Listed};
+use crate::first_walk::{DirectoryChange, Listed};
 use crate::selection::{DirectoryFilter, PathKind};
 
 mod descriptor_wait;
@@ -280,16 +280,21 @@ impl<'walk> Worker<'walk> {
     }
 
     /// The part of a directory that is visited.
-    fn visits(&self, directory: &Directory, before: Option<&Status>, moved: Visit) -> Visit {
+    fn visits(
+        &self,
+        directory: &Directory,
+        before: Option<&DirectoryStatus>,
+        moved: Visit,
+    ) -> Visit {
         let Some((walked, before)) = self.walk.config.reread.as_ref().zip(before) else {
             return Visit::Entries;
         };
         match walked.change(before) {
             _ if moved == Visit::Tree => Visit::Tree,
-            Change::Nothing => Visit::Directories,
+            DirectoryChange::Nothing => Visit::Directories,
             // A root cannot have been moved here unnoticed.
-            Change::Place if !directory.source_path().is_root() => Visit::Tree,
-            Change::Place | Change::Names => Visit::Entries,
+            DirectoryChange::Place if !directory.source_path().is_root() => Visit::Tree,
+            DirectoryChange::Place | DirectoryChange::Names => Visit::Entries,
         }
     }
 

@@ -26,10 +26,10 @@ use self::manifest::Known;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{LargeSource, Look, SourceDirectory};
+use crate::read::source::{FileLook, LargeSource, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
-pub(crate) struct Account {
+pub(crate) struct PushAccount {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
     files: Lock<FileLedger>,
@@ -40,7 +40,7 @@ pub(crate) struct Account {
 
 /// The files and bytes that a receipt is for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct MovedCounts {
     /// Files that have become whole.
     pub(crate) files: u64,
     /// All bytes of the files counted in `files`, whenever they were counted.
@@ -51,7 +51,7 @@ pub(crate) struct Moved {
     pub(crate) shown: u64,
 }
 
-impl Account {
+impl PushAccount {
     pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
         Self {
             totals: Totals::default(),
@@ -69,7 +69,12 @@ impl Account {
 
     /// Counts a file that was at the target already, and lists it where its `root` is known; it counts as moved if an
     /// earlier session has brought it, and then the answer is `false`.
-    pub(crate) fn skipped(&self, path: &RelPath, look: Look, root: Option<(&Root, Known)>) -> bool {
+    pub(crate) fn skipped(
+        &self,
+        path: &RelPath,
+        look: FileLook,
+        root: Option<(&Root, Known)>,
+    ) -> bool {
         let bytes = look.bytes;
         let earlier = self.files().confirm_earlier(path, look);
         if let Some(sent) = earlier {
@@ -94,7 +99,7 @@ impl Account {
         let Some(origins) = sent.origins else {
             return self.linked(bytes);
         };
-        self.moved(&Moved {
+        self.moved(&MovedCounts {
             files: 1,
             whole: origins,
             bytes: origins.sent,
@@ -218,8 +223,8 @@ impl Account {
     }
 
     /// Counts what the receiver has confirmed to be at the target.
-    pub(crate) fn moved(&self, moved: &Moved) {
-        let Moved {
+    pub(crate) fn moved(&self, moved: &MovedCounts) {
+        let MovedCounts {
             files,
             whole,
             bytes,

@@ -18,7 +18,7 @@ use zmove_wire::{
     WireError, encode_message,
 };
 
-use crate::control::relay::{Beside, Heard, Last, NoQuota, PeerQuota, Relay, inbox};
+use crate::control::relay::{Beside, HeardMessage, Last, NoQuota, PeerQuota, Relay, inbox};
 use crate::error::SessionError;
 
 /// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. What it says is booked on
@@ -27,7 +27,7 @@ pub(crate) async fn greeted(
     mut reader: ControlReader,
     dialled_by: DialledBy,
     quota: Arc<dyn PeerQuota>,
-) -> Result<Inbox<Heard>, SessionError> {
+) -> Result<Inbox<HeardMessage>, SessionError> {
     if dialled_by == DialledBy::Sender {
         reader.greeting().await?;
     }
@@ -41,7 +41,7 @@ pub(crate) async fn open_now(
     mut reader: ControlReader,
     writer: &mut ControlWriter,
     open: Open,
-) -> Result<(Inbox<Heard>, Opened), SessionError> {
+) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
     writer.send(&greeting.encode()).await?;
     let greeted = async {
         reader.greeting().await?;
@@ -55,10 +55,10 @@ pub(crate) async fn open_now(
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
 /// waits for `patience`. `hear` hears what the receiver says meanwhile.
 pub(crate) async fn permission(
-    greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
+    greeted: impl Future<Output = Result<Inbox<HeardMessage>, SessionError>>,
     patience: Duration,
     hear: impl Fn(&ToSender),
-) -> Result<(Inbox<Heard>, Opened), SessionError> {
+) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
         let answer = receive(&mut inbox).await?;
@@ -94,7 +94,7 @@ pub(crate) async fn permission(
     }
 }
 
-async fn next_answer(inbox: &mut Inbox<Heard>) -> Result<ToSender, SessionError> {
+async fn next_answer(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
     let next = timeout(PERMISSION_TIMEOUT, receive(inbox)).await;
     next.unwrap_or(Err(SessionError::Silent))
 }
@@ -129,7 +129,7 @@ pub(crate) fn tell_if_waiting(observer: &dyn Observer, said: &ToSender) {
 }
 
 /// The next message; the end of the connection is an error here.
-pub(crate) async fn receive(inbox: &mut Inbox<Heard>) -> Result<ToSender, SessionError> {
+pub(crate) async fn receive(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??.message)
 }
 

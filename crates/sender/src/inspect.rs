@@ -30,7 +30,7 @@ use crate::plan::planner::inspect_all;
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::session::Session;
-use crate::push::threads::Threads;
+use crate::push::threads::PushThreads;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     let session = Arc::clone(&receipts.session);
     let mut speaker = Speaker::start(writer, outgoing, relay);
     let (broken_in, mut broken) = mpsc::unbounded_channel();
-    let mut threads = Threads::new(broken_in);
+    let mut threads = PushThreads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, speaker.dialled_by(), quota);
         // There is no rate to keep, and what changes nothing is not held up.
@@ -119,7 +119,7 @@ fn start_planner(
     push: &Push,
     session: &Arc<Session>,
     replies: Replies,
-    threads: &mut Threads,
+    threads: &mut PushThreads,
 ) -> io::Result<()> {
     let task = push.task.clone();
     let hashing = if push.open.verify {

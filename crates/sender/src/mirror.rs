@@ -47,7 +47,7 @@ use zmove_wire::{
 };
 
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
-use crate::account::Account;
+use crate::account::PushAccount;
 use crate::account::failure::FileError;
 use crate::control::replies::CountedReply;
 use crate::push::session::Session;
@@ -107,7 +107,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         if stays(&session.account, mirror) {
             return;
         }
-        let mut round = Round::new(session, answers, mirror);
+        let mut round = MirrorRound::new(session, answers, mirror);
         if !round.walk() {
             return;
         }
@@ -158,7 +158,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
 }
 
 /// Whether nothing may be removed; reports that.
-fn stays(account: &Account, mirror: &Mirror) -> bool {
+fn stays(account: &PushAccount, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
     if errors == 0 || mirror.removals.order.after_errors == AfterErrors::Remove {
@@ -179,7 +179,7 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
 }
 
 /// One walk of the sources, and the removals that it leads to.
-struct Round<'a> {
+struct MirrorRound<'a> {
     session: &'a Session,
     /// The receiver's answers about names at the target.
     answers: &'a Receiver<CountedReply>,
@@ -219,7 +219,7 @@ const GATHERED_NAMES_MAX: usize = 4096;
 const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
-impl<'a> Round<'a> {
+impl<'a> MirrorRound<'a> {
     fn new(session: &'a Session, answers: &'a Receiver<CountedReply>, mirror: &'a Mirror) -> Self {
         Self {
             session,

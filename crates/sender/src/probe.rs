@@ -23,7 +23,7 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::relay::Heard;
+use crate::control::relay::HeardMessage;
 use crate::control::{GOODBYE_TIMEOUT, open_now, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
@@ -133,7 +133,7 @@ async fn run(
 /// A probe under way.
 struct Probing {
     writer: ControlWriter,
-    inbox: Inbox<Heard>,
+    inbox: Inbox<HeardMessage>,
     samples: u64,
     broken: mpsc::UnboundedReceiver<LaneError>,
     broken_in: mpsc::UnboundedSender<LaneError>,

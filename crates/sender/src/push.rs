@@ -30,17 +30,17 @@ use zmove_wire::{
 };
 
 use self::echoes::Echoes;
-use self::feed::Asked;
+use self::feed::FeedRequest;
 use self::job::Push;
 use self::pipeline::Pipeline;
-use self::reading::{LIMIT_INTERVAL, Reading};
-use self::run::{Phase, Run};
+use self::reading::{LIMIT_INTERVAL, StageReading};
+use self::run::{Run, SessionPhase};
 use self::session::Session;
 use self::threads::Broken;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::control::link::{Link, may_begin_job};
-use crate::control::relay::{Heard, PeerQuota};
+use crate::control::relay::{HeardMessage, PeerQuota};
 use crate::control::replies::EntryReply;
 use crate::control::{self, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
@@ -93,7 +93,7 @@ impl Push {
         link: Link,
         echoes: Echoes,
         observer: Arc<dyn Observer>,
-    ) -> Result<(Running<'_>, ControlReader), SessionError> {
+    ) -> Result<(RunningPush<'_>, ControlReader), SessionError> {
         let known_state = known_state(&self.open, &link);
         let begins_job = may_begin_job(&self.open);
         let Link {
@@ -120,10 +120,10 @@ impl Push {
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
         })?;
-        let running = Running {
+        let running = RunningPush {
             run,
             inbox: None,
-            phase: Phase::Nothing,
+            phase: SessionPhase::Nothing,
             echoes,
             process: None,
             speaker: Speaker::start(writer, outgoing, relay),
@@ -152,11 +152,11 @@ fn known_state(open: &Open, link: &Link) -> Option<TargetState> {
 }
 
 /// A push under way.
-struct Running<'a> {
+struct RunningPush<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
-    inbox: Option<Inbox<Heard>>,
-    phase: Phase,
+    inbox: Option<Inbox<HeardMessage>>,
+    phase: SessionPhase,
     echoes: Echoes,
     /// The process of the receiver, once it has opened the transfer.
     process: Option<String>,
@@ -177,10 +177,10 @@ struct Running<'a> {
     receipts: Receipts,
     quota: Arc<dyn PeerQuota>,
     /// What is asked for beside, where the push is fed by pieces.
-    asked: Option<mpsc::UnboundedReceiver<Asked>>,
+    asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
 }
 
-impl Running<'_> {
+impl RunningPush<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
         self.open(reader).await?;
@@ -200,7 +200,7 @@ impl Running<'_> {
             .is_some()
             .then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
-        let mut before = Reading::default();
+        let mut before = StageReading::default();
         // a receiver that has dialled hears more, beside the transfer
         let hears_found = self.speaker.dialled_by() == DialledBy::Sender;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
@@ -208,7 +208,7 @@ impl Running<'_> {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let now = Reading::take(&self.pipeline);
+                    let now = StageReading::take(&self.pipeline);
                     let by = now.limit_since(&before);
                     self.pipeline.session.account.observer.on(&Event::Limited { by });
                     before = now;
@@ -252,7 +252,7 @@ impl Running<'_> {
             self.pipeline.session.account.target_has_free(bytes);
         }
         self.inbox = Some(inbox);
-        self.phase = Phase::Permission;
+        self.phase = SessionPhase::Permission;
         self.process = Some(opened.process);
         self.run.note_opened();
         self.need_lanes()?;
@@ -316,17 +316,17 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn take_asked(&mut self, asked: Asked) {
+    fn take_asked(&mut self, asked: FeedRequest) {
         match asked {
-            Asked::Order(order, names, answer) => self.receipts.order(order, names, answer),
-            Asked::Directories(found, answer) => {
+            FeedRequest::Order(order, names, answer) => self.receipts.order(order, names, answer),
+            FeedRequest::Directories(found, answer) => {
                 let session = Arc::clone(&self.pipeline.session);
                 // attributes are read
                 tokio::task::spawn_blocking(move || {
                     let _nobody_waits = answer.send(session.directory_batches(&found));
                 });
             }
-            Asked::Declaration(directory, entry, answer) => {
+            FeedRequest::Declaration(directory, entry, answer) => {
                 let session = Arc::clone(&self.pipeline.session);
                 let direct = self.pipeline.config.direct;
                 // to look for holes may take long
@@ -339,8 +339,10 @@ impl Running<'_> {
 
     /// Reports once that the receiver has answered to something that was sent.
     fn note_answer(&mut self, message: &ToSender) {
-        if !matches!(self.phase, Phase::Answer(_)) && !matches!(message, ToSender::Refused(_)) {
-            self.phase = Phase::Answer(Instant::now());
+        if !matches!(self.phase, SessionPhase::Answer(_))
+            && !matches!(message, ToSender::Refused(_))
+        {
+            self.phase = SessionPhase::Answer(Instant::now());
             self.pipeline.session.account.observer.on(&Event::Answered);
         }
     }
@@ -395,7 +397,7 @@ impl Running<'_> {
     async fn await_permission(
         &mut self,
         reader: ControlReader,
-    ) -> Result<(Inbox<Heard>, Opened), SessionError> {
+    ) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
@@ -586,7 +588,7 @@ impl Running<'_> {
         // From here on the planner waits for no more replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
-        let reading = Reading::take(&pipeline);
+        let reading = StageReading::take(&pipeline);
         let left_out = pipeline.scan.left_out();
         let session = Arc::clone(&pipeline.session);
         blocking(move || pipeline.join()).await;
@@ -684,7 +686,9 @@ async fn next(ticks: &mut Option<tokio::time::Interval>) {
 }
 
 /// What is asked for next; waits for ever where nothing more is.
-async fn next_asked(asked: &mut Option<mpsc::UnboundedReceiver<Asked>>) -> Option<Asked> {
+async fn next_asked(
+    asked: &mut Option<mpsc::UnboundedReceiver<FeedRequest>>,
+) -> Option<FeedRequest> {
     match asked {
         Some(receiver) => {
             let next = receiver.recv().await;
@@ -698,7 +702,7 @@ async fn next_asked(asked: &mut Option<mpsc::UnboundedReceiver<Asked>>) -> Optio
 }
 
 /// The receiver's next message.
-async fn hear(inbox: &mut Option<Inbox<Heard>>) -> Result<ToSender, SessionError> {
+async fn hear(inbox: &mut Option<Inbox<HeardMessage>>) -> Result<ToSender, SessionError> {
     control::receive(inbox.as_mut().expect("the permission comes with the inbox")).await
 }
 

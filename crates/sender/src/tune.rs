@@ -58,7 +58,7 @@ pub(crate) struct Knob {
 
 /// The numbers that a push should have from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedKnobs {
     pub(crate) lanes: usize,
     pub(crate) readers: usize,
     pub(crate) congestion: Congestion,
@@ -136,7 +136,7 @@ impl Tuner {
     }
 
     /// Takes the measurements of a tick and returns what is wanted now.
-    pub(crate) fn tick(&mut self, tick: &Tick) -> Wanted {
+    pub(crate) fn tick(&mut self, tick: &Tick) -> WantedKnobs {
         if tick.ending {
             return self.wanted();
         }
@@ -149,12 +149,12 @@ impl Tuner {
     }
 
     /// What has proved right so far, without a change that is only being tried.
-    pub(crate) fn proven(&self) -> Wanted {
+    pub(crate) fn proven(&self) -> WantedKnobs {
         self.lanes.proven(self.wanted())
     }
 
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
+    pub(crate) fn wanted(&self) -> WantedKnobs {
+        WantedKnobs {
             lanes: self.lanes.wanted,
             readers: self.readers.wanted,
             congestion: self.lanes.congestion,

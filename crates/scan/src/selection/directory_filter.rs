@@ -6,7 +6,7 @@ use std::ffi::CStr;
 
 use crate::directory::Directory;
 use crate::entry::{Entry, EntryKind};
-use crate::selection::{Answer, Effect, PathKind, Selection};
+use crate::selection::{Effect, PathKind, RuleAnswer, Selection};
 
 /// Lets the wanted entries of one directory pass.
 #[derive(Debug)]
@@ -17,14 +17,14 @@ pub(crate) struct DirectoryFilter<'a> {
     path: Vec<u8>,
     matches: Vec<usize>,
     /// The answer of the rules about the name that was asked for last.
-    answer: Answer,
+    answer: RuleAnswer,
     /// The number of entries that did not pass.
     pub(crate) left_out: u64,
 }
 
 impl<'a> DirectoryFilter<'a> {
     pub(crate) fn new(selection: Option<&'a Selection>, directory: &'a Directory) -> Self {
-        let answer = Answer {
+        let answer = RuleAnswer {
             directory: Effect::Include,
             other: Effect::Include,
         };
@@ -48,7 +48,7 @@ impl<'a> DirectoryFilter<'a> {
         self.answer = selection.answer(&self.path, &mut self.matches);
         selection.note(&self.matches);
         let wanted = self.answer
-            != Answer {
+            != RuleAnswer {
                 directory: Effect::Exclude,
                 other: Effect::Exclude,
             };

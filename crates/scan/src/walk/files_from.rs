@@ -32,7 +32,7 @@ use super::names::NameList;
 
 /// The state that all jobs of one list share.
 #[derive(Debug)]
-struct Ground {
+struct ListedTree {
     root: Arc<SourceRoot>,
     /// The directories that have been emitted. The lock is held while one is emitted, so that a job that finds it here
     /// comes later in the queue.
@@ -48,7 +48,7 @@ struct Fingerprints {
 
 /// Listed paths in one directory.
 #[derive(Debug)]
-struct Group {
+struct ListedGroup {
     parent: RelPath,
     names: Vec<Name>,
 }
@@ -66,7 +66,7 @@ impl Worker<'_> {
             Ok(top) => top,
             Err(error) => return self.report(error),
         };
-        let ground = Arc::new(Ground {
+        let ground = Arc::new(ListedTree {
             root: Arc::clone(top.root()),
             emitted: Lock::default(),
         });
@@ -98,7 +98,7 @@ impl Worker<'_> {
         }
     }
 
-    fn visit_group(&mut self, ground: &Ground, group: &Group) {
+    fn visit_group(&mut self, ground: &ListedTree, group: &ListedGroup) {
         match self.enter(ground, &group.parent) {
             Ok(directory) => self.visit_names(ground, &directory, group),
             Err(Closed::LeftOut) => self.leave_out(group.names.len() as u64),
@@ -113,7 +113,12 @@ impl Worker<'_> {
         }
     }
 
-    fn visit_names(&mut self, ground: &Ground, directory: &Arc<Directory>, group: &Group) {
+    fn visit_names(
+        &mut self,
+        ground: &ListedTree,
+        directory: &Arc<Directory>,
+        group: &ListedGroup,
+    ) {
         let mut names = NameList::default();
         for name in &group.names {
             let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
@@ -142,7 +147,7 @@ impl Worker<'_> {
     }
 
     /// Opens a directory after the directory and those above it have been emitted.
-    fn enter(&mut self, ground: &Ground, path: &RelPath) -> Result<Arc<Directory>, Closed> {
+    fn enter(&mut self, ground: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, Closed> {
         let mut emitted = ground.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
             if !self.admits(path, PathKind::Directory) {
@@ -167,7 +172,7 @@ impl Worker<'_> {
     /// Looks up and emits the directory `name` in `parent`.
     fn make_known(
         &mut self,
-        ground: &Ground,
+        ground: &ListedTree,
         emitted: &mut Fingerprints,
         parent: &RelPath,
         name: &Name,
@@ -214,16 +219,16 @@ impl Fingerprints {
     }
 }
 
-impl Group {
+impl ListedGroup {
     fn path_of(&self, name: &Name) -> PathBuf {
         self.parent.as_path().join(name.as_os_str())
     }
 }
 
 /// Groups the paths by directory, each group with at most `names_max` names.
-fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
+fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<ListedGroup> {
     paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<ListedGroup> = Vec::new();
     for path in &paths {
         let (parent, name) = split(path);
         let Ok(name) = Name::from_bytes(name) else {
@@ -235,7 +240,7 @@ fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
             }
             _ => {
                 let parent = path.parent().unwrap_or_else(RelPath::root);
-                groups.push(Group {
+                groups.push(ListedGroup {
                     parent,
                     names: vec![name],
                 });
@@ -253,7 +258,7 @@ fn split(path: &RelPath) -> (&[u8], &[u8]) {
         .map_or((&[], bytes), |at| (&bytes[..at], &bytes[at + 1..]))
 }
 
-fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
+fn closed(ground: &ListedTree, path: &RelPath, errno: Errno) -> Closed {
     let full = ground.root.path().join(path.as_path());
     Closed::Fault(match errno {
         Errno::NOENT => ListFault::Missing,

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use zmove_types::{RelPath, Timestamp};
 
 use crate::config::ScanConfig;
-use crate::directory::{Directory, SourceRoot, Status};
+use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 use crate::entry::Entry;
 use crate::error::{Difference, ScanError};
 
@@ -51,7 +51,7 @@ pub struct MarkedPath {
 }
 
 impl DirectoryMark {
-    pub(super) fn of_root(status: &Status) -> Self {
+    pub(super) fn of_root(status: &DirectoryStatus) -> Self {
         Self {
             inode: status.number.inode,
             ctime: status.ctime,
@@ -68,7 +68,7 @@ impl DirectoryMark {
         }
     }
 
-    fn difference(self, here: &Status) -> Option<Difference> {
+    fn difference(self, here: &DirectoryStatus) -> Option<Difference> {
         match here.number.inode {
             inode if inode != self.inode => Some(Difference::Another {
                 here: inode,
@@ -85,7 +85,7 @@ impl DirectoryMark {
     }
 
     /// The same directory, or the one that has taken its place, as it is now.
-    fn again(self, here: &Status, above: Option<Timestamp>) -> Self {
+    fn again(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
         Self {
             inode: here.number.inode,
             ctime: here.ctime,

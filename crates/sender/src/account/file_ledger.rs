@@ -11,7 +11,7 @@ use zmove_types::{Brought, ByteOrigins, HashOnlySet, Name, Origin, RelPath, Root
 use zmove_wire::{FrameKind, Overwrite};
 
 use crate::account::manifest::{Extent, Known, Manifest};
-use crate::read::source::{LargeSource, Look};
+use crate::read::source::{FileLook, LargeSource};
 use crate::send::sent::{NamePart, Sent, SentFile};
 
 /// The ledger of single files, which lasts longer than a session.
@@ -32,7 +32,7 @@ pub(crate) struct FileLedger {
 /// A name that may be at the target because of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfirmed {
-    look: Look,
+    look: FileLook,
     /// None of a file whose holes were not hashed.
     root: Option<Root>,
     known: Known,
@@ -109,7 +109,11 @@ impl FileLedger {
     }
 
     /// Enters a file that is at the target already, if an earlier session sent it and got no confirmation.
-    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> Option<Unconfirmed> {
+    pub(crate) fn confirm_earlier(
+        &mut self,
+        path: &RelPath,
+        look: FileLook,
+    ) -> Option<Unconfirmed> {
         if self.unconfirmed.is_empty() {
             return None;
         }
@@ -173,7 +177,7 @@ impl FileLedger {
             let mut origins = file.counted();
             origins += unsettled;
             let sent = Unconfirmed {
-                look: Look::of(&file.entry),
+                look: FileLook::of(&file.entry),
                 root: file.root(),
                 known: Known::Received,
                 origins: Some(origins),
@@ -197,8 +201,8 @@ mod tests {
     use crate::plan::pack::Pack;
     use crate::send::sent::{NamePart, SentBatch, SentFile};
 
-    fn look(bytes: u64) -> Look {
-        Look {
+    fn look(bytes: u64) -> FileLook {
+        FileLook {
             bytes,
             mtime: Timestamp {
                 seconds: 7,
@@ -247,7 +251,7 @@ mod tests {
             ledger.confirm_earlier(&path("b"), look(6)).is_none(),
             "it is another one"
         );
-        let changed = Look {
+        let changed = FileLook {
             mtime: Timestamp {
                 seconds: 7,
                 nanos: 9,

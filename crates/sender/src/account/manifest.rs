@@ -48,7 +48,7 @@ type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
 
 /// The form of the lines.
 #[derive(Debug)]
-enum Form {
+enum LineForm {
     B3sum,
     Proofs(Prover),
 }
@@ -87,7 +87,10 @@ impl Manifest {
     /// # Errors
     /// The system's error; also where there is something else, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self(Kind::Written(vec![Lines::create(path, Form::B3sum)?])))
+        Ok(Self(Kind::Written(vec![Lines::create(
+            path,
+            LineForm::B3sum,
+        )?])))
     }
 
     /// The same for the lines that say what each file was proven by.
@@ -97,7 +100,7 @@ impl Manifest {
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
         Ok(Self(Kind::Written(vec![Lines::create(
             path,
-            Form::Proofs(prover),
+            LineForm::Proofs(prover),
         )?])))
     }
 
@@ -183,7 +186,7 @@ fn hash_of(name: &[u8]) -> NameHash {
 /// The lines of a manifest that is written here.
 #[derive(Debug)]
 struct Lines {
-    form: Form,
+    form: LineForm,
     goal: Goal,
     out: BufWriter<File>,
     error: Option<io::Error>,
@@ -204,7 +207,7 @@ enum Goal {
 }
 
 /// What a path of a manifest leads to.
-enum Place {
+enum ManifestPlace {
     /// A regular file, or nothing yet.
     Name(PathBuf),
     Stream(File),
@@ -212,9 +215,9 @@ enum Place {
 
 impl Lines {
     /// The lines of [`Manifest::create`].
-    fn create(path: &Path, form: Form) -> io::Result<Self> {
-        let (goal, out) = match Place::of(path)? {
-            Place::Name(path) => {
+    fn create(path: &Path, form: LineForm) -> io::Result<Self> {
+        let (goal, out) = match ManifestPlace::of(path)? {
+            ManifestPlace::Name(path) => {
                 let directory = directory_of(&path);
                 let tree = Tree::open(directory)?;
                 let _best_effort = remove_abandoned(&tree, &RelPath::root(), tree.fd());
@@ -224,7 +227,7 @@ impl Lines {
                 }
                 (Goal::Name { path, part }, out)
             }
-            Place::Stream(stream) => {
+            ManifestPlace::Stream(stream) => {
                 let (part, out) = fresh_file(&std::env::temp_dir())?;
                 std::fs::remove_file(part)?;
                 (Goal::Stream(stream), out)
@@ -324,7 +327,7 @@ impl Drop for Lines {
     }
 }
 
-impl Place {
+impl ManifestPlace {
     fn of(path: &Path) -> io::Result<Self> {
         if path == Path::new("-") {
             return Ok(Self::Stream(
@@ -470,7 +473,7 @@ fn json_text(text: &str) -> String {
     escaped
 }
 
-impl Form {
+impl LineForm {
     /// Writes the line of a file; returns whether there is one, since b3sum reads some names in no form.
     fn write(
         &self,
@@ -507,7 +510,7 @@ impl Form {
 }
 
 /// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
-fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
+fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     let lines = || {
         BufReader::new(At { file, offset: 0 })
             .split(b'\n')

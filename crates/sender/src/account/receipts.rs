@@ -18,12 +18,12 @@ use zmove_wire::{
     ToReceiver, ToSender, WireError, out_of_order,
 };
 
-use crate::account::Moved;
+use crate::account::MovedCounts;
 use crate::account::failure::FileError;
 use crate::account::manifest::Known;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
-use crate::control::relay::{Heard, PeerQuota};
+use crate::control::relay::{HeardMessage, PeerQuota};
 use crate::control::replies::{self, CountedReply, EntryReply, Replies, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
@@ -186,10 +186,10 @@ impl Receipts {
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
         match (names, &mut result) {
             (Some(bytes), SharedJobResult::Committed { .. }) => {
-                self.session.account.moved(&Moved {
+                self.session.account.moved(&MovedCounts {
                     files: 1,
                     whole: ByteOrigins::of(Origin::Sent, bytes),
-                    ..Moved::default()
+                    ..MovedCounts::default()
                 });
             }
             (_, SharedJobResult::Settled(not_kept)) => {
@@ -208,7 +208,7 @@ impl Receipts {
     /// Takes all messages that are still to come.
     pub(crate) async fn take_rest(
         &mut self,
-        inbox: &mut Inbox<Heard>,
+        inbox: &mut Inbox<HeardMessage>,
     ) -> Result<Finished, SessionError> {
         loop {
             if let Some(finished) = self.take(control::receive(inbox).await?)? {
@@ -251,9 +251,9 @@ impl Receipts {
                 let stored = file.group_stored(origins);
                 match (kind, stored.counts) {
                     (FrameKind::Same, counts) => account.same(&origins, counts),
-                    (_, true) => account.moved(&Moved {
+                    (_, true) => account.moved(&MovedCounts {
                         bytes,
-                        ..Moved::default()
+                        ..MovedCounts::default()
                     }),
                     (_, false) => account.show(0, bytes),
                 }
@@ -365,7 +365,7 @@ impl Receipts {
             }
         }
         account.found_holes(holes);
-        account.moved(&Moved {
+        account.moved(&MovedCounts {
             files,
             whole: ByteOrigins::of(Origin::Sent, bytes),
             bytes,
@@ -458,10 +458,10 @@ impl Receipts {
                 .fail_large(&file, file.kill(), &FileError::Receiver(fault));
             return Ok(());
         }
-        self.session.account.moved(&Moved {
+        self.session.account.moved(&MovedCounts {
             files: 1,
             whole: file.counted(),
-            ..Moved::default()
+            ..MovedCounts::default()
         });
         self.session.account.files().confirm_moved(
             &file.target,

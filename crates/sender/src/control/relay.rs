@@ -64,14 +64,14 @@ impl PeerQuota for NoQuota {
 }
 
 /// A message of the receiver, and what is held for it.
-pub(crate) struct Heard {
+pub(crate) struct HeardMessage {
     pub(crate) message: ToSender,
     /// Given back when the message has been taken.
     _held: Held,
 }
 
 /// The messages of a receiver, booked on `quota`.
-pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<Heard> {
+pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<HeardMessage> {
     let decode = move |bytes: &[u8]| {
         // what is decoded is larger than what has come, by no more than this
         let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
@@ -82,7 +82,7 @@ pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<H
                 .map(|held| strings.push(held))
         };
         let message = decode_message_within(bytes, room)?;
-        Ok(Heard {
+        Ok(HeardMessage {
             message,
             _held: Box::new((held, strings)),
         })

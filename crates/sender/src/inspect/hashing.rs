@@ -13,22 +13,22 @@ use zmove_types::{Cv, GroupSpan, Root};
 use crate::account::failure::FileError;
 use crate::push::config::SenderConfig;
 use crate::push::session::Session;
-use crate::push::threads::Threads;
+use crate::push::threads::PushThreads;
 use crate::read::source::{SourceDirectory, is_unchanged};
 
 /// A file of the source.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct HashedSource {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
 }
 
 /// Something to hash.
-pub(crate) enum Job {
+pub(crate) enum HashJob {
     /// Files of one group or less, by their places in a request.
-    Files(u64, Vec<(usize, Source)>),
+    Files(u64, Vec<(usize, HashedSource)>),
     /// Consecutive groups of one file, for an order.
-    Groups(u64, Box<Source>, Range<u32>, Holes),
+    Groups(u64, Box<HashedSource>, Range<u32>, Holes),
 }
 
 /// What the values of groups are to tell of one that is a hole.
@@ -53,7 +53,7 @@ pub(super) type OwnValues = Result<Vec<Option<Cv>>, FileError>;
 
 /// The threads that hash, which end when this is dropped.
 pub(crate) struct Hashing {
-    jobs: Sender<Job>,
+    jobs: Sender<HashJob>,
     pub(crate) done: Receiver<Done>,
 }
 
@@ -69,13 +69,13 @@ impl Hashing {
     pub(crate) fn start(
         session: &Arc<Session>,
         config: &SenderConfig,
-        threads: &mut Threads,
+        threads: &mut PushThreads,
     ) -> io::Result<Self> {
-        let (jobs, waiting) = unbounded::<Job>();
+        let (jobs, waiting) = unbounded::<HashJob>();
         let (done_in, done) = unbounded();
         let storage = Arc::new(StorageReader::new(&config.file_io, config.buffers_max));
         for number in 0..THREADS.min(config.readers_max) {
-            let reader = Reader {
+            let reader = HashingReader {
                 session: Arc::clone(session),
                 storage: Arc::clone(&storage),
             };
@@ -97,34 +97,34 @@ impl Hashing {
     }
 
     /// Queues a job; those that wait are bounded by the questions to the receiver that may be unanswered.
-    pub(crate) fn hash(&self, job: Job) {
+    pub(crate) fn hash(&self, job: HashJob) {
         self.jobs
             .send(job)
             .expect("the threads end after this value");
     }
 }
 
-struct Reader {
+struct HashingReader {
     session: Arc<Session>,
     storage: Arc<StorageReader>,
 }
 
-impl Reader {
-    fn run(&self, job: Job) -> Done {
+impl HashingReader {
+    fn run(&self, job: HashJob) -> Done {
         match job {
-            Job::Files(request, files) => {
+            HashJob::Files(request, files) => {
                 let roots = files
                     .into_iter()
                     .map(|(place, source)| (place, self.root_of(&source)));
                 Done::Files(request, roots.collect())
             }
-            Job::Groups(order, source, groups, holes) => {
+            HashJob::Groups(order, source, groups, holes) => {
                 Done::Groups(order, self.values_of(&source, groups, holes))
             }
         }
     }
 
-    fn root_of(&self, source: &Source) -> Result<Root, FileError> {
+    fn root_of(&self, source: &HashedSource) -> Result<Root, FileError> {
         self.unchanged(source, |file| {
             self.go_on()?;
             self.storage.root_of(file, file.bytes())
@@ -133,7 +133,7 @@ impl Reader {
 
     fn values_of(
         &self,
-        source: &Source,
+        source: &HashedSource,
         groups: Range<u32>,
         holes: Holes,
     ) -> Result<Vec<Option<Cv>>, FileError> {
@@ -163,7 +163,7 @@ impl Reader {
     /// Reads a file that is what the scan has seen, and still is when it has been read.
     fn unchanged<T>(
         &self,
-        Source { directory, entry }: &Source,
+        HashedSource { directory, entry }: &HashedSource,
         read: impl FnOnce(&StoredFile) -> io::Result<T>,
     ) -> Result<T, FileError> {
         let (file, before) = directory.open_as_seen(entry)?;

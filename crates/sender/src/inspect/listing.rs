@@ -11,14 +11,14 @@ use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{Differences, Fault, GroupHashes, Question, Request, ToReceiver, Verdict};
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Done, Hashing, Job, Source};
-use crate::inspect::verification::{LargeFile, Verification};
-use crate::plan::asked::{Asked, entry_groups};
+use crate::inspect::hashing::{Done, HashJob, HashedSource, Hashing};
+use crate::inspect::verification::{ComparedFile, Verification};
+use crate::plan::asked::{AskedEntry, entry_groups};
 use crate::plan::gathered::Gathered;
 use crate::plan::pack::PackEntry;
 use crate::push::session::Session;
 use crate::read::holes::Holes;
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{FileLook, SourceDirectory};
 
 /// The entries of one inspection.
 pub(crate) struct Listing<'a> {
@@ -28,13 +28,13 @@ pub(crate) struct Listing<'a> {
     gathered: Gathered,
     /// The bytes of the small files gathered: those of one request are hashed by one thread.
     gathered_bytes: u64,
-    outstanding: HashMap<u64, Outstanding>,
+    outstanding: HashMap<u64, OpenReport>,
     verification: Option<Verification>,
 }
 
 /// A request that has not been judged.
-struct Outstanding {
-    asked: Vec<Asked>,
+struct OpenReport {
+    asked: Vec<AskedEntry>,
     answer: Option<Vec<Verdict>>,
     /// The roots of small files, by their places in the request, once they have been hashed here.
     roots: Option<SmallRoots>,
@@ -77,7 +77,7 @@ impl<'a> Listing<'a> {
 
     /// Adds an entry to those that are asked about.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, what: PackEntry) {
-        let asked = Asked::new(directory, what);
+        let asked = AskedEntry::new(directory, what);
         if is_small_file(&asked) {
             self.gathered_bytes += asked.what.data_bytes();
         }
@@ -99,14 +99,14 @@ impl<'a> Listing<'a> {
             let roots = match &self.verification {
                 Some(verification) => {
                     let files = small_files(&asked);
-                    verification.hashing.hash(Job::Files(number, files));
+                    verification.hashing.hash(HashJob::Files(number, files));
                     None
                 }
                 None => Some(SmallRoots::new()),
             };
             let question = Question::Report(entry_groups(&asked, extras));
             in_flight.tell(ToReceiver::Request(Request { number, question }));
-            let outstanding = Outstanding {
+            let outstanding = OpenReport {
                 asked,
                 answer: None,
                 roots,
@@ -159,11 +159,11 @@ impl<'a> Listing<'a> {
 
     /// Judges the entries of a request once it has been answered, and what it takes has been hashed here.
     fn judge_request(&mut self, request: u64) {
-        let is_ready = |open: &Outstanding| open.answer.is_some() && open.roots.is_some();
+        let is_ready = |open: &OpenReport| open.answer.is_some() && open.roots.is_some();
         if !self.outstanding.get(&request).is_some_and(is_ready) {
             return;
         }
-        let Some(Outstanding {
+        let Some(OpenReport {
             asked,
             answer: Some(answer),
             roots: Some(mut roots),
@@ -184,7 +184,7 @@ impl<'a> Listing<'a> {
     /// Compares contents where they decide, and judges; what is compared group by group is judged later.
     fn compare(
         &mut self,
-        asked: &Asked,
+        asked: &AskedEntry,
         verdict: Verdict,
         own: Option<Result<Root, FileError>>,
     ) -> Option<Change> {
@@ -226,7 +226,7 @@ impl<'a> Listing<'a> {
     }
 
     /// Lists a file whose groups have been compared, if there is one, and asks for those of others.
-    fn judge_large(&mut self, compared: Option<LargeFile>) {
+    fn judge_large(&mut self, compared: Option<ComparedFile>) {
         if let Some(file) = compared {
             let changes = self.judge_groups(file).into_iter().collect();
             self.session.account.observer.on(&Event::Listed { changes });
@@ -234,7 +234,7 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    fn judge_groups(&self, file: LargeFile) -> Option<Change> {
+    fn judge_groups(&self, file: ComparedFile) -> Option<Change> {
         if let Some(error) = &file.failed {
             self.session.account.fail(error);
             return None;
@@ -246,9 +246,9 @@ impl<'a> Listing<'a> {
             format!(" {}", file.differing.shown())
         };
         let verdict = Verdict::compared(file.differences, is_same);
-        let Source { directory, entry } = file.source;
+        let HashedSource { directory, entry } = file.source;
         self.judge(
-            &Asked {
+            &AskedEntry {
                 directory,
                 what: PackEntry::Within(entry),
             },
@@ -259,7 +259,7 @@ impl<'a> Listing<'a> {
 
     /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
     /// contents differ.
-    fn judge(&self, asked: &Asked, verdict: Verdict, where_not: String) -> Option<Change> {
+    fn judge(&self, asked: &AskedEntry, verdict: Verdict, where_not: String) -> Option<Change> {
         let totals = &self.session.account.totals;
         let changed = |differences: Differences| {
             ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not))
@@ -308,7 +308,7 @@ impl<'a> Listing<'a> {
             } else {
                 self.session
                     .account
-                    .skipped(&asked.target_path(), Look::of(entry), None);
+                    .skipped(&asked.target_path(), FileLook::of(entry), None);
             }
         }
         let kind = kind?;
@@ -327,7 +327,7 @@ impl<'a> Listing<'a> {
 
     /// How many bytes of a file are data, as a transfer finds them. A file that cannot be opened counts whole: the
     /// transfer fails it.
-    fn data_bytes(&self, asked: &Asked, entry: &Entry) -> u64 {
+    fn data_bytes(&self, asked: &AskedEntry, entry: &Entry) -> u64 {
         let holes = self.session.extras.holes();
         if holes != Holes::Kept || !entry.may_have_holes {
             return entry.size;
@@ -341,7 +341,7 @@ impl<'a> Listing<'a> {
     }
 
     /// The path that an entry has at the target.
-    fn final_path(&self, asked: &Asked) -> RelPath {
+    fn final_path(&self, asked: &AskedEntry) -> RelPath {
         self.session
             .account
             .files()
@@ -352,7 +352,7 @@ impl<'a> Listing<'a> {
     /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.
     fn compare_contents(
         &self,
-        asked: &Asked,
+        asked: &AskedEntry,
         differences: Differences,
         root: [u8; 32],
     ) -> Option<Verdict> {
@@ -383,7 +383,7 @@ type SmallRoots = HashMap<usize, Result<Root, FileError>>;
 const HASHED_BYTES_MAX: u64 = 16 << 20;
 
 /// The files of one group or less, with their places in the request.
-fn small_files(asked: &[Asked]) -> Vec<(usize, Source)> {
+fn small_files(asked: &[AskedEntry]) -> Vec<(usize, HashedSource)> {
     let files = asked
         .iter()
         .enumerate()
@@ -394,9 +394,9 @@ fn small_files(asked: &[Asked]) -> Vec<(usize, Source)> {
 }
 
 /// The file, where the entry is one, under its first name.
-fn source_of(asked: &Asked) -> Option<Source> {
+fn source_of(asked: &AskedEntry) -> Option<HashedSource> {
     match &asked.what {
-        PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(Source {
+        PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(HashedSource {
             directory: asked.directory.clone(),
             entry: entry.clone(),
         }),
@@ -404,21 +404,21 @@ fn source_of(asked: &Asked) -> Option<Source> {
     }
 }
 
-fn large_file(asked: &Asked) -> Option<Source> {
+fn large_file(asked: &AskedEntry) -> Option<HashedSource> {
     source_of(asked).filter(|source| source.entry.size > GROUP_BYTES)
 }
 
-fn is_small_file(asked: &Asked) -> bool {
+fn is_small_file(asked: &AskedEntry) -> bool {
     source_of(asked).is_some_and(|source| source.entry.size <= GROUP_BYTES)
 }
 
-fn changed(asked: &Asked) -> FileError {
+fn changed(asked: &AskedEntry) -> FileError {
     let name = asked.what.entry().map(|entry| &entry.name);
     let path = name.map_or_else(PathBuf::new, |name| asked.directory.display(name));
     FileError::Changed { path }
 }
 
-fn form_of(asked: &Asked) -> EntryForm {
+fn form_of(asked: &AskedEntry) -> EntryForm {
     if let PackEntry::Link(_, first) = &asked.what {
         return EntryForm::Link(first.path.clone());
     }

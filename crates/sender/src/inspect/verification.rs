@@ -20,23 +20,23 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Hashing, Holes, Job, OwnValues, Source};
+use crate::inspect::hashing::{HashJob, HashedSource, Hashing, Holes, OwnValues};
 
 /// A verification under way.
 pub(super) struct Verification {
     pub(super) hashing: Hashing,
     /// Large files of which not all groups have been asked for; the first one is being asked for.
-    waiting: VecDeque<LargeFile>,
+    waiting: VecDeque<ComparedFile>,
     /// Large files of which all groups have been asked for, or some while others were.
-    comparing: HashMap<u64, LargeFile>,
+    comparing: HashMap<u64, ComparedFile>,
     orders: HashMap<u64, Order>,
     /// The number of the next large file, and of the next order.
     next: u64,
 }
 
 /// A file of several groups, of the same size at both ends.
-pub(super) struct LargeFile {
-    pub(super) source: Source,
+pub(super) struct ComparedFile {
+    pub(super) source: HashedSource,
     pub(super) path: RelPath,
     /// How it differs beside its contents.
     pub(super) differences: Differences,
@@ -84,7 +84,7 @@ impl Verification {
     /// Queues a file of several groups; `root` is all that the receiver knows of it, if it has no groups.
     pub(super) fn add_large(
         &mut self,
-        source: Source,
+        source: HashedSource,
         path: RelPath,
         differences: Differences,
         root: Option<Root>,
@@ -95,7 +95,7 @@ impl Verification {
             ours: RootMerger::default(),
             ahead: BTreeMap::new(),
         });
-        self.waiting.push_back(LargeFile {
+        self.waiting.push_back(ComparedFile {
             source,
             path,
             differences,
@@ -145,7 +145,7 @@ impl Verification {
                 }));
                 (Holes::Told, None)
             };
-            self.hashing.hash(Job::Groups(
+            self.hashing.hash(HashJob::Groups(
                 order,
                 Box::new(file.source.clone()),
                 first..end,
@@ -169,19 +169,19 @@ impl Verification {
     }
 
     /// Takes the values that this side has hashed for an order; returns a large file that has been compared with that.
-    pub(super) fn take_ours(&mut self, order: u64, values: OwnValues) -> Option<LargeFile> {
+    pub(super) fn take_ours(&mut self, order: u64, values: OwnValues) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.ours = Some(values);
         self.compare(order)
     }
 
     /// Takes what the receiver has hashed.
-    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Option<LargeFile> {
+    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.theirs = Some(hashes);
         self.compare(order)
     }
 
     /// Compares the groups of an order that both ends have hashed.
-    fn compare(&mut self, number: u64) -> Option<LargeFile> {
+    fn compare(&mut self, number: u64) -> Option<ComparedFile> {
         let is_hashed = |order: &Order| order.ours.is_some() && order.theirs.is_some();
         self.orders.get(&number).filter(|order| is_hashed(order))?;
         let order = self.orders.remove(&number)?;
@@ -237,7 +237,7 @@ impl Whole {
     }
 }
 
-impl LargeFile {
+impl ComparedFile {
     /// Whether the contents are the same, once all groups have been compared.
     pub(super) fn is_same(&self) -> bool {
         let whole = self.whole.as_ref();

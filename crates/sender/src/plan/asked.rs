@@ -10,12 +10,12 @@ use crate::read::source::SourceDirectory;
 
 /// An entry that is asked about, and its directory, which is not held open.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct AskedEntry {
     pub(crate) directory: SourceDirectory,
     pub(crate) what: PackEntry,
 }
 
-impl Asked {
+impl AskedEntry {
     /// A question about an entry of a directory, or about that itself.
     pub(crate) fn new(directory: &SourceDirectory, what: PackEntry) -> Self {
         Self {
@@ -36,8 +36,8 @@ impl Asked {
 }
 
 /// A group for each directory; one that is asked about itself begins it.
-pub(crate) fn entry_groups(asked: &[Asked], extras: &Extras) -> Vec<EntryGroup> {
-    let is_one = |before: &Asked, asked: &Asked| {
+pub(crate) fn entry_groups(asked: &[AskedEntry], extras: &Extras) -> Vec<EntryGroup> {
+    let is_one = |before: &AskedEntry, asked: &AskedEntry| {
         before.directory.is(&asked.directory) && asked.what.entry().is_some()
     };
     asked
@@ -47,13 +47,13 @@ pub(crate) fn entry_groups(asked: &[Asked], extras: &Extras) -> Vec<EntryGroup> 
 }
 
 /// The group of entries of one directory.
-fn entry_group(asked: &[Asked], extras: &Extras) -> EntryGroup {
+fn entry_group(asked: &[AskedEntry], extras: &Extras) -> EntryGroup {
     let mut group = EntryGroup {
         directory: asked[0].directory.target_path().clone(),
         itself: None,
         entries: Vec::with_capacity(asked.len()),
     };
-    for Asked { what, .. } in asked {
+    for AskedEntry { what, .. } in asked {
         match what {
             PackEntry::Itself(metadata, beside) => {
                 group.itself = Some(source_metadata(extras, Form::Directory, metadata, beside));

@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 
 use zmove_wire::limits::{REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX};
 
-use crate::plan::asked::Asked;
+use crate::plan::asked::AskedEntry;
 
 /// Entries that wait for a message.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
-    waiting: VecDeque<Asked>,
+    waiting: VecDeque<AskedEntry>,
     text_bytes: usize,
     /// The number of the next message.
     next: u64,
 }
 
 impl Gathered {
-    pub(crate) fn add(&mut self, asked: Asked) {
+    pub(crate) fn add(&mut self, asked: AskedEntry) {
         self.text_bytes += asked.text_bytes();
         self.waiting.push_back(asked);
     }
@@ -31,7 +31,7 @@ impl Gathered {
     }
 
     /// The number of the next message, and its entries: those that have waited longest.
-    pub(crate) fn take(&mut self) -> (u64, Vec<Asked>) {
+    pub(crate) fn take(&mut self) -> (u64, Vec<AskedEntry>) {
         let mut entries = Vec::with_capacity(self.waiting.len().min(REQUESTED_ENTRIES_MAX));
         let mut bytes = 0;
         while entries.len() < REQUESTED_ENTRIES_MAX && bytes < REQUESTED_NAME_BYTES_MAX {
@@ -66,7 +66,7 @@ mod tests {
                 kind,
                 ..file.entry.clone()
             };
-            Asked::new(&file.directory, PackEntry::Within(entry))
+            AskedEntry::new(&file.directory, PackEntry::Within(entry))
         };
         let mut gathered = Gathered::default();
         (0..REQUESTED_ENTRIES_MAX).for_each(|_| gathered.add(asked(1)));

@@ -24,16 +24,16 @@ pub(super) struct Guess {
     /// The basis of what is planned now.
     pub(super) basis: Basis,
     /// The files that may still be sent.
-    sent: Allowance,
+    sent: GuessAllowance,
     /// The files that may still be read.
-    read: Allowance,
+    read: GuessAllowance,
     pub(super) held: Vec<(SourceDirectory, Entry)>,
     /// Where readers send the files of this part of the plan that they cannot read.
     pub(super) unread: Sender<Unread>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Allowance {
+struct GuessAllowance {
     entries: usize,
     bytes: u64,
 }
@@ -43,11 +43,11 @@ impl Guess {
     pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
-                Allowance {
+                GuessAllowance {
                     entries: GUESSED_ENTRIES_MAX,
                     bytes: GUESSED_BYTES_MAX,
                 },
-                Allowance {
+                GuessAllowance {
                     entries: READ_AHEAD_ENTRIES_MAX,
                     bytes: READ_AHEAD_BYTES_MAX,
                 },
@@ -80,7 +80,7 @@ impl Guess {
     }
 }
 
-impl Allowance {
+impl GuessAllowance {
     /// Books a file, if there is room for it.
     fn book(&mut self, bytes: u64) -> bool {
         let has_room = self.entries > 0 && self.bytes >= bytes;

@@ -58,7 +58,7 @@ pub(crate) enum Word {
 
 /// What is to be done with a name.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum NamePlan {
     /// The name travels as any file.
     File(Entry),
     /// The name travels as a link.
@@ -72,7 +72,7 @@ pub(crate) enum Part {
 /// The files with several names; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    groups: HashMap<FileNumber, Group>,
+    groups: HashMap<FileNumber, LinkGroup>,
     /// The number of names that wait.
     waiting: usize,
     /// The number of links that have been sent and of which nothing was heard.
@@ -80,7 +80,7 @@ pub(crate) struct Links {
 }
 
 #[derive(Debug)]
-struct Group {
+struct LinkGroup {
     /// How many names have not been seen.
     missing: u32,
     /// How many first names have been lost.
@@ -111,11 +111,11 @@ impl Links {
         directory: &SourceDirectory,
         entry: Entry,
         shared: SharedFile,
-    ) -> Part {
+    ) -> NamePlan {
         let SharedFile { number, names } = shared;
         let Some(group) = self.groups.get_mut(&number) else {
             if self.groups.len() >= GROUPS_MAX {
-                return Part::Copy(
+                return NamePlan::Copy(
                     Entry {
                         shared: None,
                         ..entry
@@ -126,26 +126,26 @@ impl Links {
             let first = First::Awaited(Vec::new());
             self.groups.insert(
                 number,
-                Group {
+                LinkGroup {
                     missing: names.saturating_sub(1),
                     lost: 0,
                     first,
                 },
             );
-            return Part::File(entry);
+            return NamePlan::File(entry);
         };
         group.missing = group.missing.saturating_sub(1);
         match &mut group.first {
             First::Awaited(names) => {
                 names.push((directory.closed(), entry));
                 self.waiting += 1;
-                Part::Waits
+                NamePlan::Waits
             }
             First::Named(first) => {
                 let first = Arc::clone(first);
                 self.unheard += 1;
                 self.forget_if_whole(number);
-                Part::Link(entry, first)
+                NamePlan::Link(entry, first)
             }
         }
     }
@@ -158,7 +158,7 @@ impl Links {
     ) -> (Arc<FirstName>, Vec<(SourceDirectory, Entry)>) {
         let first = Arc::new(first);
         let names = match self.groups.get_mut(&number) {
-            Some(Group {
+            Some(LinkGroup {
                 first: state @ First::Awaited(_),
                 ..
             }) => match std::mem::replace(state, First::Named(Arc::clone(&first))) {
@@ -186,9 +186,9 @@ impl Links {
         entry: Entry,
         number: FileNumber,
         tried: &Arc<FirstName>,
-    ) -> Part {
+    ) -> NamePlan {
         if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&number) {
-            return Part::Copy(
+            return NamePlan::Copy(
                 Entry {
                     shared: None,
                     ..entry
@@ -197,7 +197,7 @@ impl Links {
             );
         }
         // A group that has been forgotten, as all its names had been seen, is now kept to the end.
-        let kept = || Group {
+        let kept = || LinkGroup {
             missing: 1,
             lost: 0,
             first: First::Named(Arc::clone(tried)),
@@ -207,14 +207,14 @@ impl Links {
             First::Awaited(names) => {
                 names.push((directory.closed(), entry));
                 self.waiting += 1;
-                Part::Waits
+                NamePlan::Waits
             }
             First::Named(first) if !Arc::ptr_eq(first, tried) => {
                 self.unheard += 1;
-                Part::Link(entry, Arc::clone(first))
+                NamePlan::Link(entry, Arc::clone(first))
             }
             // Somebody changes the file all the time: another round would take as long, and find the same.
-            First::Named(_) if group.lost == LOST_MAX => Part::Copy(
+            First::Named(_) if group.lost == LOST_MAX => NamePlan::Copy(
                 Entry {
                     shared: None,
                     ..entry
@@ -224,7 +224,7 @@ impl Links {
             named @ First::Named(_) => {
                 group.lost += 1;
                 *named = First::Awaited(Vec::new());
-                Part::File(entry)
+                NamePlan::File(entry)
             }
         }
     }
@@ -232,7 +232,7 @@ impl Links {
     /// Forgets a file of which a name stays at the target whatever that leads to; returns the names that have waited.
     pub(crate) fn forget(&mut self, number: FileNumber) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&number) {
-            Some(Group {
+            Some(LinkGroup {
                 first: First::Awaited(names),
                 ..
             }) => {
@@ -269,7 +269,8 @@ impl Links {
     }
 
     fn forget_if_whole(&mut self, number: FileNumber) {
-        let is_whole = |group: &Group| group.missing == 0 && matches!(group.first, First::Named(_));
+        let is_whole =
+            |group: &LinkGroup| group.missing == 0 && matches!(group.first, First::Named(_));
         if self.groups.get(&number).is_some_and(is_whole) {
             self.groups.remove(&number);
         }
@@ -382,7 +383,11 @@ mod tests {
         assert!(
             matches!(
                 &parts[..],
-                [(Part::File(_), _), (Part::Waits, _), (Part::Waits, _)]
+                [
+                    (NamePlan::File(_), _),
+                    (NamePlan::Waits, _),
+                    (NamePlan::Waits, _)
+                ]
             ),
             "{parts:?}"
         );
@@ -403,10 +408,10 @@ mod tests {
         let [(directory, entry, shared), (_, late, _)] = entries(home.path()).try_into().unwrap();
         assert!(matches!(
             links.take(&directory, entry, shared),
-            Part::File(_)
+            NamePlan::File(_)
         ));
         assert!(links.named(shared.number, first("0")).1.is_empty());
-        let Part::Link(entry, named) = links.take(&directory, late, shared) else {
+        let NamePlan::Link(entry, named) = links.take(&directory, late, shared) else {
             panic!("no link")
         };
         assert_eq!(
@@ -450,11 +455,11 @@ mod tests {
             let (directory, entry) = names[place].clone();
             links.unlinked(&directory, entry, number, &tried)
         };
-        assert!(matches!(back(&mut links, 0), Part::File(_)));
-        assert!(matches!(back(&mut links, 1), Part::Waits));
+        assert!(matches!(back(&mut links, 0), NamePlan::File(_)));
+        assert!(matches!(back(&mut links, 1), NamePlan::Waits));
         assert_eq!(links.named(number, first("1")).1.len(), 1);
         assert!(
-            matches!(back(&mut links, 2), Part::Link(_, first) if first.path.as_bytes() == b"1")
+            matches!(back(&mut links, 2), NamePlan::Link(_, first) if first.path.as_bytes() == b"1")
         );
     }
 
@@ -471,14 +476,14 @@ mod tests {
             let (tried, names) = links.named(number, first("0"));
             for (place, (directory, entry)) in names.into_iter().enumerate() {
                 let part = links.unlinked(&directory, entry, number, &tried);
-                assert_eq!(matches!(part, Part::File(_)), place == 0, "{part:?}");
+                assert_eq!(matches!(part, NamePlan::File(_)), place == 0, "{part:?}");
             }
         }
         let (tried, names) = links.named(number, first("0"));
         assert_eq!(names.len(), 6);
         for (directory, entry) in names {
             let part = links.unlinked(&directory, entry, number, &tried);
-            assert!(matches!(part, Part::Copy(..)), "{part:?}");
+            assert!(matches!(part, NamePlan::Copy(..)), "{part:?}");
         }
     }
 
@@ -489,7 +494,7 @@ mod tests {
         let none = |inode| {
             (
                 FileNumber { device: 0, inode },
-                Group {
+                LinkGroup {
                     missing: 1,
                     lost: 0,
                     first: First::Awaited(Vec::new()),
@@ -502,7 +507,7 @@ mod tests {
         for (directory, entry, shared) in found {
             assert!(matches!(
                 links.take(&directory, entry, shared),
-                Part::Copy(Entry { shared: None, .. }, _)
+                NamePlan::Copy(Entry { shared: None, .. }, _)
             ));
         }
     }

@@ -24,7 +24,7 @@ use crate::control::replies::{EntryReply, QueuedReply, Replies};
 use crate::inspect::listing::Listing;
 use crate::mirror::{self, Mirror, SourceWalk};
 use crate::plan::guess::Guess;
-use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
+use crate::plan::links::{FirstName, Links, NamePlan, NoLink, Word};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::plan::requests::{AnsweredFile, Requests};
@@ -32,7 +32,7 @@ use crate::push::feed::Fed;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{FileLook, SourceDirectory};
 
 /// The task of the planner.
 #[derive(Clone, Debug)]
@@ -417,16 +417,16 @@ impl<'a> Planner<'a> {
     fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
         let bytes = entry.size;
         match self.links.take(directory, entry, shared) {
-            Part::File(entry) => self.take_alone(directory, entry),
-            Part::Copy(entry, why) => {
+            NamePlan::File(entry) => self.take_alone(directory, entry),
+            NamePlan::Copy(entry, why) => {
                 self.lacks_link(directory, &entry, why);
                 self.take_alone(directory, entry);
             }
-            Part::Link(entry, first) => {
+            NamePlan::Link(entry, first) => {
                 self.find_again(entry.size);
                 self.pack(directory, PackEntry::Link(entry, first));
             }
-            Part::Waits => self.find_again(bytes),
+            NamePlan::Waits => self.find_again(bytes),
         }
     }
 
@@ -451,7 +451,7 @@ impl<'a> Planner<'a> {
                     (NoLink::Lost | NoLink::Full(_), Some(number)) => {
                         self.links.unlinked(&directory, entry, number, &tried)
                     }
-                    _ => Part::File(Entry {
+                    _ => NamePlan::File(Entry {
                         shared: None,
                         ..entry
                     }),
@@ -459,20 +459,22 @@ impl<'a> Planner<'a> {
                 let cannot_be = why.lack().is_some();
                 match part {
                     // A copy may be there since an earlier push. What is read again has been counted when it was found.
-                    Part::File(entry) | Part::Copy(entry, _) if cannot_be && !self.is_again => {
+                    NamePlan::File(entry) | NamePlan::Copy(entry, _)
+                        if cannot_be && !self.is_again =>
+                    {
                         self.take_alone(&directory, entry)
                     }
-                    Part::File(entry) => self.need(&directory, entry),
-                    Part::Copy(entry, lack) => {
+                    NamePlan::File(entry) => self.need(&directory, entry),
+                    NamePlan::Copy(entry, lack) => {
                         if !cannot_be {
                             self.lacks_link(&directory, &entry, lack);
                         }
                         self.need(&directory, entry);
                     }
-                    Part::Link(entry, first) => {
+                    NamePlan::Link(entry, first) => {
                         self.pack(&directory, PackEntry::Link(entry, first))
                     }
-                    Part::Waits => {}
+                    NamePlan::Waits => {}
                 }
             }
         }
@@ -670,7 +672,7 @@ impl<'a> Planner<'a> {
             account, extras, ..
         } = self.session;
         account.lacking(extras, path, &extras.lacks_of(entry));
-        if account.skipped(path, Look::of(entry), None) {
+        if account.skipped(path, FileLook::of(entry), None) {
             self.list(path, directory, entry);
         }
     }

@@ -8,7 +8,7 @@ use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{EntryGroup, Held, Verdict};
 
 use crate::control::relay::Held as Booked;
-use crate::plan::asked::{Asked, entry_groups};
+use crate::plan::asked::{AskedEntry, entry_groups};
 use crate::plan::gathered::Gathered;
 use crate::plan::pack::PackEntry;
 use crate::read::extras::Extras;
@@ -19,7 +19,7 @@ use crate::read::source::SourceDirectory;
 #[derive(Default)]
 pub(crate) struct Requests {
     gathered: Gathered,
-    outstanding: HashMap<u64, Outstanding>,
+    outstanding: HashMap<u64, OpenQuestion>,
     /// Files of which the target is still looking at an old version, by request and number.
     awaited: HashMap<(u64, u32), AnsweredFile>,
 }
@@ -36,8 +36,8 @@ pub(crate) struct AnsweredFile {
     pub(crate) there: GroupValues,
 }
 
-struct Outstanding {
-    files: Vec<Asked>,
+struct OpenQuestion {
+    files: Vec<AskedEntry>,
     /// The group values that the target holds, by the file's number in the request.
     held: HashMap<u32, GroupValues>,
 }
@@ -46,7 +46,7 @@ impl Requests {
     /// Adds a file.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: Entry) {
         self.gathered
-            .add(Asked::new(directory, PackEntry::Within(entry)));
+            .add(AskedEntry::new(directory, PackEntry::Within(entry)));
     }
 
     /// A request about what has been gathered, if something has and another may be outstanding: its number, and the
@@ -58,7 +58,8 @@ impl Requests {
         let (number, files) = self.gathered.take();
         let groups = entry_groups(&files, extras);
         let held = HashMap::new();
-        self.outstanding.insert(number, Outstanding { files, held });
+        self.outstanding
+            .insert(number, OpenQuestion { files, held });
         Some((number, groups))
     }
 
@@ -76,7 +77,7 @@ impl Requests {
             fill(&mut file.there, &file.entry, held, booked);
             return held.end.then(|| self.awaited.remove(&key)).flatten();
         }
-        let Outstanding {
+        let OpenQuestion {
             files,
             held: by_file,
         } = self.outstanding.get_mut(&held.request)?;
@@ -92,13 +93,13 @@ impl Requests {
         request: u64,
         verdicts: Vec<Verdict>,
     ) -> Vec<AnsweredFile> {
-        let Some(Outstanding { files, mut held }) = self.outstanding.remove(&request) else {
+        let Some(OpenQuestion { files, mut held }) = self.outstanding.remove(&request) else {
             return Vec::new();
         };
         // A verdict that is missing must not lose a file.
         let verdicts = verdicts.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut answered = Vec::with_capacity(files.len());
-        for ((number, Asked { directory, what }), verdict) in (0..).zip(files).zip(verdicts) {
+        for ((number, AskedEntry { directory, what }), verdict) in (0..).zip(files).zip(verdicts) {
             let PackEntry::Within(entry) = what else {
                 continue;
             };

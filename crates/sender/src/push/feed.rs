@@ -28,7 +28,7 @@ use crate::push::piece::{Piece, PieceSize, Progress, Unnamed};
 #[derive(Clone, Debug)]
 pub struct Feeder {
     fed: Sender<Fed>,
-    asked: mpsc::UnboundedSender<Asked>,
+    asked: mpsc::UnboundedSender<FeedRequest>,
     orders: Arc<Semaphore>,
     rate: Arc<OnceLock<SharedRate>>,
 }
@@ -51,7 +51,7 @@ pub(crate) enum Fed {
 
 /// What the session is asked for beside.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum FeedRequest {
     /// To send an order; with the bytes of the file that gets its name by it.
     Order(
         SharedJobOrder,
@@ -72,7 +72,7 @@ pub(crate) enum Asked {
 #[derive(Debug)]
 pub(crate) struct Feed {
     pub(crate) fed: Receiver<Fed>,
-    pub(crate) asked: mpsc::UnboundedReceiver<Asked>,
+    pub(crate) asked: mpsc::UnboundedReceiver<FeedRequest>,
     /// What the lanes keep, once there is a session.
     pub(crate) rate: Arc<OnceLock<SharedRate>>,
 }
@@ -197,7 +197,7 @@ impl Feeder {
         directory: Arc<Directory>,
         entry: Entry,
     ) -> Result<Result<Unnamed, String>, SessionOver> {
-        self.ask(|answer| Asked::Declaration(directory, Box::new(entry), answer))
+        self.ask(|answer| FeedRequest::Declaration(directory, Box::new(entry), answer))
             .await
     }
 
@@ -206,7 +206,8 @@ impl Feeder {
     /// # Errors
     /// The session is over.
     pub async fn directory_batches(&self, found: Vec<ScanItem>) -> Result<Vec<Batch>, SessionOver> {
-        self.ask(|answer| Asked::Directories(found, answer)).await
+        self.ask(|answer| FeedRequest::Directories(found, answer))
+            .await
     }
 
     /// Has the receiver do something; `names` has the bytes of the file that gets its name by it.
@@ -219,12 +220,13 @@ impl Feeder {
         names: Option<u64>,
     ) -> Result<SharedJobResult, SessionOver> {
         let _turn = self.orders.acquire().await.map_err(|_closed| SessionOver)?;
-        self.ask(|answer| Asked::Order(order, names, answer)).await
+        self.ask(|answer| FeedRequest::Order(order, names, answer))
+            .await
     }
 
     async fn ask<T>(
         &self,
-        asked: impl FnOnce(oneshot::Sender<T>) -> Asked,
+        asked: impl FnOnce(oneshot::Sender<T>) -> FeedRequest,
     ) -> Result<T, SessionOver> {
         let (answer_in, answer) = oneshot::channel();
         self.asked

@@ -12,7 +12,7 @@ use crate::mirror::{Mirror, Removals, SourceWalk};
 use crate::plan::pack::packs_of;
 use crate::plan::planner::Task;
 use crate::push::config::SenderConfig;
-use crate::push::feed::{Asked, Feeder};
+use crate::push::feed::{FeedRequest, Feeder};
 use crate::push::run::Run;
 
 /// One push.
@@ -40,7 +40,7 @@ pub struct Push {
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
     /// What is asked for beside, where the push is fed by pieces.
-    pub(crate) asked: Option<mpsc::UnboundedReceiver<Asked>>,
+    pub(crate) asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
     /// What the lanes keep, once there is a session, for the end at which the push is fed.
     pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,
 }

@@ -16,7 +16,7 @@ use crate::plan::pack::Packer;
 use crate::plan::planner::{Task, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
-use crate::push::threads::{Broken, Threads};
+use crate::push::threads::{Broken, PushThreads};
 use crate::read::reader::{ReaderContext, read_all};
 use crate::read::reader_count::ReaderCount;
 use crate::send::lane::LaneContext;
@@ -30,7 +30,7 @@ pub(crate) struct Pipeline {
     /// Reports of lanes that broke, and of threads that panicked.
     pub(crate) broken: UnboundedReceiver<Broken>,
     readers: Arc<ReaderContext>,
-    threads: Threads,
+    threads: PushThreads,
     pub(crate) scan: Scan,
     pool: BufferPool,
 }
@@ -72,7 +72,7 @@ impl Pipeline {
             lane_set: LaneSet::new(lane_context, broken_in.clone()),
             broken,
             readers,
-            threads: Threads::new(broken_in),
+            threads: PushThreads::new(broken_in),
             scan: scan.clone(),
             pool,
             config,

@@ -11,12 +11,12 @@ use crate::tune::path;
 
 /// What this side knows at one moment about where the time went.
 #[derive(Default)]
-pub(super) struct Reading {
+pub(super) struct StageReading {
     times: Times,
     pub(super) path: Option<PathReport>,
 }
 
-impl Reading {
+impl StageReading {
     /// Reads how this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline {

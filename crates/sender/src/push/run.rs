@@ -77,7 +77,7 @@ pub enum SessionFate {
 
 /// How far the conversation of a session came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum SessionPhase {
     Nothing,
     /// The receiver has opened the transfer.
     Permission,
@@ -123,7 +123,7 @@ impl Run {
     /// Notes that the receiver has opened an inspection.
     pub(crate) fn note_inspection(&mut self) {
         self.standing.inspects = true;
-        self.note(Phase::Permission);
+        self.note(SessionPhase::Permission);
     }
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
@@ -174,14 +174,14 @@ impl Run {
     }
 
     /// Notes how far a session has come.
-    pub(crate) fn note(&mut self, phase: Phase) {
-        self.standing.begun += u64::from(phase != Phase::Nothing);
+    pub(crate) fn note(&mut self, phase: SessionPhase) {
+        self.standing.begun += u64::from(phase != SessionPhase::Nothing);
         self.standing.fate = match phase {
-            Phase::Nothing => SessionFate::NotBegun,
-            Phase::Permission => SessionFate::InVain {
+            SessionPhase::Nothing => SessionFate::NotBegun,
+            SessionPhase::Permission => SessionFate::InVain {
                 answered: Duration::ZERO,
             },
-            Phase::Answer(first) => SessionFate::InVain {
+            SessionPhase::Answer(first) => SessionFate::InVain {
                 answered: first.elapsed(),
             },
         };
@@ -332,7 +332,7 @@ mod tests {
 
     /// What a session comes to that finds so many bytes at the target, and brings these.
     fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
-        run.note(Phase::Permission);
+        run.note(SessionPhase::Permission);
         brought
             .iter()
             .for_each(|thing| run.files.brought.note(thing));
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn entries_that_are_removed_are_further() {
         let mut run = Run::begin(None, Instant::now());
-        run.note(Phase::Permission);
+        run.note(SessionPhase::Permission);
         run.add(&removed(1), 1, None);
         assert_eq!(std::mem::take(&mut run.standing.fate), SessionFate::OfUse);
     }
@@ -442,12 +442,12 @@ mod tests {
     fn leave_is_not_forgotten_and_the_time_of_answers_is_known() {
         let mut run = Run::begin(None, Instant::now());
         assert!(run.standing.begun == 0);
-        run.note(Phase::Answer(Instant::now() - SECOND));
+        run.note(SessionPhase::Answer(Instant::now() - SECOND));
         let SessionFate::InVain { answered } = std::mem::take(&mut run.standing.fate) else {
             panic!("it has begun")
         };
         assert!(answered >= SECOND && run.standing.begun > 0);
-        run.note(Phase::Nothing);
+        run.note(SessionPhase::Nothing);
         assert_eq!(
             (
                 std::mem::take(&mut run.standing.fate),
@@ -455,7 +455,7 @@ mod tests {
             ),
             (SessionFate::NotBegun, true)
         );
-        run.note(Phase::Permission);
+        run.note(SessionPhase::Permission);
         assert_eq!(
             (
                 std::mem::take(&mut run.standing.fate),

@@ -11,7 +11,7 @@ use zmove_types::{FileId, Lock, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, directory_batches};
 
-use crate::account::Account;
+use crate::account::PushAccount;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::control::relay::PeerQuota;
@@ -25,7 +25,7 @@ use crate::send::push_rate::PushRate;
 
 /// The state that all stages of one session share.
 pub(crate) struct Session {
-    pub(crate) account: Account,
+    pub(crate) account: PushAccount,
     pub(crate) timeline: Timeline,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) queue: Queue,
@@ -49,7 +49,7 @@ impl Session {
     ) -> Self {
         let in_flight = Arc::new(InFlight::new(Arc::clone(&observer), outgoing));
         Self {
-            account: Account::new(observer),
+            account: PushAccount::new(observer),
             extras,
             timeline: Timeline::new(started),
             queue: Queue::new(Arc::clone(&in_flight)),

@@ -7,7 +7,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::LaneError;
 
 /// All threads that have been started and may not have ended.
-pub(crate) struct Threads {
+pub(crate) struct PushThreads {
     running: Vec<JoinHandle<()>>,
     broken: UnboundedSender<Broken>,
 }
@@ -19,7 +19,7 @@ pub(crate) struct Broken {
     pub(crate) error: LaneError,
 }
 
-impl Threads {
+impl PushThreads {
     /// No threads yet; a panic of one is reported to `broken`.
     pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
         Self {

@@ -21,7 +21,7 @@ use crate::control::relay::PeerQuota;
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
-use crate::read::source::{Look, SourceDirectory, is_unchanged};
+use crate::read::source::{FileLook, SourceDirectory, is_unchanged};
 use crate::send::in_flight::InFlight;
 use crate::send::sent::{NamePart, SentFile};
 
@@ -457,7 +457,7 @@ fn sent_file(
     read: &FileIdentity,
 ) -> SentFile {
     let path = directory.target_of(&entry.name);
-    let look = Look::of_opened(read);
+    let look = FileLook::of_opened(read);
     let part = entry
         .shared
         .map_or(NamePart::Alone, |shared| NamePart::First(shared.number));

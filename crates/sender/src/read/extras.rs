@@ -64,11 +64,11 @@ pub(crate) struct Extras {
     owners: Owners,
     zeros: Zeros,
     instead: Instead,
-    known: Lock<Known>,
+    known: Lock<KnownAccounts>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownAccounts {
     users: HashMap<u32, Account>,
     groups: HashMap<u32, Account>,
     /// The extras that entries share which have owners and nothing else.
@@ -324,7 +324,7 @@ impl Extras {
             users,
             groups,
         } = &self.owners;
-        let Known {
+        let KnownAccounts {
             users: known_users,
             groups: known_groups,
             ..

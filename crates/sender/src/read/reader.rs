@@ -29,7 +29,7 @@ use crate::read::entries::{EntryRead, EntryReader, read_file, unsent_root};
 use crate::read::extras::leave_out_xattrs;
 use crate::read::read_ahead::{Filling, ReadPack};
 use crate::read::reader_count::ReaderCount;
-use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
+use crate::read::source::{LargeSource, OpenedSource, ReadProgress, SourceDirectory};
 use crate::send::frames::{Chunk, OutgoingFrame, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -73,7 +73,7 @@ impl Drop for ReaderContext {
 /// Runs one reader until the push is being stopped, or there are to be fewer readers.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let session = &*context.session;
-    let mut reader = Reader {
+    let mut reader = WorkReader {
         context,
         session,
         watch: session.timeline.read_clock.start(),
@@ -87,13 +87,13 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     }
 }
 
-struct Reader<'a> {
+struct WorkReader<'a> {
     context: &'a ReaderContext,
     session: &'a Session,
     watch: Stopwatch<'a>,
 }
 
-impl Reader<'_> {
+impl WorkReader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         if let Work::Group(file, span) = &work
             && let Some(item) = self.session.in_flight.item_again(file.id, *span)
@@ -391,8 +391,8 @@ impl Reader<'_> {
         };
         let (cv, buffer) = self.read_data(file, &opened, span, buffer)?;
         let changed = match file.group_read(span, cv) {
-            Progress::Going => false,
-            Progress::AllRead => {
+            ReadProgress::Going => false,
+            ReadProgress::AllRead => {
                 if self.session.account.files().manifest.is_some() {
                     file.hash_holes(
                         |bytes| self.session.quota.book_memory(bytes),
@@ -401,7 +401,7 @@ impl Reader<'_> {
                 }
                 !file.is_unchanged()
             }
-            Progress::Differs => true,
+            ReadProgress::Differs => true,
         };
         if changed {
             return Err(file.changed());

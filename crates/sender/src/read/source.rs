@@ -31,12 +31,12 @@ use crate::read::holes::{FoundHoles, Holes};
 
 /// The size and time of a source file, which stay the same as long as nobody changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct FileLook {
     pub(crate) bytes: u64,
     pub(crate) mtime: Timestamp,
 }
 
-impl Look {
+impl FileLook {
     pub(crate) fn of(entry: &Entry) -> Self {
         Self {
             bytes: entry.size,
@@ -177,7 +177,7 @@ impl SourceDirectory {
     /// Opens a regular file that still looks as the scan has seen it.
     pub(crate) fn open_as_seen(&self, entry: &Entry) -> Result<(File, FileIdentity), FileError> {
         let (file, identity) = self.open_file(&entry.name)?;
-        if Look::of(entry) != Look::of_opened(&identity) {
+        if FileLook::of(entry) != FileLook::of_opened(&identity) {
             return Err(self.changed(&entry.name));
         }
         Ok((file, identity))
@@ -289,7 +289,7 @@ pub(crate) struct OpenedSource {
 
 /// What the receiver has stored of what is sent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredGroup {
     /// Whether the bytes count: what comes to a file that has failed does not.
     pub(crate) counts: bool,
     /// Whether nothing more is to come.
@@ -298,7 +298,7 @@ pub(crate) struct Stored {
 
 /// The state of a file after a group was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum ReadProgress {
     /// More groups are to be read.
     Going,
     /// The last group has been read.
@@ -527,18 +527,18 @@ impl LargeSource {
     }
 
     /// Books a group's chaining value.
-    pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> Progress {
+    pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> ReadProgress {
         let mut state = self.lock();
         match state.cvs.get(span.index) {
-            Some(before) if before == cv => Progress::Going,
-            Some(_) => Progress::Differs,
+            Some(before) if before == cv => ReadProgress::Going,
+            Some(_) => ReadProgress::Differs,
             None => {
                 state.cvs.insert(span.index, cv);
                 state.groups_unread -= 1;
                 if state.groups_unread == 0 {
-                    Progress::AllRead
+                    ReadProgress::AllRead
                 } else {
-                    Progress::Going
+                    ReadProgress::Going
                 }
             }
         }
@@ -560,7 +560,7 @@ impl LargeSource {
 
     /// Notes that the receiver has stored a group, with the origin of its bytes. After the last one the file need not
     /// stay open until it has its name.
-    pub(crate) fn group_stored(&self, bytes: ByteOrigins) -> Stored {
+    pub(crate) fn group_stored(&self, bytes: ByteOrigins) -> StoredGroup {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
         if state.groups_unstored == 0 {
@@ -570,7 +570,7 @@ impl LargeSource {
         if counts {
             state.counted += bytes;
         }
-        Stored {
+        StoredGroup {
             counts,
             is_all: state.groups_unstored == 0,
         }
@@ -731,7 +731,7 @@ mod tests {
         assert!(open(&file).holes.bytes > 999 * GROUP_BYTES);
         let last = GroupSpan::of(file.entry.size, 999).unwrap();
         let cv = Cv([7; 32]);
-        assert_eq!(file.group_read(last, cv), Progress::AllRead);
+        assert_eq!(file.group_read(last, cv), ReadProgress::AllRead);
         assert!(file.is_all_read() && file.root().is_none());
         assert_eq!(file.lock().cvs.count(), 1);
         let refuse = |_| Err(WireError::Message);

@@ -28,7 +28,7 @@ pub(crate) struct InFlight {
     /// Control messages on their way out; the writer ends the connection when this is dropped.
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
-    state: Lock<State>,
+    state: Lock<InFlightState>,
     /// Notified when an item is settled, a large file has come to its end, or nothing is planned any more.
     settled: Condvar,
     /// The number of lanes that have nothing to do.
@@ -38,7 +38,7 @@ pub(crate) struct InFlight {
 }
 
 #[derive(Default)]
-struct State {
+struct InFlightState {
     record: Record<Sent>,
     /// Large files that have not come to their end.
     large: HashMap<FileId, Arc<LargeSource>>,
@@ -50,7 +50,7 @@ struct State {
 
 /// The work that a receipt has settled.
 #[derive(Debug, Default)]
-pub(crate) struct Settled {
+pub(crate) struct SettledWork {
     /// The work, if it is done with this receipt.
     pub(crate) work: Option<Sent>,
     /// The payload bytes that the receipt is for.
@@ -125,7 +125,7 @@ impl InFlight {
             Sent::Batch(_) => None,
         };
         let large = group.map(|group| group.file);
-        let full = |state: &mut State| state.is_full(large) && !self.is_stopping();
+        let full = |state: &mut InFlightState| state.is_full(large) && !self.is_stopping();
         let mut state = self
             .settled
             .wait_while(self.lock(), full)
@@ -161,15 +161,19 @@ impl InFlight {
     }
 
     /// Books an item that the receiver has stored, except for `faults`.
-    pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Settled, WireError> {
+    pub(crate) fn stored(
+        &self,
+        item: ItemId,
+        faults: &[EntryFault],
+    ) -> Result<SettledWork, WireError> {
         self.take_word(|record| {
             Ok(match record.stored(item, Instant::now())? {
-                Receipt::Settled(item) => Settled {
+                Receipt::Settled(item) => SettledWork {
                     data_bytes: item.work.data_bytes(),
                     work: Some(item.work),
-                    ..Settled::default()
+                    ..SettledWork::default()
                 },
-                Receipt::Unpublished(item) => Settled {
+                Receipt::Unpublished(item) => SettledWork {
                     unpublished_bytes: item.work.store(faults),
                     data_bytes: item.work.data_bytes(),
                     words: item.work.words(),
@@ -306,7 +310,8 @@ impl InFlight {
 
     /// Waits until all that was planned is settled, or the push is being stopped: called before `release_end`.
     pub(crate) fn wait_until_settled(&self) {
-        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
+        let open =
+            |state: &mut InFlightState| !state.record.transfer.is_settled() && !self.is_stopping();
         drop(
             self.settled
                 .wait_while(self.lock(), open)
@@ -384,7 +389,7 @@ impl InFlight {
         self.settled.notify_all();
     }
 
-    fn announce(&self, state: &mut State) {
+    fn announce(&self, state: &mut InFlightState) {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
             state.has_announced = true;
@@ -392,12 +397,12 @@ impl InFlight {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InFlightState> {
         self.state.lock()
     }
 }
 
-impl State {
+impl InFlightState {
     /// Whether no item may be issued, or none of `large` because it would be one large file too many.
     fn is_full(&self, large: Option<FileId>) -> bool {
         let begins = large.is_some_and(|file| self.begins(file));

@@ -18,14 +18,14 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 
-use crate::push::threads::{Broken, Threads};
+use crate::push::threads::{Broken, PushThreads};
 use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
 
 /// All lanes of one push, with those that have ended.
 pub(crate) struct LaneSet {
     context: Arc<LaneContext>,
-    lanes: Vec<Lane>,
+    lanes: Vec<WatchedLane>,
     /// The most lanes that have been up at once.
     pub(crate) lanes_most: usize,
     broken: UnboundedSender<Broken>,
@@ -34,13 +34,13 @@ pub(crate) struct LaneSet {
 }
 
 /// One lane, also after its end.
-struct Lane {
+struct WatchedLane {
     breaker: LaneBreaker,
     probe: PathProbe,
     state: LaneState,
     /// Set when the lane's thread has nothing more to do.
     ended: Arc<AtomicBool>,
-    pace: Pace,
+    pace: LanePace,
 }
 
 /// How far a lane has come.
@@ -71,19 +71,19 @@ enum LaneState {
 
 /// What a lane has carried lately: at each look what came before counts half.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+struct LanePace {
     lately: u64,
     in_all: u64,
 }
 
-impl Pace {
+impl LanePace {
     fn note(&mut self, in_all: u64) {
         self.lately = self.lately / 2 + in_all.saturating_sub(self.in_all);
         self.in_all = in_all;
     }
 }
 
-impl Lane {
+impl WatchedLane {
     fn is_up(&self) -> bool {
         matches!(self.state, LaneState::Up(_))
     }
@@ -186,16 +186,16 @@ impl LaneSet {
     }
 
     /// Starts a lane. A lane that cannot be started ends in order, and counts as one that did not come up.
-    pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut Threads) {
+    pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
         sink.hold_to(self.context.session.rate.shared.clone());
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
-        let lane = Lane {
+        let lane = WatchedLane {
             breaker: sink.breaker(),
             probe: sink.path(),
             state: LaneState::Up(hold),
             ended: Arc::clone(&ended),
-            pace: Pace::default(),
+            pace: LanePace::default(),
         };
         let number = self.lanes.len();
         let context = Arc::clone(&self.context);
@@ -327,7 +327,7 @@ impl LaneSet {
 }
 
 /// Has the slowest lanes end; of equally fast ones the youngest.
-fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
+fn let_slowest_go(lanes: &mut [WatchedLane], wanted: usize) {
     let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
     let surplus = up.len().saturating_sub(wanted);
@@ -350,7 +350,7 @@ mod tests {
     fn a_lane_that_has_ended_keeps_its_account_but_no_connection() {
         let connection = Arc::new(());
         let (breaks, tells) = (Arc::clone(&connection), Arc::clone(&connection));
-        let mut lane = Lane {
+        let mut lane = WatchedLane {
             breaker: LaneBreaker::new(move || drop(Arc::clone(&breaks))),
             probe: PathProbe::telling(move || {
                 let _open = &tells;
@@ -361,7 +361,7 @@ mod tests {
             }),
             state: LaneState::LetGo,
             ended: Arc::new(AtomicBool::new(false)),
-            pace: Pace::default(),
+            pace: LanePace::default(),
         };
         lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
@@ -382,12 +382,12 @@ mod tests {
         let tripped = Arc::new(AtomicBool::new(false));
         for ended in [false, true] {
             let trips = Arc::clone(&tripped);
-            let mut lane = Lane {
+            let mut lane = WatchedLane {
                 breaker: LaneBreaker::new(move || trips.store(true, Ordering::Relaxed)),
                 probe: PathProbe::telling(move || silent),
                 state: LaneState::LetGo,
                 ended: Arc::new(AtomicBool::new(ended)),
-                pace: Pace::default(),
+                pace: LanePace::default(),
             };
             // A thread that is at work reports it.
             assert_eq!(lane.tidy(), ended);
@@ -405,12 +405,12 @@ mod tests {
         let broken_first = Arc::new(AtomicBool::new(false));
         let (seen, told) = (Arc::clone(&broken_first), let_go.clone());
         let is_held = move || told.try_recv() == Err(crossbeam_channel::TryRecvError::Empty);
-        let mut lane = Lane {
+        let mut lane = WatchedLane {
             breaker: LaneBreaker::new(move || seen.store(is_held(), Ordering::Relaxed)),
             probe: PathProbe::telling(TcpInfo::default),
             state: LaneState::Up(hold),
             ended: Arc::new(AtomicBool::new(false)),
-            pace: Pace::default(),
+            pace: LanePace::default(),
         };
         assert!(!lane.give_up(&TcpInfo::default()));
         assert!(broken_first.load(Ordering::Relaxed));
@@ -464,9 +464,9 @@ mod tests {
             &[0, 300, 600],
         ];
         let lane = |in_all: &[u64]| {
-            let mut pace = Pace::default();
+            let mut pace = LanePace::default();
             in_all.iter().for_each(|bytes| pace.note(*bytes));
-            Lane {
+            WatchedLane {
                 breaker: LaneBreaker::new(|| ()),
                 probe: PathProbe::default(),
                 state: LaneState::Up(crossbeam_channel::bounded(0).0),

@@ -10,7 +10,7 @@ use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
 use crate::account::manifest::Known;
 use crate::plan::links::Word;
 use crate::plan::pack::{Pack, PackEntry, PackGroup};
-use crate::read::source::{LargeSource, Look};
+use crate::read::source::{FileLook, LargeSource};
 
 /// Work in flight, described well enough to do it again.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct SentFile {
     pub(crate) path: RelPath,
     /// The hash of its contents, where they were read.
     pub(crate) root: Option<Root>,
-    pub(crate) look: Look,
+    pub(crate) look: FileLook,
     /// How the file is known to be as its root says, once the receiver has confirmed it.
     pub(crate) known: Known,
     /// How many bytes of it are sent: what is not a hole.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// A change under trial. First it gets time to take effect, then the rate is measured.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
+pub(super) struct KnobAttempt {
     /// The rate before the change.
     baseline: f64,
     /// The time until the change can take effect.
@@ -18,7 +18,7 @@ pub(super) struct Attempt {
     measured: Duration,
 }
 
-impl Attempt {
+impl KnobAttempt {
     /// An attempt on a path with this round trip, at this rate in bytes per second.
     pub(super) fn new(baseline: f64, round_trip: Duration) -> Self {
         Self {

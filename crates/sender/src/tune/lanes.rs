@@ -41,9 +41,9 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, ByteRate, GROUP_BYTES};
 
-use super::attempt::{Attempt, Recent, Rest};
+use super::attempt::{KnobAttempt, Recent, Rest};
 use super::loss::LossWatch;
-use super::{Congestion, Knob, Knobs, PathTick, Tick, Wanted};
+use super::{Congestion, Knob, Knobs, PathTick, Tick, WantedKnobs};
 
 /// The part of the controller that decides on the number of lanes.
 #[derive(Debug, Default)]
@@ -72,15 +72,15 @@ pub(super) struct LaneTuner {
 
 #[derive(Debug)]
 struct Trial {
-    change: Change,
-    attempt: Attempt,
+    change: LaneChange,
+    attempt: KnobAttempt,
     /// Whether lanes that are being dialled have not come up yet.
     dialling: bool,
     loss_before: LossWatch,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum LaneChange {
     More { before: usize, gain_min: f64 },
     Fewer { before: usize },
     LossTolerant { gain_min: f64 },
@@ -106,17 +106,17 @@ impl LaneTuner {
     }
 
     /// What is wanted, without a change that is only being tried.
-    pub(super) fn proven(&self, wanted: Wanted) -> Wanted {
+    pub(super) fn proven(&self, wanted: WantedKnobs) -> WantedKnobs {
         match self.trial.as_ref().map(|trial| trial.change) {
-            Some(Change::More { before, .. } | Change::Fewer { before }) => Wanted {
+            Some(LaneChange::More { before, .. } | LaneChange::Fewer { before }) => WantedKnobs {
                 lanes: before,
                 ..wanted
             },
-            Some(Change::LossTolerant { .. }) => Wanted {
+            Some(LaneChange::LossTolerant { .. }) => WantedKnobs {
                 congestion: Congestion::AsSet,
                 ..wanted
             },
-            Some(Change::Usual) => Wanted {
+            Some(LaneChange::Usual) => WantedKnobs {
                 congestion: Congestion::LossTolerant,
                 ..wanted
             },
@@ -166,7 +166,7 @@ impl LaneTuner {
         if self.crowded >= CROWDED_MIN && self.wanted > self.knob.least {
             let before = self.wanted;
             self.wanted = (before * 3 / 4).max(self.knob.least);
-            return self.start(Change::Fewer { before }, path);
+            return self.start(LaneChange::Fewer { before }, path);
         }
         if tick.is_storage_behind() {
             return;
@@ -174,13 +174,13 @@ impl LaneTuner {
         let lossy = self.lossy_gain_min(tick, path);
         if let Some(gain_min) = lossy.filter(|_| self.loss_tolerant_allowed) {
             self.congestion = Congestion::LossTolerant;
-            return self.start(Change::LossTolerant { gain_min }, path);
+            return self.start(LaneChange::LossTolerant { gain_min }, path);
         }
         if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none()
         {
             // Only once: on a path that loses something again, loss is the reason to try the other one.
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
-            return self.start(Change::Usual, path);
+            return self.start(LaneChange::Usual, path);
         }
         let may_grow = self.wanted < self.knob.most && tick.lanes_up >= self.wanted;
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
@@ -214,7 +214,7 @@ impl LaneTuner {
     fn grow(&mut self, lanes: usize, gain_min: f64, path: &PathTick) {
         let before = self.wanted;
         self.wanted = lanes.min(self.knob.most);
-        self.start(Change::More { before, gain_min }, path);
+        self.start(LaneChange::More { before, gain_min }, path);
     }
 
     /// Whether lanes have a lead from their slow start that loss will take from them: then a change need not gain.
@@ -225,16 +225,17 @@ impl LaneTuner {
             .is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
     }
 
-    fn start(&mut self, change: Change, path: &PathTick) {
-        let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
+    fn start(&mut self, change: LaneChange, path: &PathTick) {
+        let attempt =
+            KnobAttempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
         // Such a control searches for the rate by sending too much, and much of that again.
-        let patient = matches!(change, Change::LossTolerant { .. });
+        let patient = matches!(change, LaneChange::LossTolerant { .. });
         let attempt = if patient {
             attempt.patiently()
         } else {
             attempt
         };
-        let dialling = matches!(change, Change::More { .. });
+        let dialling = matches!(change, LaneChange::More { .. });
         let loss_before = std::mem::take(&mut self.loss);
         self.trial = Some(Trial {
             change,
@@ -258,24 +259,24 @@ impl LaneTuner {
             return;
         };
         match trial.change {
-            Change::More { before, gain_min }
+            LaneChange::More { before, gain_min }
                 if ratio < gain_min || self.loss.has_risen_since(&trial.loss_before) =>
             {
                 self.go_back(before);
             }
-            Change::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
-            Change::Usual if ratio < KEPT_MIN => {
+            LaneChange::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
+            LaneChange::Usual if ratio < KEPT_MIN => {
                 self.congestion = Congestion::LossTolerant;
                 self.rest.refused();
             }
-            Change::LossTolerant { gain_min } if ratio < gain_min => {
+            LaneChange::LossTolerant { gain_min } if ratio < gain_min => {
                 self.congestion = Congestion::AsSet;
                 self.loss_tolerant_allowed = false;
             }
-            Change::More { .. }
-            | Change::Fewer { .. }
-            | Change::LossTolerant { .. }
-            | Change::Usual => {}
+            LaneChange::More { .. }
+            | LaneChange::Fewer { .. }
+            | LaneChange::LossTolerant { .. }
+            | LaneChange::Usual => {}
         }
         // Dials that failed are not tried again at once.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));

@@ -2,7 +2,7 @@
 //! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More readers are
 //! kept if a little more is read.
 
-use super::attempt::{Attempt, Recent, Rest};
+use super::attempt::{KnobAttempt, Recent, Rest};
 use super::{Knob, Tick};
 
 /// The part of the controller that decides on the number of readers.
@@ -10,7 +10,7 @@ use super::{Knob, Tick};
 pub(super) struct ReaderTuner {
     knob: Knob,
     pub(super) wanted: usize,
-    trial: Option<(usize, Attempt)>,
+    trial: Option<(usize, KnobAttempt)>,
     rest: Rest,
     recent: Recent,
     hungry_ticks: u32,
@@ -60,7 +60,7 @@ impl ReaderTuner {
             self.wanted = (before + before.div_ceil(2)).min(self.knob.most);
             self.trial = Some((
                 before,
-                Attempt::new(self.recent.mean(), std::time::Duration::ZERO),
+                KnobAttempt::new(self.recent.mean(), std::time::Duration::ZERO),
             ));
             self.hungry_ticks = 0;
         } else if self.idle_ticks >= IDLE_TICKS_MIN && before > self.knob.least {

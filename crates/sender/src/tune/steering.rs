@@ -24,7 +24,7 @@ use crate::tune::attempt::Rest;
 use crate::tune::congestion_controls::LOSS_TOLERANT;
 use crate::tune::path::{self, unacked};
 use crate::tune::round::BestRound;
-use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
+use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, WantedKnobs};
 
 /// The steering of one push.
 pub(crate) struct Steering {
@@ -254,7 +254,7 @@ impl Steering {
 
     fn apply(
         &mut self,
-        wanted: Wanted,
+        wanted: WantedKnobs,
         tick: &Tick,
         pipeline: &mut Pipeline,
     ) -> Result<(), SessionError> {

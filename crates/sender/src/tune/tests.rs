@@ -91,7 +91,7 @@ impl World {
     }
 
     /// Moves on by one tick under what is wanted.
-    fn tick(&mut self, wanted: Wanted) -> Tick {
+    fn tick(&mut self, wanted: WantedKnobs) -> Tick {
         self.congestion = wanted.congestion;
         self.readers = wanted.readers;
         let start = START_WINDOW_BYTES / self.round_trip.as_secs_f64();
@@ -240,7 +240,7 @@ fn whole(number: f64) -> u64 {
 /// The course of a run, tick by tick.
 struct Run {
     rates: Vec<f64>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedKnobs>,
 }
 
 const KNOBS: Knobs = Knobs {
@@ -296,7 +296,7 @@ impl Run {
         lanes
     }
 
-    fn last(&self) -> Wanted {
+    fn last(&self) -> WantedKnobs {
         *self.wanted.last().unwrap()
     }
 }

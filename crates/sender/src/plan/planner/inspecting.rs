@@ -8,7 +8,7 @@ use crate::control::replies::{CountedReply, Replies};
 use crate::inspect::hashing::{Done, Hashing};
 use crate::inspect::listing::Listing;
 use crate::mirror;
-use crate::plan::links::{FirstName, Part};
+use crate::plan::links::{FirstName, NamePlan};
 use crate::plan::pack::{PackEntry, PackSizes, Packer};
 use crate::push::session::Session;
 use crate::read::source::SourceDirectory;
@@ -83,15 +83,15 @@ impl Planner<'_> {
             return listing.add(directory, PackEntry::Within(entry));
         };
         let what = match self.links.take(directory, entry.clone(), shared) {
-            Part::File(entry) => {
+            NamePlan::File(entry) => {
                 let path = directory.target_of(&entry.name);
                 let first = FirstName { path, root: None };
                 self.links.named(shared.number, first);
                 PackEntry::Within(entry)
             }
-            Part::Link(entry, first) => PackEntry::Link(entry, first),
-            Part::Copy(entry, _) => PackEntry::Within(entry),
-            Part::Waits => PackEntry::Within(entry),
+            NamePlan::Link(entry, first) => PackEntry::Link(entry, first),
+            NamePlan::Copy(entry, _) => PackEntry::Within(entry),
+            NamePlan::Waits => PackEntry::Within(entry),
         };
         listing.add(directory, what);
     }
