@@ -1,21 +1,22 @@
 //! The plan: a bounded queue of work that is filled while the scan runs and emptied by the readers.
 //!
-//! Small files wait in packs, large files in a heap, largest first; a large file is handed out group by group, so
+//! Small files wait in packs, large files by their sizes, largest first; a large file is handed out group by group, so
 //! every reader can work on it at once. Nothing is dealt out in advance. **Invariant:** each group of a file and each
 //! pack is handed out exactly once; work that must be done again is pushed again.
 
-use std::collections::{BinaryHeap, VecDeque};
-use std::fmt;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Condvar, MutexGuard, PoisonError};
 
 use zmove_types::{GroupSpan, Lock};
 
 /// Work waiting to be read. `P` is a pack of small files, `F` identifies a large file.
+#[derive(Debug)]
 pub struct Plan<P, F> {
     state: Lock<PlanState<P, F>>,
     changed: Condvar,
-    depth: Depth,
+    entries_max: usize,
+    files_max: usize,
     /// How often a pusher has waited.
     #[cfg(test)]
     waits: std::sync::atomic::AtomicUsize,
@@ -30,22 +31,21 @@ pub enum Work<P, F> {
     Group(F, GroupSpan),
 }
 
-struct Depth {
-    entries: usize,
-    files: usize,
-}
-
+#[derive(Debug)]
 struct PlanState<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
-    waiting: BinaryHeap<Unread<F>>,
+    /// Large files by their sizes; of equal ones the first has the largest number.
+    waiting: BTreeMap<(u64, u64), Unread<F>>,
+    next_number: u64,
     active: VecDeque<Unread<F>>,
     ended: bool,
     packs_last: bool,
 }
 
 /// A large file that is still to be read.
+#[derive(Debug)]
 struct Unread<F> {
     bytes: u64,
     groups: Groups,
@@ -104,15 +104,16 @@ impl Groups {
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
-    /// A plan that takes packs while it holds less than `entries` small entries, and large files while fewer than
-    /// `files` wait. A caller with more work is blocked.
+    /// A plan that takes packs while it holds less than `entries_max` small entries, and large files while fewer than
+    /// `files_max` wait. A caller with more work is blocked.
     #[must_use]
-    pub fn new(entries: usize, files: usize) -> Self {
+    pub fn new(entries_max: usize, files_max: usize) -> Self {
         let state = PlanState {
             packs: VecDeque::new(),
             packed_entries: 0,
             urgent: VecDeque::new(),
-            waiting: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
+            next_number: u64::MAX,
             active: VecDeque::new(),
             ended: false,
             packs_last: false,
@@ -120,7 +121,8 @@ impl<P, F: Clone> Plan<P, F> {
         Self {
             state: Lock::new(state),
             changed: Condvar::new(),
-            depth: Depth { entries, files },
+            entries_max,
+            files_max,
             #[cfg(test)]
             waits: std::sync::atomic::AtomicUsize::new(0),
         }
@@ -131,7 +133,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// # Errors
     /// The pack itself, when [`end`](Self::end) was called before.
     pub fn push_pack(&self, pack: P, entries: usize) -> Result<(), P> {
-        let mut state = self.wait_while(|state| state.packed_entries >= self.depth.entries);
+        let mut state = self.wait_while(|state| state.packed_entries >= self.entries_max);
         if state.ended {
             return Err(pack);
         }
@@ -146,15 +148,11 @@ impl<P, F: Clone> Plan<P, F> {
     /// # Errors
     /// The file itself, when [`end`](Self::end) was called before.
     pub fn push_file(&self, file: F, bytes: u64, groups: Groups) -> Result<(), F> {
-        let mut state = self.wait_while(|state| state.waiting.len() >= self.depth.files);
+        let mut state = self.wait_while(|state| state.waiting.len() >= self.files_max);
         if state.ended {
             return Err(file);
         }
-        state.waiting.push(Unread {
-            bytes,
-            groups,
-            file,
-        });
+        state.wait_for_turn(file, bytes, groups);
         self.changed.notify_all();
         Ok(())
     }
@@ -180,11 +178,8 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
     pub fn push_file_again(&self, file: F, bytes: u64) {
-        self.state.lock().waiting.push(Unread {
-            bytes,
-            groups: Groups::all(bytes),
-            file,
-        });
+        let groups = Groups::all(bytes);
+        self.state.lock().wait_for_turn(file, bytes, groups);
         self.changed.notify_all();
     }
 
@@ -266,6 +261,16 @@ impl<P, F: Clone> Plan<P, F> {
 }
 
 impl<P, F: Clone> PlanState<P, F> {
+    fn wait_for_turn(&mut self, file: F, bytes: u64, groups: Groups) {
+        let unread = Unread {
+            bytes,
+            groups,
+            file,
+        };
+        self.waiting.insert((bytes, self.next_number), unread);
+        self.next_number -= 1;
+    }
+
     /// The next work: first what must be done again, then packs and groups in turn, so that creates and bytes overlap.
     fn next(&mut self) -> Option<Work<P, F>> {
         if let Some(work) = self.urgent.pop_front() {
@@ -288,7 +293,7 @@ impl<P, F: Clone> PlanState<P, F> {
     fn next_group(&mut self) -> Option<Work<P, F>> {
         loop {
             while self.active.len() < FILES_ACTIVE_MAX {
-                let Some(file) = self.waiting.pop() else {
+                let Some((_, file)) = self.waiting.pop_last() else {
                     break;
                 };
                 self.active.push_back(file);
@@ -304,38 +309,6 @@ impl<P, F: Clone> PlanState<P, F> {
             }
             return Some(Work::Group(file, span));
         }
-    }
-}
-
-impl<F> PartialEq for Unread<F> {
-    fn eq(&self, other: &Self) -> bool {
-        self.bytes == other.bytes
-    }
-}
-
-impl<F> Eq for Unread<F> {}
-
-impl<F> PartialOrd for Unread<F> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<F> Ord for Unread<F> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.bytes.cmp(&other.bytes)
-    }
-}
-
-impl<P, F> fmt::Debug for Plan<P, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state.lock();
-        write!(
-            f,
-            "Plan({} packs, {} files waiting)",
-            state.packs.len(),
-            state.waiting.len()
-        )
     }
 }
 
