@@ -14,9 +14,7 @@ use zmove_disk::{
     Descriptor, FileIdentity, FoundXattrs, HasXattrs, NameAt, data_begins, mode_without_acl,
 };
 use zmove_scan::{Beside, Entry, EntryKind};
-use zmove_types::{
-    Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Timestamp, Xattr,
-};
+use zmove_types::{Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Xattr};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, Mapped, Mapping, Zeros};
 
 use crate::push::config::{Instead, Owners, SenderConfig};
@@ -210,32 +208,25 @@ impl Extras {
         metadata: &Metadata,
         beside: &Beside,
     ) -> (Metadata, Option<Box<[u8; 32]>>) {
-        let kinds = self.kinds();
+        let keeps_xattrs = self.kinds().has_any(Kinds::ANY_XATTR);
+        let mark = beside.xattrs.as_deref();
+        let digest = mark.filter(|_| keeps_xattrs).and_then(|mark| mark.digest);
+        let mode = mark
+            .filter(|_| !keeps_xattrs)
+            .map_or(metadata.mode, |mark| mark.mode_without_acl);
         let metadata = Metadata {
-            extra: self.extra(beside.ids, Vec::new()),
+            mode,
+            extra: self.extra(beside.ids, Extra::default()),
             ..metadata.clone()
         };
-        let (metadata, digest) = match &beside.xattrs {
-            Some(mark) if kinds.has_any(Kinds::ANY_XATTR) => (metadata, mark.digest.map(Box::new)),
-            Some(mark) => (
-                Metadata {
-                    mode: mark.mode_without_acl,
-                    ..metadata
-                },
-                None,
-            ),
-            None => (metadata, None),
-        };
-        (self.instead.of(metadata, form), digest)
+        (self.instead.of(metadata, form), digest.map(Box::new))
     }
 
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
-        let Some(mark) = &entry.beside.xattrs else {
-            return Lacks::new();
-        };
-        mark.unread
-            .each()
+        let unread = entry.beside.xattrs.iter();
+        unread
+            .flat_map(|mark| mark.unread.each())
             .map(|kind| (kind, Lack::Unread))
             .collect()
     }
@@ -280,43 +271,28 @@ impl Extras {
         }
         let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
         xattrs.retain(|xattr| asked.has_any(kind(xattr)));
+        let extra = Extra {
+            xattrs,
+            atime: self.kinds().has_any(Kinds::ATIME).then_some(beside.atime),
+            ..Extra::default()
+        };
         let metadata = Metadata {
             mode,
-            extra: self.extra(beside.ids, xattrs),
+            extra: self.extra(beside.ids, extra),
             ..metadata
         };
-        (self.in_the_end(metadata, form, beside.atime), lacks)
+        (self.instead.of(metadata, form), lacks)
     }
 
-    fn in_the_end(&self, metadata: Metadata, form: Form, atime: Timestamp) -> Metadata {
-        let metadata = self.instead.of(metadata, form);
-        if !self.kinds().has_any(Kinds::ATIME) {
-            return metadata;
-        }
-        let extra = metadata.extra.as_deref().cloned().unwrap_or_default();
-        Metadata {
-            extra: Some(Arc::new(Extra {
-                atime: Some(atime),
-                ..extra
-            })),
-            ..metadata
-        }
-    }
-
-    fn extra(&self, ids: Ids, xattrs: Vec<Xattr>) -> Option<Arc<Extra>> {
+    /// Adds who an entry belongs to, where that is kept.
+    fn extra(&self, ids: Ids, extra: Extra) -> Option<Arc<Extra>> {
         let kinds = self.kinds();
         if !kinds.has_any(Kinds::OWNERSHIP) {
-            return (!xattrs.is_empty()).then(|| {
-                Arc::new(Extra {
-                    xattrs,
-                    ..Extra::default()
-                })
-            });
+            return (!extra.is_empty()).then(|| Arc::new(extra));
         }
         let mut known = self.known.lock();
-        if xattrs.is_empty()
-            && let Some(shared) = known.shared.get(&ids)
-        {
+        let is_alone = extra.is_empty();
+        if is_alone && let Some(shared) = known.shared.get(&ids) {
             return Some(Arc::clone(shared));
         }
         let Owners {
@@ -337,14 +313,12 @@ impl Extras {
         let group = kinds
             .has_any(Kinds::GROUP)
             .then(|| remembered(known_groups, ids.group, group));
-        let alone = xattrs.is_empty();
         let extra = Arc::new(Extra {
             owner,
             group,
-            xattrs,
-            ..Extra::default()
+            ..extra
         });
-        if alone && known.shared.len() < KNOWN_MAX {
+        if is_alone && known.shared.len() < KNOWN_MAX {
             known.shared.insert(ids, Arc::clone(&extra));
         }
         Some(extra)
@@ -464,9 +438,10 @@ impl Default for Extras {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use zmove_types::{Accounts, Name};
+    use zmove_types::{Accounts, Name, Timestamp};
     use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
+
+    use super::*;
 
     #[derive(Debug)]
     struct Ann;
@@ -514,7 +489,11 @@ mod tests {
     #[test]
     fn owners_go_by_name_where_they_have_one_and_are_shared() {
         let extras = extras(Kinds::ALL, Vec::new());
-        let extra = |user| extras.extra(Ids { user, group: 5 }, Vec::new()).unwrap();
+        let extra = |user| {
+            extras
+                .extra(Ids { user, group: 5 }, Extra::default())
+                .unwrap()
+        };
         assert_eq!(
             (extra(7).owner.clone(), extra(7).group.clone()),
             (Some(account(7, "ann")), Some(account(5, "")))
@@ -528,7 +507,9 @@ mod tests {
             },
             &SenderConfig::default(),
         );
-        let extra = group.extra(Ids { user: 7, group: 5 }, Vec::new()).unwrap();
+        let extra = group
+            .extra(Ids { user: 7, group: 5 }, Extra::default())
+            .unwrap();
         assert_eq!((&extra.owner, &extra.group), (&None, &Some(account(5, ""))));
     }
 
