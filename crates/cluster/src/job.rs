@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use zmove_disk::Lease;
 use zmove_engine::{DialSettings, Remote, SenderConfig};
 use zmove_scan::{
-    DirectoryMark, MarkedPath, Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root,
+    DirectoryMark, MarkedPath, Portion, PortionSize, PortionWanted, ScanConfig, ScanRoot, mark_root,
 };
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
@@ -248,5 +248,5 @@ pub(crate) const ITEM: PortionSize = PortionSize {
     entries: 1000,
     bytes: 4 * GROUP_BYTES,
     large_bytes: 16 * GROUP_BYTES,
-    wanted: Wanted::All,
+    wanted: PortionWanted::All,
 };

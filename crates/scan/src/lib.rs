@@ -52,6 +52,6 @@ pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
 pub use source_names::{DirectoryNames, SourceNames};
 pub use walk::{
-    DirectoryMark, Found, MarkedPath, Parts, Portion, PortionSize, Tally, Wanted, look_up_portion,
-    mark_root, walk_portion,
+    DirectoryMark, MarkedPath, Portion, PortionSize, PortionWanted, UnfinishedParts, WalkTally,
+    WalkTotal, look_up_portion, mark_root, walk_portion,
 };

@@ -14,14 +14,14 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::entry::ScanItem;
 use crate::error::ScanError;
 use crate::path_list::PathList;
-use crate::walk::{Parts, Tally, Walk, Worker};
+use crate::walk::{UnfinishedParts, Walk, WalkTally, Worker};
 
 /// The stream of the items that a walk finds. Clones share one stream, each item going to one of them; the walk stops
 /// when the last of them and of their receivers is dropped.
 #[derive(Clone, Debug)]
 pub struct Scan {
     receiver: Receiver<ScanItem>,
-    tally: Arc<Tally>,
+    tally: Arc<WalkTally>,
 }
 
 /// Starts to walk `roots` and returns at once.
@@ -98,7 +98,7 @@ impl Scan {
 
     /// The counts of what has been found so far, whether or not anybody has taken it.
     #[must_use]
-    pub fn tally(&self) -> Arc<Tally> {
+    pub fn tally(&self) -> Arc<WalkTally> {
         Arc::clone(&self.tally)
     }
 
@@ -110,7 +110,7 @@ impl Scan {
 
     /// The parts of unfinished transfers that have been passed over so far.
     #[must_use]
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> UnfinishedParts {
         self.tally.parts()
     }
 

@@ -33,15 +33,15 @@ mod tally;
 use descriptor_wait::DescriptorWait;
 pub use mark::{DirectoryMark, MarkedPath};
 use names::NameList;
-pub use portion::{Portion, PortionSize, Wanted, look_up_portion, mark_root, walk_portion};
-pub use tally::{Found, Parts, Tally};
+pub use portion::{Portion, PortionSize, PortionWanted, look_up_portion, mark_root, walk_portion};
+pub use tally::{UnfinishedParts, WalkTally, WalkTotal};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]
 pub(crate) struct Walk {
     output: Sender<ScanItem>,
     config: ScanConfig,
-    tally: Arc<Tally>,
+    tally: Arc<WalkTally>,
     stopped: AtomicBool,
     descriptor_wait: DescriptorWait,
     stretches_waiting: AtomicUsize,
@@ -63,7 +63,11 @@ struct Scratch {
 }
 
 impl Walk {
-    pub(crate) fn new(output: Sender<ScanItem>, config: &ScanConfig, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(
+        output: Sender<ScanItem>,
+        config: &ScanConfig,
+        tally: Arc<WalkTally>,
+    ) -> Self {
         Self {
             output,
             config: config.clone(),

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use zmove_scan::{Entry, EntryKind, Parts, ScanError};
+use zmove_scan::{Entry, EntryKind, ScanError, UnfinishedParts};
 use zmove_types::{
     ByteCount, ByteOrigins, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root,
 };
@@ -168,7 +168,7 @@ impl PushAccount {
     }
 
     /// Notes that the scan has ended, which has passed over these `parts` of unfinished transfers.
-    pub(crate) fn end_scan(&self, parts: &Parts) {
+    pub(crate) fn end_scan(&self, parts: &UnfinishedParts) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.observer.on(&Event::ScanEnded);
         if let Some(message) = parts.warning()

@@ -214,13 +214,13 @@ mod tests {
 
     use super::*;
     use crate::config::ScanRoot;
-    use crate::walk::{Portion, PortionSize, Wanted, mark_root, walk_portion};
+    use crate::walk::{Portion, PortionSize, PortionWanted, mark_root, walk_portion};
 
     const NOTHING_BELOW: PortionSize = PortionSize {
         entries: 1,
         bytes: 100,
         large_bytes: 1000,
-        wanted: Wanted::All,
+        wanted: PortionWanted::All,
     };
 
     fn walk(home: &Path, places: &[MarkedPath]) -> Portion {
@@ -471,7 +471,7 @@ mod tests {
                 ..ScanConfig::default()
             };
             let size = PortionSize {
-                wanted: Wanted::Directories,
+                wanted: PortionWanted::Directories,
                 ..NOTHING_BELOW
             };
             let places = [MarkedPath {

@@ -18,7 +18,7 @@ use crate::error::{Operation, ScanError};
 
 use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
-use super::{DescriptorWait, Parts, Tally, Walk, Worker, may_be_directory};
+use super::{DescriptorWait, UnfinishedParts, Walk, WalkTally, Worker, may_be_directory};
 
 /// How much one portion has.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +30,12 @@ pub struct PortionSize {
     /// The size from which on the bytes of a file do not count.
     pub large_bytes: u64,
     /// What is looked up.
-    pub wanted: Wanted,
+    pub wanted: PortionWanted,
 }
 
 /// What a portion has of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum PortionWanted {
     /// All of it.
     All,
     /// Directories alone.
@@ -56,7 +56,7 @@ pub struct Portion {
     /// How many entries the selection has left out.
     pub left_out: u64,
     /// The parts of unfinished transfers that have been passed over.
-    pub parts: Parts,
+    pub parts: UnfinishedParts,
     /// Whether the directory could not be opened the entries of which were to be looked up.
     pub is_unopened: bool,
 }
@@ -126,7 +126,7 @@ fn portion(
     work: impl FnOnce(&mut Walker<'_, '_>),
 ) -> Portion {
     let (output, nobody) = crossbeam_channel::bounded(1);
-    let tally = Arc::new(Tally::default());
+    let tally = Arc::new(WalkTally::default());
     let walk = Arc::new(Walk::new(output, config, Arc::clone(&tally)));
     let mut portion = Portion::default();
     Worker::run(&walk, |worker| {
@@ -178,8 +178,10 @@ impl Walker<'_, '_> {
         while !self.is_full()
             && let Some(place) = ahead.pop()
         {
-            let below = self.visit(opened.root(), &place);
-            ahead.extend(below.into_iter().rev());
+            match self.visit(opened.root(), &place) {
+                Ok(below) => ahead.extend(below.into_iter().rev()),
+                Err(error) => self.report(error),
+            }
         }
         ahead.reverse();
         self.portion.directories = ahead;
@@ -197,21 +199,16 @@ impl Walker<'_, '_> {
     }
 
     /// Lists a directory and looks up what is in it, as far as the portion goes; returns the directories in it.
-    fn visit(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath) -> Vec<MarkedPath> {
+    fn visit(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        place: &MarkedPath,
+    ) -> Result<Vec<MarkedPath>, ScanError> {
         let path = &place.path;
-        let opened = self.open(root, place).and_then(|directory| {
-            match directory.is_within(self.worker.walk.config.file_systems) {
-                Ok(within) => Ok((directory, within)),
-                Err(errno) => Err(root.not_opened(path)(errno)),
-            }
-        });
-        let (directory, within) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                self.report(error);
-                return Vec::new();
-            }
-        };
+        let directory = self.open(root, place)?;
+        let within = directory
+            .is_within(self.worker.walk.config.file_systems)
+            .map_err(root.not_opened(path))?;
         if path.is_root() {
             match self.worker.root_item(&directory) {
                 Ok(item) => self.portion.items.push(item),
@@ -221,15 +218,15 @@ impl Walker<'_, '_> {
             }
         }
         if !within {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let mut names = self.list(&directory);
         names.sort_unstable();
-        if self.size.wanted == Wanted::All {
+        if self.size.wanted == PortionWanted::All {
             let rest = names.split_off(names.len().min(self.size.entries));
             self.leave_names(&directory, &rest);
         }
-        self.take(&directory, &names)
+        Ok(self.take(&directory, &names))
     }
 
     /// Opens a directory that is as it was seen by whoever has marked it.
@@ -267,7 +264,7 @@ impl Walker<'_, '_> {
         let mut names = Vec::new();
         let mut buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let listed = directory.list(&mut buffer, |entry| {
-            if self.size.wanted == Wanted::All || may_be_directory(entry) {
+            if self.size.wanted == PortionWanted::All || may_be_directory(entry) {
                 names.push(entry.file_name().to_owned());
             }
             Ok(true)
@@ -329,8 +326,9 @@ impl Walker<'_, '_> {
         let mut taken = Vec::with_capacity(entries.len());
         let mut left = Vec::new();
         let mut left_bytes = 0;
-        let is_wanted =
-            |entry: &Entry| self.size.wanted == Wanted::All || entry.kind == EntryKind::Directory;
+        let is_wanted = |entry: &Entry| {
+            self.size.wanted == PortionWanted::All || entry.kind == EntryKind::Directory
+        };
         for entry in entries.into_iter().filter(is_wanted) {
             let counts = entry.kind == EntryKind::File && entry.size < self.size.large_bytes;
             if !counts || self.bytes < self.size.bytes {
@@ -401,7 +399,7 @@ mod tests {
         entries: 4,
         bytes: 100,
         large_bytes: 1000,
-        wanted: Wanted::All,
+        wanted: PortionWanted::All,
     };
 
     fn path(text: &str) -> RelPath {
@@ -510,7 +508,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60), ("a/b/1", 60), ("2", 6000)]);
         let size = PortionSize {
-            wanted: Wanted::Directories,
+            wanted: PortionWanted::Directories,
             ..SIZE
         };
         let portion = walk_portion(&root, &[unmarked("")], size, &ScanConfig::default());

@@ -10,7 +10,7 @@ use crate::entry::{Entry, EntryKind};
 
 /// The counts of a walk so far.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct WalkTally {
     pub(crate) clock: StageClock,
     left_out: AtomicU64,
     parts: AtomicU64,
@@ -22,7 +22,7 @@ pub struct Tally {
 
 /// The total that a walk has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct WalkTotal {
     /// The number of entries.
     pub entries: u64,
     /// The sizes of all files together, in bytes.
@@ -31,14 +31,14 @@ pub struct Found {
 
 /// The parts of unfinished transfers that were passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parts {
+pub struct UnfinishedParts {
     /// How many they are.
     pub count: u64,
     /// One of them.
     pub first: Option<PathBuf>,
 }
 
-impl Parts {
+impl UnfinishedParts {
     /// What the user is told of them, if there are any. One is named, since it may be an entry of the user's that has
     /// such a name.
     #[must_use]
@@ -57,19 +57,19 @@ impl Parts {
     }
 }
 
-impl Tally {
+impl WalkTally {
     /// The total, once the walk has ended.
     #[must_use]
-    pub fn whole(&self) -> Option<Found> {
+    pub fn whole(&self) -> Option<WalkTotal> {
         let ended = self.ended.load(Ordering::Acquire);
         ended.then(|| self.so_far())
     }
 
     /// What has been found so far.
     #[must_use]
-    pub fn so_far(&self) -> Found {
+    pub fn so_far(&self) -> WalkTotal {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Found {
+        WalkTotal {
             entries: count(&self.entries),
             bytes: count(&self.bytes),
         }
@@ -96,8 +96,8 @@ impl Tally {
     }
 
     /// The parts of unfinished transfers that were passed over.
-    pub(crate) fn parts(&self) -> Parts {
-        Parts {
+    pub(crate) fn parts(&self) -> UnfinishedParts {
+        UnfinishedParts {
             count: self.parts.load(Ordering::Relaxed),
             first: self.first_part.get().cloned(),
         }

@@ -12,7 +12,7 @@ use std::ops::Add;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use zmove_scan::{Beside, Entry, EntryKind, Found};
+use zmove_scan::{Beside, Entry, EntryKind, WalkTotal};
 use zmove_types::{FileNumber, GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::Operation;
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
@@ -144,7 +144,7 @@ const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
 /// The number of the first packs that hold what was found; what does not fit in packs is counted in the same way.
-pub(crate) fn packs_of(found: Found) -> u64 {
+pub(crate) fn packs_of(found: WalkTotal) -> u64 {
     found
         .bytes
         .div_ceil(FIRST_DATA_BYTES)

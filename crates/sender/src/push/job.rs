@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
+use zmove_scan::{PathList, Scan, ScanRoot, WalkTally, scan, scan_list};
 use zmove_transport::SharedRate;
 use zmove_wire::{Extraneous, Intent, Open};
 
@@ -137,7 +137,7 @@ impl Push {
 
 /// The number of lanes that a push can use, as far as its scan has come.
 #[derive(Clone, Debug)]
-pub struct Need(Arc<Tally>);
+pub struct Need(Arc<WalkTally>);
 
 impl Need {
     /// The most lanes that can have something to carry; `None` while the scan goes on.
