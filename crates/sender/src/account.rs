@@ -151,26 +151,26 @@ impl PushAccount {
     pub(crate) fn linked(&self, bytes: u64) {
         self.totals.counters.hard_links.add(1);
         self.totals.counters.files.add(1);
-        self.observer.on(&Event::Stored { files: 1, bytes: 0 });
+        self.tell(Event::Stored { files: 1, bytes: 0 });
         self.need_not_travel(0, bytes);
     }
 
     fn need_not_travel(&self, files: u64, bytes: u64) {
         self.totals.skipped_bytes.add(bytes);
-        self.observer.on(&Event::Skipped { files, bytes });
+        self.tell(Event::Skipped { files, bytes });
     }
 
     /// Counts files that the scan has found.
     pub(crate) fn find(&self, files: u64, bytes: u64) {
         self.totals.found.add(files);
         self.totals.found_bytes.add(bytes);
-        self.observer.on(&Event::Found { files, bytes });
+        self.tell(Event::Found { files, bytes });
     }
 
     /// Notes that the scan has ended, which has passed over these `parts` of unfinished transfers.
     pub(crate) fn end_scan(&self, parts: &UnfinishedParts) {
         self.has_found_all.store(true, Ordering::Relaxed);
-        self.observer.on(&Event::ScanEnded);
+        self.tell(Event::ScanEnded);
         if let Some(message) = parts.warning()
             && self.files().report_once(&message)
         {
@@ -178,9 +178,14 @@ impl PushAccount {
         }
     }
 
+    /// Reports an event to the user.
+    pub(crate) fn tell(&self, event: Event) {
+        self.observer.on(&event);
+    }
+
     /// Warns the user.
     pub(crate) fn warn(&self, message: String) {
-        self.observer.on(&Event::Warned { message });
+        self.tell(Event::Warned { message });
     }
 
     /// What the scan has found so far.
@@ -239,7 +244,7 @@ impl PushAccount {
     /// Shows the user what is at the target, whether it has its name or not.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
-        self.observer.on(&Event::Stored { files, bytes });
+        self.tell(Event::Stored { files, bytes });
     }
 
     /// Counts a group that need not be sent, since the target has its bytes; of a file that has failed it `counts` not.
@@ -319,7 +324,7 @@ impl PushAccount {
         };
         for lack in lacks {
             let message = format!("{} of {entry} ({})", lack.kind, lack.why);
-            self.observer.on(&Event::NotKept { message });
+            self.tell(Event::NotKept { message });
         }
     }
 
@@ -330,7 +335,7 @@ impl PushAccount {
         self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
         if self.files().report_once(&message) {
-            self.observer.on(&Event::Failed { message });
+            self.tell(Event::Failed { message });
         }
     }
 

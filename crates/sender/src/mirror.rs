@@ -569,7 +569,7 @@ impl<'a> MirrorRound<'a> {
                 })
             };
             let changes: Vec<_> = names.into_iter().filter_map(change).collect();
-            self.session.account.observer.on(&Event::Listed { changes });
+            self.session.account.tell(Event::Listed { changes });
         }
     }
 }

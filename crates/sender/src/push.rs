@@ -210,7 +210,7 @@ impl RunningPush<'_> {
                 _ = ticks.tick() => {
                     let now = StageReading::take(&self.pipeline);
                     let by = now.limit_since(&before);
-                    self.pipeline.session.account.observer.on(&Event::Limited { by });
+                    self.pipeline.session.account.tell(Event::Limited { by });
                     before = now;
                 }
                 _ = counts.tick() => self.steering.count_acked(&self.pipeline),
@@ -298,8 +298,7 @@ impl RunningPush<'_> {
                 self.pipeline
                     .session
                     .account
-                    .observer
-                    .on(&Event::Warned { message });
+                    .tell(Event::Warned { message });
             }
             return if *missed < PINGS_MISSED_MAX {
                 Ok(())
@@ -343,7 +342,7 @@ impl RunningPush<'_> {
             && !matches!(message, ToSender::Refused(_))
         {
             self.phase = SessionPhase::Answer(Instant::now());
-            self.pipeline.session.account.observer.on(&Event::Answered);
+            self.pipeline.session.account.tell(Event::Answered);
         }
     }
 
@@ -362,8 +361,7 @@ impl RunningPush<'_> {
         self.pipeline
             .session
             .account
-            .observer
-            .on(&Event::Sampled(self.sample()));
+            .tell(Event::Sampled(self.sample()));
     }
 
     /// The progress of each stage, over all sessions.
@@ -410,7 +408,7 @@ impl RunningPush<'_> {
             }
             ToSender::HeldUp { text } => {
                 let by = text.clone();
-                session.account.observer.on(&Event::HeldUp { by });
+                session.account.tell(Event::HeldUp { by });
             }
             _ => {}
         };
@@ -469,11 +467,7 @@ impl RunningPush<'_> {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
-                self.pipeline
-                    .session
-                    .account
-                    .observer
-                    .on(&Event::LaneUp { lanes });
+                self.pipeline.session.account.tell(Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
             Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
@@ -523,7 +517,7 @@ impl RunningPush<'_> {
             .map(|item| item.0)
             .collect();
         in_flight.tell(ToReceiver::LaneLost { items });
-        account.observer.on(&Event::LaneUp { lanes });
+        account.tell(Event::LaneUp { lanes });
         None
     }
 

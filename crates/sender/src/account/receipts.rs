@@ -139,7 +139,7 @@ impl Receipts {
             ToSender::LaneFailed => {}
             ToSender::HeldUp { text } => {
                 let held_up = Event::HeldUp { by: text };
-                self.session.account.observer.on(&held_up);
+                self.session.account.tell(held_up);
             }
             ToSender::Receipt(receipt) => self.signed = Some(Box::new(receipt)),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),

@@ -177,7 +177,7 @@ impl<'a> Listing<'a> {
         for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
             changes.extend(self.compare(&asked, verdict, roots.remove(&place)));
         }
-        self.session.account.observer.on(&Event::Listed { changes });
+        self.session.account.tell(Event::Listed { changes });
         self.order();
     }
 
@@ -229,7 +229,7 @@ impl<'a> Listing<'a> {
     fn judge_large(&mut self, compared: Option<ComparedFile>) {
         if let Some(file) = compared {
             let changes = self.judge_groups(file).into_iter().collect();
-            self.session.account.observer.on(&Event::Listed { changes });
+            self.session.account.tell(Event::Listed { changes });
         }
         self.order();
     }

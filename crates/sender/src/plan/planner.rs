@@ -360,7 +360,7 @@ impl<'a> Planner<'a> {
         });
         if self.listing.is_some() {
             let found = Event::Found { files, bytes };
-            self.session.account.observer.on(&found);
+            self.session.account.tell(found);
         } else if !self.is_again {
             self.session.account.find(files, bytes);
         }

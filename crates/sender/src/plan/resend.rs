@@ -26,7 +26,7 @@ pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[E
             )
         }
     };
-    session.account.observer.on(&Event::Resent { what });
+    session.account.tell(Event::Resent { what });
     send_again(&session.queue, work, tries);
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn run_lane(
             watch.lap(Doing::Starved)
         }
         if let Some(elapsed) = timeline.note_first_byte() {
-            account.observer.on(&Event::FirstByte(elapsed));
+            account.tell(Event::FirstByte(elapsed));
         }
         let item = frame.header.item;
         let is_in_flight = in_flight.taken(item, number);
