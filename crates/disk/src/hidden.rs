@@ -437,7 +437,9 @@ fn started(stat: &[u8]) -> Option<u64> {
         .split_ascii_whitespace()
         .collect();
     // The 3rd, 20th and 22nd field; the first two are cut off.
-    let (state, threads, start) = (fields.first()?, fields.get(17)?, fields.get(19)?);
+    let state = fields.first()?;
+    let threads = fields.get(17)?;
+    let start = fields.get(19)?;
     // While a thread is left, it may be in the middle of a request to storage.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended {
@@ -460,16 +462,13 @@ fn machine() -> u64 {
     };
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
     let times = namespace("/proc/self/ns/time", FIRST_TIME_NAMESPACE);
-    one_of_a_kind(
-        id,
-        (pids, times),
-        rustix::system::uname().nodename().to_bytes(),
-    )
+    let host = rustix::system::uname();
+    one_of_a_kind(id, pids ^ (times << 32), host.nodename().to_bytes())
 }
 
 /// The number of a machine by its id, which those made from one image share, its namespaces, and its name.
-fn one_of_a_kind(id: u64, (pids, times): (u64, u64), name: &[u8]) -> u64 {
-    id ^ pids ^ (times << 32) ^ (hash(name) << 32)
+fn one_of_a_kind(id: u64, namespaces: u64, name: &[u8]) -> u64 {
+    id ^ namespaces ^ (hash(name) << 32)
 }
 
 /// A hash that is the same in each release (FNV-1a, 32 bits).

@@ -75,13 +75,15 @@ impl Mount {
         let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
         let device = shown(fields.nth(1)?);
         let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
-        let (root, point) = (path()?, path()?);
+        let root = path()?;
+        let point = path()?;
         let options = shown(fields.next()?)
             .split(',')
             .map(str::to_owned)
             .collect();
         fields.find(|field| *field == b"-")?;
-        let (kind, source) = (shown(fields.next()?), shown(fields.next()?));
+        let kind = shown(fields.next()?);
+        let source = shown(fields.next()?);
         Some(Self {
             id,
             device,

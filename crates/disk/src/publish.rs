@@ -101,7 +101,8 @@ pub fn place_symlink(
     lease: &Lease,
     directory: BorrowedFd<'_>,
     name: &Name,
-    (target, mtime): (&[u8], Timestamp),
+    target: &[u8],
+    mtime: Timestamp,
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Option<Vec<Miss>>> {
@@ -212,7 +213,8 @@ mod tests {
                 &Lease::constant(),
                 fd.as_fd(),
                 &name,
-                (target.as_bytes(), mtime),
+                target.as_bytes(),
+                mtime,
                 Replace::Existing,
                 &ProvenKinds::default(),
             )

@@ -120,7 +120,8 @@ pub(crate) fn remove_entries_of<'n>(
 
 /// Removes an entry of a directory of our own, with all that is in it, as far as that can be.
 pub(crate) fn remove_own(directory: &Arc<OwnedFd>, name: &Name) {
-    let (tree, names) = (Tree::at(Arc::clone(directory)), std::iter::once(name));
+    let tree = Tree::at(Arc::clone(directory));
+    let names = std::iter::once(name);
     let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
 }
 
@@ -426,10 +427,14 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     /// The directory above the deepest one; `None` where that is the top.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
-        let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else {
+        let [.., above, _] = &self.levels[..] else {
             return Ok(None);
         };
-        open_above(here, above.itself).map(Some)
+        let above = self
+            .here
+            .as_ref()
+            .map(|here| open_above(here, above.itself));
+        above.transpose()
     }
 
     /// Notes that an entry of the deepest directory stays, and so all directories above it.

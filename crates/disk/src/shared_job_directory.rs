@@ -304,7 +304,8 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
     let tree = Tree::at(Arc::clone(parent));
     loop {
         let mut failed = None;
-        let (stops, names) = (|| began.elapsed() > patience, std::iter::once(name));
+        let stops = || began.elapsed() > patience;
+        let names = std::iter::once(name);
         let fails = |_path, error| failed = Some(error);
         remove_entries_within(
             &RemovalBudget::new(u64::MAX),
@@ -402,13 +403,18 @@ mod tests {
         assert_ended(create(&late, &root));
         assert_ended(open("other"));
         assert_ended(late.has_part(&name("part"), part.file()));
-        let part = (&name("part"), part.file());
-        assert_ended(late.publish_part(&lease, part, NameAt::new(&root, &to), Replace::Existing));
-        let ruled = (Replace::Existing, GroupOfNew::Own);
+        assert_ended(late.publish_part(
+            &lease,
+            &name("part"),
+            part.file(),
+            NameAt::new(&root, &to),
+            Replace::Existing,
+        ));
         assert_ended(late.place(
             &lease,
             NameAt::new(&root, &to),
-            ruled,
+            Replace::Existing,
+            GroupOfNew::Own,
             |NameAt { directory, name }| {
                 Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
             },
@@ -583,7 +589,8 @@ mod tests {
         let target = NameAt::new(&root, &file_name);
         fast.publish_part(
             &Lease::constant(),
-            (&part, of_fast.file()),
+            &part,
+            of_fast.file(),
             target,
             Replace::Existing,
         )
@@ -598,7 +605,8 @@ mod tests {
         assert!(is_told(&late));
         slow.publish_part(
             &Lease::constant(),
-            (&part, of_slow.file()),
+            &part,
+            of_slow.file(),
             target,
             Replace::Existing,
         )
@@ -610,7 +618,8 @@ mod tests {
         let gone = slow
             .publish_part(
                 &Lease::constant(),
-                (&part, of_slow.file()),
+                &part,
+                of_slow.file(),
                 target,
                 Replace::Existing,
             )
@@ -645,8 +654,8 @@ mod tests {
         assert!(!is_taken() && is_committed());
         let f = name("f");
         let target = NameAt::new(&root, &f);
-        let staged = (&part, opened.file());
-        let gone = dead.publish_part(&Lease::constant(), staged, target, Replace::Existing);
+        let lease = Lease::constant();
+        let gone = dead.publish_part(&lease, &part, opened.file(), target, Replace::Existing);
         assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(is_committed() && !home.path().join("f").exists());
     }

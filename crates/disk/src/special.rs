@@ -28,7 +28,8 @@ pub fn place_special(
     lease: &Lease,
     directory: &OwnedFd,
     name: &Name,
-    (special, wanted): (Special, &Wanted<'_>),
+    special: Special,
+    wanted: &Wanted<'_>,
     replace: Replace,
     proven: &ProvenKinds,
 ) -> io::Result<Vec<Miss>> {
@@ -43,7 +44,8 @@ pub fn place_special(
         Ok(_) | Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let (form, device) = (form(special), device(special));
+    let form = form(special);
+    let device = device(special);
     let missed = |error| {
         let kind = special.kind();
         Ok(vec![Miss { kind, error }])
@@ -128,7 +130,8 @@ mod tests {
                 &Lease::constant(),
                 &directory,
                 &name,
-                (special, &wanted(mode)),
+                special,
+                &wanted(mode),
                 replace,
                 &ProvenKinds::default(),
             )
@@ -177,7 +180,8 @@ mod tests {
             &Lease::constant(),
             &directory,
             &name,
-            (Special::Fifo, &Wanted::default()),
+            Special::Fifo,
+            &Wanted::default(),
             Replace::Existing,
             &ProvenKinds::default(),
         );

@@ -247,7 +247,9 @@ impl Staged {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
         };
-        let (directory, from, to) = (&self.directory, hidden.as_os_str(), name.as_os_str());
+        let directory = &self.directory;
+        let from = hidden.as_os_str();
+        let to = name.as_os_str();
         match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
             // A link in place of the rename would lose the file where a file system finds an open file by the name
             // under which it was opened, as mergerfs and others in user space do.
@@ -388,7 +390,9 @@ impl Drop for Staged {
         {
             make_oldest(permit, self.data.file());
         }
-        if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
+        if let Some(name) = &self.temporary
+            && !*self.lasting.get_mut()
+        {
             // Nothing more can be done about a temporary file that cannot be removed.
             let _best_effort = unlink_at(&self.directory, name);
         }

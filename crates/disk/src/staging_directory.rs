@@ -206,9 +206,10 @@ impl StagingDirectory {
     /// those of their name. An entry in whose place another [stays](Answers::stays), or which cannot be moved, is
     /// removed here.
     pub fn move_into(&self, lease: &Lease, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
-        let place = (self.parent(), self.hidden.clone());
-        let merged =
-            Merge::begin(lease, place, &self.directory, target, answers).and_then(Merge::run);
+        let hidden = self.hidden.clone();
+        let from = &self.directory;
+        let merge = Merge::begin(lease, self.parent(), hidden, from, target, answers);
+        let merged = merge.and_then(Merge::run);
         match merged {
             Ok(true) => self.let_go.store(true, Ordering::Relaxed),
             Ok(false) => {}

@@ -198,7 +198,8 @@ impl StorageThreads {
     /// other thread, and what it returns is kept until that ends.
     pub fn side_by_side<T: Send, Permit: Send + 'static>(
         &self,
-        (task, name): (Task, &str),
+        task: Task,
+        name: &str,
         stopping: &AtomicBool,
         admit: impl Fn() -> Option<Permit> + Sync,
         work: impl Fn(&Turn<'_>) -> T + Sync,
@@ -540,10 +541,8 @@ impl ThreadPlace {
             .filter(|awake| !awake.is_zero())
             .unwrap_or(elapsed)
             .min(elapsed);
-        let (done, prompt) = (
-            std::mem::take(&mut self.done),
-            std::mem::take(&mut self.prompt),
-        );
+        let done = std::mem::take(&mut self.done);
+        let prompt = std::mem::take(&mut self.prompt);
         let is_prompt = !prompt.is_zero() && elapsed - awake <= prompt;
         Some(WidthSample {
             wall: elapsed,

@@ -274,7 +274,7 @@ impl Quota {
     ) -> Vec<T> {
         self.0
             .storage_threads
-            .side_by_side((task, name), stopping, || self.book_helper(), work)
+            .side_by_side(task, name, stopping, || self.book_helper(), work)
     }
 
     /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
@@ -286,7 +286,7 @@ impl Quota {
         let task = (Task::Write, "zmove-publish");
         self.0
             .naming_threads
-            .side_by_side(task, &NEVER, || self.book_helper(), work)
+            .side_by_side(task.0, task.1, &NEVER, || self.book_helper(), work)
     }
 
     /// Runs `work`, which removes what a session has left, with as many threads as have written: see

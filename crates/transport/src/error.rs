@@ -266,7 +266,8 @@ impl DialError {
 
 /// A host as it was given, with the address that was tried where that is another text.
 fn tried(host: &Endpoint, address: &SocketAddr) -> String {
-    let (given, address) = (host.to_string(), address.to_string());
+    let given = host.to_string();
+    let address = address.to_string();
     if given == address {
         given
     } else {

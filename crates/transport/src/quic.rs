@@ -81,7 +81,8 @@ impl QuicConnection {
     /// protocol.
     fn new(
         connection: quinn::Connection,
-        stream: (SendStream, RecvStream),
+        sending: SendStream,
+        receiving: RecvStream,
         account: Arc<PathAccount>,
     ) -> (Option<Self>, Linger) {
         let lane_bytes = Arc::<LaneBytes>::default();
@@ -90,8 +91,8 @@ impl QuicConnection {
             peer,
             address: canonical(connection.remote_address()),
             connection: connection.clone(),
-            receiving: stream.1,
-            sending: Some(stream.0),
+            receiving,
+            sending: Some(sending),
             silent: true,
             finished: false,
             lane_bytes: Arc::clone(&lane_bytes),

@@ -38,7 +38,8 @@ pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
         len: range.end - range.start,
     };
     let mut answer = Cachestat::default();
-    let (asked, counted): (*const _, *mut _) = (&raw const asked, &raw mut answer);
+    let asked: *const _ = &raw const asked;
+    let counted: *mut _ = &raw mut answer;
     let no_flags: libc::c_uint = 0;
     // SAFETY: the kernel reads one `cachestat_range` and writes one `cachestat`; both live on this stack
     // frame until the call is over, and the descriptor is borrowed.

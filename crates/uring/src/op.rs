@@ -157,7 +157,8 @@ impl Op {
             (1..=PART_BYTES_MAX).contains(&part_bytes),
             "parts of {part_bytes} bytes"
         );
-        let (base, room_bytes) = (room.as_mut_ptr(), room.len());
+        let base = room.as_mut_ptr();
+        let room_bytes = room.len();
         Self {
             direction,
             file: Arc::clone(file),

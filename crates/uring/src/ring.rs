@@ -175,7 +175,9 @@ impl Ring {
                     }
                     Err(_) => None,
                 };
-                if let (Err(error), Ok(0)) = (part.outcome, &moved) {
+                if let Err(error) = part.outcome
+                    && let Ok(0) = moved
+                {
                     moved = Err(error);
                 }
             }

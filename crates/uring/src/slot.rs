@@ -51,7 +51,8 @@ impl Slots {
 
     /// Gives back the part that was kept under a number, once.
     pub(crate) fn release(&mut self, number: u64) -> Option<RingPart> {
-        let (generation, index) = (number >> 32, u32::try_from(number & 0xffff_ffff).ok()?);
+        let generation = number >> 32;
+        let index = u32::try_from(number & 0xffff_ffff).ok()?;
         let slot = self.slots.get_mut(index as usize)?;
         if u64::from(slot.generation) != generation {
             return None;

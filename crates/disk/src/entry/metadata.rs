@@ -318,7 +318,9 @@ impl Setting<'_> {
             self.mode = None;
             changed = change(self.entry, self.permit);
         }
-        if let (Err(error), Some(kind)) = (changed, Kinds::of_xattr(name)) {
+        if let Err(error) = changed
+            && let Some(kind) = Kinds::of_xattr(name)
+        {
             self.miss(kind, error);
         }
     }
@@ -415,19 +417,14 @@ impl Setting<'_> {
             return Ok(());
         }
         let got = FoundTimes::of(&self.entry.stat()?);
-        self.read_back_time(Kinds::TIMES, (there.mtime, got.mtime), mtime);
+        self.read_back_time(Kinds::TIMES, there.mtime, got.mtime, mtime);
         if let Some(atime) = self.wanted.atime {
-            self.read_back_time(Kinds::ATIME, (there.atime, got.atime), atime);
+            self.read_back_time(Kinds::ATIME, there.atime, got.atime, atime);
         }
         Ok(())
     }
 
-    fn read_back_time(
-        &mut self,
-        kind: Kinds,
-        (before, got): (Timestamp, Timestamp),
-        set: Timestamp,
-    ) {
+    fn read_back_time(&mut self, kind: Kinds, before: Timestamp, got: Timestamp, set: Timestamp) {
         if !may_be_kept(got, set) {
             self.miss(kind, Miss::IGNORED);
         } else if before != set && got == set || !may_be_kept(before, set) {

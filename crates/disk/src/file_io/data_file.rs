@@ -240,7 +240,9 @@ impl DataFile {
             Errno::from_io_error(error),
             Some(Errno::INVAL | Errno::OPNOTSUPP)
         );
-        if let (Some(direct), true) = (&self.direct, refusal) {
+        if let Some(direct) = &self.direct
+            && refusal
+        {
             direct.refused.store(true, Ordering::Relaxed);
         }
     }

@@ -279,12 +279,12 @@ fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
 /// What a clone is at that booted before this machine is told apart by its name.
 #[test]
 fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
-    let one = one_of_a_kind(7, (0, 0), b"dtn1");
-    assert_eq!(one, one_of_a_kind(7, (0, 0), b"dtn1"));
+    let one = one_of_a_kind(7, 0, b"dtn1");
+    assert_eq!(one, one_of_a_kind(7, 0, b"dtn1"));
     let others = [
-        ((0, 0), &b"dtn2"[..]),
-        ((0xF000_0001, 0), b"dtn1"),
-        ((0, 0xF000_0001), b"dtn1"),
+        (0, &b"dtn2"[..]),
+        (0xF000_0001, b"dtn1"),
+        (0xF000_0001 << 32, b"dtn1"),
     ];
     assert!(
         others

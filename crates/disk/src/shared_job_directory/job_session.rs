@@ -193,7 +193,8 @@ impl JobSession {
         &self,
         lease: &Lease,
         place @ NameAt { directory, name: _ }: NameAt<'_>,
-        (replace, group): (Replace, GroupOfNew),
+        replace: Replace,
+        group: GroupOfNew,
         make: impl FnOnce(NameAt<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
         let free = |name: &Name| match number_at(&self.own, name) {
@@ -358,7 +359,7 @@ impl JobSession {
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
-            self.put_mark((part, file), &number_of(file)?.inode.to_string())?;
+            self.put_mark(part, file, &number_of(file)?.inode.to_string())?;
         }
         self.flush_part_names()
     }
@@ -372,7 +373,8 @@ impl JobSession {
     pub fn publish_part(
         &self,
         lease: &Lease,
-        (part, file): (&Name, &File),
+        part: &Name,
+        file: &File,
         place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
@@ -398,14 +400,12 @@ impl JobSession {
     /// # Errors
     /// The system's error: the part stays.
     pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
-        self.put_mark(
-            (part, file),
-            &format!("{GIVEN_UP}{}", reason.raw_os_error()),
-        )
+        let text = format!("{GIVEN_UP}{}", reason.raw_os_error());
+        self.put_mark(part, file, &text)
     }
 
     /// Puts a link that leads nowhere, and tells what has become of a part, in its place.
-    fn put_mark(&self, (part, file): (&Name, &File), text: &str) -> io::Result<()> {
+    fn put_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
         }

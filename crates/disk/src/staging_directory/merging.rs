@@ -70,7 +70,8 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// A merge of the directory `name` of `parent`, which is open as `from`.
     pub(super) fn begin(
         lease: &'a Lease,
-        (parent, name): (Arc<OwnedFd>, Name),
+        parent: Arc<OwnedFd>,
+        name: Name,
         from: &Arc<OwnedFd>,
         into: &Arc<OwnedFd>,
         answers: &'a mut Answers<'b>,
@@ -257,13 +258,12 @@ impl<'a, 'b> Merge<'a, 'b> {
 
 impl MergeLevel {
     fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
-        let (below, given_up) = (Vec::new(), HashSet::new());
         Ok(Self {
             name,
             from: number_of(from)?,
             into: number_of(into)?,
-            below,
-            given_up,
+            below: Vec::new(),
+            given_up: HashSet::new(),
         })
     }
 }

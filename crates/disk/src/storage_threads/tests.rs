@@ -192,7 +192,7 @@ fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
     };
     let helpers = AtomicUsize::new(0);
     let admit = || (helpers.fetch_add(1, Ordering::SeqCst) < 20).then_some(());
-    let done = threads.side_by_side((Task::Write, "help"), &stopping, admit, |turn| {
+    let done = threads.side_by_side(Task::Write, "help", &stopping, admit, |turn| {
         let mut done = 0;
         while !turn.is_over() && take() {
             turn.writes(1024);
@@ -220,7 +220,8 @@ fn contents_that_storage_takes_promptly_are_written_by_one() {
         .is_ok()
     };
     let done = threads.side_by_side(
-        (Task::Write, "help"),
+        Task::Write,
+        "help",
         &stopping,
         || Some(()),
         |turn| {
@@ -239,7 +240,8 @@ fn work_that_needs_a_core_is_done_by_one() {
     let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
     let until = Instant::now() + Duration::from_millis(300);
     let done = threads.side_by_side(
-        (Task::Write, "help"),
+        Task::Write,
+        "help",
         &stopping,
         || Some(()),
         |turn| {
@@ -284,7 +286,8 @@ fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
             }
         });
         let done = threads.side_by_side(
-            (Task::Write, "help"),
+            Task::Write,
+            "help",
             &stopping,
             || Some(()),
             |turn| {

@@ -201,7 +201,8 @@ fn demand_outside(roots: &[WritableRoot<'_>], link: &LinkOnWay<'_>) -> io::Resul
 }
 
 fn refused(root: &Path, link: &Path) -> io::Error {
-    let (root, link) = (root.display(), link.display());
+    let root = root.display();
+    let link = link.display();
     let text = format!(
         "the link '{link}' lies in the root '{root}', to which a client may write, and is not followed; make it a \
          directory, or take one of the two roots out of authorized_keys"

@@ -144,7 +144,7 @@ impl SharedJobSession {
         let to: NameAt<'_> = NameAt::new(directory, name);
         if let Err(error) = self
             .session
-            .publish_part(lease, (&place.part, part), to, replace)
+            .publish_part(lease, &place.part, part, to, replace)
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }

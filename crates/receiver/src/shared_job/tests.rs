@@ -727,10 +727,16 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
     let large = name("large");
     let place = NameAt::new(&root, &large);
-    let staged = (part.hidden_name().unwrap(), part.file());
+    let hidden = part.hidden_name().unwrap();
     shared
         .session
-        .publish_part(&Lease::constant(), staged, place, Replace::Existing)
+        .publish_part(
+            &Lease::constant(),
+            hidden,
+            part.file(),
+            place,
+            Replace::Existing,
+        )
         .unwrap();
     let there = || home.path().join("large").metadata().unwrap().mtime();
     let write = || {
@@ -879,7 +885,8 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     session
         .publish_part(
             &Lease::constant(),
-            (&first_key.0, first.file()),
+            &first_key.0,
+            first.file(),
             NameAt::new(&root, &name("f")),
             Replace::Existing,
         )

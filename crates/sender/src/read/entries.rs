@@ -84,7 +84,8 @@ impl EntryReader<'_> {
         let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
         self.threads.side_by_side(
-            (Task::Look, "zmove-read"),
+            Task::Look,
+            "zmove-read",
             stopping,
             || self.quota.book_helper(),
             read_some,

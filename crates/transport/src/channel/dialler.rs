@@ -104,7 +104,9 @@ impl ChannelDialler {
     /// # Errors
     /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Channel, DialError> {
-        if let (Some(head_start), None) = (self.quic_first, self.settled.get()) {
+        if let Some(head_start) = self.quic_first
+            && self.settled.get().is_none()
+        {
             match self.quic.dial(head_start).await {
                 Ok(connection) if self.settle(Transport::Quic) => {
                     return Ok(Channel::quic(connection));

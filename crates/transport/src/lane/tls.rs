@@ -43,12 +43,11 @@ impl TlsLane {
             records,
         } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
-        let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
         Ok(Self {
             socket: Arc::new(socket),
             unsent_limit,
-            sealer,
-            opener,
+            sealer: Sealer::new(seal),
+            opener: Opener::new(open, plaintext, &records),
             limiter: RateLimiter::new(rate),
         })
     }

@@ -104,13 +104,13 @@ async fn secure(
         connection.close(DONE, &own_greeting());
         return Err(AcceptError::OtherVersion);
     }
-    let stream = match connection.accept_bi().await {
+    let (sending, receiving) = match connection.accept_bi().await {
         Ok(stream) => stream,
         // A client dials more lanes than a short path needs.
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
-    let (whole, mut linger) = QuicConnection::new(connection, stream, Arc::default());
+    let (whole, mut linger) = QuicConnection::new(connection, sending, receiving, Arc::default());
     tokio::spawn(async move { linger.wait().await });
     whole.ok_or(AcceptError::NotZmove)
 }

@@ -122,7 +122,8 @@ impl QuicDialler {
         deadline: Deadline,
     ) -> impl Future<Output = Result<QuicConnection, DialError>> + Send + 'static {
         let (made_in, made) = oneshot::channel();
-        let (dialler, leave) = (self.clone(), self.threads.leave.subscribe());
+        let dialler = self.clone();
+        let leave = self.threads.leave.subscribe();
         let started = std::thread::Builder::new()
             .name("zmove-quic".into())
             .spawn(move || {
@@ -166,11 +167,11 @@ impl QuicDialler {
             () = made.closed() => return,
             _ = leave.wait_for(|leave| *leave) => return,
         };
-        let stream = match connection.open_bi().await {
+        let (sending, receiving) = match connection.open_bi().await {
             Ok(stream) => stream,
             Err(error) => return drop(made.send(Err(self.lost(error, deadline)))),
         };
-        let (whole, mut linger) = QuicConnection::new(connection, stream, account);
+        let (whole, mut linger) = QuicConnection::new(connection, sending, receiving, account);
         if made
             .send(whole.ok_or_else(|| DialError::NotZmove {
                 host: self.address.endpoint(),
@@ -331,7 +332,8 @@ const GOODBYE_MAX: Duration = Duration::from_secs(1);
 fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
     let socket = UdpSocket::bind(unspecified(address))?;
     settings::enlarge_buffers(&socket)?;
-    let (config, socket) = (settings::endpoint(identity), socket::wrap(socket)?);
+    let config = settings::endpoint(identity);
+    let socket = socket::wrap(socket)?;
     Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(FineRuntime))
 }
 

@@ -106,11 +106,10 @@ impl WindowAllowance {
     }
 
     pub(super) fn outcome(&self) -> Resumption {
-        let (bytes, is_refuted) = (
-            self.taken.load(Ordering::Relaxed),
-            self.refuted.load(Ordering::Relaxed),
-        );
-        Resumption { bytes, is_refuted }
+        Resumption {
+            bytes: self.taken.load(Ordering::Relaxed),
+            is_refuted: self.refuted.load(Ordering::Relaxed),
+        }
     }
 
     /// One connection's share, if it is more than `window`.
@@ -361,7 +360,8 @@ impl Resume {
     }
 
     fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &AckMoment) -> Start {
-        let (initial, in_flight) = (moment.window_initial, moment.in_flight);
+        let initial = moment.window_initial;
+        let in_flight = moment.in_flight;
         let limited = in_flight < initial || in_flight <= pipe;
         self.phase = if limited {
             ResumePhase::Normal

@@ -37,7 +37,8 @@ pub fn records(bytes: &[u8]) {
     let (opened, failed) = read_all(
         &mut opener,
         &sealed.records,
-        (usize::from(piece) * 64 + 1, usize::from(want) * 64 + 1),
+        usize::from(piece) * 64 + 1,
+        usize::from(want) * 64 + 1,
     );
     assert!(
         opened.len() <= sealed.plaintext.len(),
@@ -115,19 +116,16 @@ impl Sealed {
     fn record(&mut self, content_type: u8, plaintext: &[u8]) {
         let mut body = vec![0; plaintext.len() + 1 + TAG_BYTES];
         let header = header(body.len());
-        self.key.seal(
-            header,
-            (content_type, plaintext),
-            body.split_at_mut(plaintext.len()),
-        );
+        self.key.seal(header, content_type, plaintext, &mut body);
         self.records.extend_from_slice(&header);
         self.records.extend_from_slice(&body);
     }
 }
 
 /// All plaintext that can be read, and whether that ended by an error.
-fn read_all(opener: &mut Opener, records: &[u8], (piece, want): (usize, usize)) -> (Vec<u8>, bool) {
-    let (mut opened, mut out) = (Vec::new(), vec![0; want]);
+fn read_all(opener: &mut Opener, records: &[u8], piece: usize, want: usize) -> (Vec<u8>, bool) {
+    let mut opened = Vec::new();
+    let mut out = vec![0; want];
     for mut piece in records.chunks(piece) {
         while !piece.is_empty() && !opener.has_ended() {
             if opener.receive(&mut piece).is_err() {

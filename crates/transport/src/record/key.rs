@@ -57,8 +57,8 @@ pub(crate) fn traffic_keys(
     };
     let extracted = session.dangerous_extract_secrets()?;
     Ok((
-        TrafficKey::resume(own, extracted.tx)?,
-        TrafficKey::resume(peer, extracted.rx)?,
+        TrafficKey::resume(own, extracted.tx.0, &extracted.tx.1)?,
+        TrafficKey::resume(peer, extracted.rx.0, &extracted.rx.1)?,
     ))
 }
 
@@ -90,7 +90,9 @@ impl TrafficSecrets {
 
 impl KeyLog for TrafficSecrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
-        if let (Some(place), Some(secret)) = (self.place(label), Secret::new(secret)) {
+        if let Some(place) = self.place(label)
+            && let Some(secret) = Secret::new(secret)
+        {
             // A connection has one handshake, so nothing is there yet.
             place.get_or_init(|| secret);
         }
@@ -112,9 +114,10 @@ impl TrafficKey {
     /// the secret is still that of the handshake.
     fn resume(
         secret: &OnceLock<Secret>,
-        (sequence, used): (u64, ConnectionTrafficSecrets),
+        sequence: u64,
+        used: &ConnectionTrafficSecrets,
     ) -> Result<Self, RecordError> {
-        let (aead, used_iv) = match &used {
+        let (aead, used_iv) = match used {
             ConnectionTrafficSecrets::Aes128Gcm { iv, .. } => (&aead::AES_128_GCM, iv),
             ConnectionTrafficSecrets::Aes256Gcm { iv, .. } => (&aead::AES_256_GCM, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { iv, .. } => (&aead::CHACHA20_POLY1305, iv),
@@ -166,13 +169,15 @@ impl TrafficKey {
         self.sequence
     }
 
-    /// Seals the next record: `sealed` becomes ciphertext, `ending` the sealed content type and the tag.
+    /// Seals the next record: `body` becomes ciphertext, with the sealed content type and the tag at its end.
     pub(super) fn seal(
         &mut self,
         header: [u8; HEADER_BYTES],
-        (content_type, plaintext): (u8, &[u8]),
-        (sealed, ending): (&mut [u8], &mut [u8]),
+        content_type: u8,
+        plaintext: &[u8],
+        body: &mut [u8],
     ) {
+        let (sealed, ending) = body.split_at_mut(plaintext.len());
         let nonce = self.nonce();
         self.key
             .seal_out_of_place_scatter(

@@ -77,11 +77,7 @@ impl Sealer {
         let (head, body) = room.split_at_mut(HEADER_BYTES);
         let header = header(body.len());
         head.copy_from_slice(&header);
-        self.key.seal(
-            header,
-            (content_type, plaintext),
-            body.split_at_mut(plaintext.len()),
-        );
+        self.key.seal(header, content_type, plaintext, body);
         self.used += plaintext.len() + OVERHEAD_BYTES;
     }
 }

@@ -145,11 +145,7 @@ fn seal_all(sealer: &mut Sealer, mut plaintext: &[u8]) -> Vec<u8> {
 fn record(key: &mut TrafficKey, content_type: u8, plaintext: &[u8]) -> Vec<u8> {
     let mut body = vec![0; plaintext.len() + 1 + TAG_BYTES];
     let header = header(body.len());
-    key.seal(
-        header,
-        (content_type, plaintext),
-        body.split_at_mut(plaintext.len()),
-    );
+    key.seal(header, content_type, plaintext, &mut body);
     [&header[..], &body].concat()
 }
 

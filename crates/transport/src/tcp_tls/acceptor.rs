@@ -117,7 +117,8 @@ impl Acceptor {
     ) -> Result<Connection, AcceptError> {
         zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
             .map_err(AcceptError::Gone)?;
-        let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
+        let socket = WholeRecords::new(socket);
+        let secrets = Arc::<TrafficSecrets>::default();
         let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket)
             .await
             .map_err(handshake_error)?;

@@ -133,7 +133,8 @@ impl HostAuthority {
     ///
     /// A file cannot be read, others can write to it, or it is damaged; see [`AuthorityError`].
     pub fn load(home: &Path, host: &str) -> Result<Option<Self>, AuthorityError> {
-        let (certificates, revoked) = (home.join(KNOWN_CAS_FILE), home.join(KNOWN_CAS_CRL));
+        let certificates = home.join(KNOWN_CAS_FILE);
+        let revoked = home.join(KNOWN_CAS_CRL);
         let Some(bytes) = read_trusted(&certificates)? else {
             return Ok(None);
         };

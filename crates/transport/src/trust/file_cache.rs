@@ -58,8 +58,8 @@ impl<T, E> FileCache<T, E> {
         let mut seen = self.0.lock();
         // Look before parsing: the contents are then never older than this state.
         let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
-        if let (Some(seen), Some(stamps)) = (&*seen, &stamps)
-            && seen.stamps == *stamps
+        if let Some(seen) = &*seen
+            && stamps.as_ref() == Some(&seen.stamps)
         {
             return seen.outcome.clone();
         }
@@ -95,16 +95,12 @@ impl Stamp {
     /// The state of a file; `None` where there is none, or where it cannot be looked at.
     fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
-        let (mtime, ctime) = (
-            (found.mtime(), found.mtime_nsec()),
-            (found.ctime(), found.ctime_nsec()),
-        );
         Some(Self {
             device: found.dev(),
             inode: found.ino(),
             bytes: found.size(),
-            mtime,
-            ctime,
+            mtime: (found.mtime(), found.mtime_nsec()),
+            ctime: (found.ctime(), found.ctime_nsec()),
         })
     }
 

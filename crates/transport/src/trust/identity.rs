@@ -218,12 +218,12 @@ impl Signed {
     /// The key that has signed `text`; `None` where the signature is not right.
     #[must_use]
     pub fn signer_of(&self, text: &[u8]) -> Option<Fingerprint> {
-        signer_of((&self.certificate, &self.signature), &signed_text(text))
+        signer_of(&self.certificate, &self.signature, &signed_text(text))
     }
 }
 
 /// The key whose certificate this is and which has signed these bytes; `None` where the signature is not right.
-fn signer_of((certificate, signature): (&[u8], &[u8]), bytes: &[u8]) -> Option<Fingerprint> {
+fn signer_of(certificate: &[u8], signature: &[u8], bytes: &[u8]) -> Option<Fingerprint> {
     let certificate = CertificateDer::from(certificate);
     let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;
     let algorithm = webpki::aws_lc_rs::ECDSA_P256_SHA256;

@@ -212,8 +212,8 @@ fn add_line(
 }
 
 fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
-    let mut fields = text.split_ascii_whitespace();
-    let (Some(host), Some(key), None) = (fields.next(), fields.next(), fields.next()) else {
+    let fields: Vec<_> = text.split_ascii_whitespace().collect();
+    let [host, key] = fields[..] else {
         return Err(HostLineFault::Form);
     };
     let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host(host.into()))?;

@@ -47,7 +47,7 @@ impl TargetTree {
             match self.staging_place.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
-                Some(job) => job.place(lease, place, (replace, GroupOfNew::Own), |fresh| {
+                Some(job) => job.place(lease, place, replace, GroupOfNew::Own, |fresh| {
                     place_link_to_non_regular(
                         &Lease::constant(),
                         first,
@@ -143,8 +143,8 @@ impl TargetTree {
         } else {
             GroupOfNew::OfDirectory
         };
-        let ruled = (self.view.rules.replaces(), group);
-        let placed = job.place(self.tree.lease(), place, ruled, |fresh| {
+        let replace = self.view.rules.replaces();
+        let placed = job.place(self.tree.lease(), place, replace, group, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
                 failed = operation;
@@ -172,14 +172,14 @@ impl TargetTree {
     ) -> Result<bool, Failure> {
         match entry {
             NonRegular::Symlink(target) => {
-                let to = (target, metadata.mtime);
                 let replace = self.view.rules.replaces();
                 let placed = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
                         place.directory.as_fd(),
                         place.name,
-                        to,
+                        target,
+                        metadata.mtime,
                         replace,
                         &self.proven,
                     )
@@ -224,7 +224,8 @@ impl TargetTree {
                 lease,
                 directory,
                 name,
-                (special, &wanted),
+                special,
+                &wanted,
                 replace,
                 &self.proven,
             )?

@@ -520,7 +520,7 @@ impl TargetTree {
             }),
             Some(_) if is_one(NameAt::new(from, first), place) => Ok(Linked::There),
             Some(job) => job
-                .place(lease, place, (replace, GroupOfNew::Own), |fresh| {
+                .place(lease, place, replace, GroupOfNew::Own, |fresh| {
                     let hidden = Lease::constant();
                     place_link(
                         &hidden,

@@ -94,7 +94,8 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
     let (first, second): (Vec<_>, Vec<_>) =
         addresses.partition(|address| address.is_ipv6() == preferred);
     let mut mixed = Vec::with_capacity(first.len() + second.len());
-    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut first = first.into_iter();
+    let mut second = second.into_iter();
     while mixed.len() < mixed.capacity() {
         mixed.extend(first.next());
         mixed.extend(second.next());

@@ -121,11 +121,10 @@ impl Vouchers {
             match verdict {
                 Ok(Ok(())) => return Ok(grant),
                 Ok(Err(fault)) => {
-                    let (name, fault) = (grant.name.clone(), CertificateFault::clone(fault));
                     denial = Denial::Certificate {
                         key: *key,
-                        name,
-                        fault,
+                        name: grant.name.clone(),
+                        fault: CertificateFault::clone(fault),
                     };
                 }
                 Err(source) => {

@@ -54,7 +54,7 @@ impl Identity {
 #[must_use]
 pub fn job_grant_signer(signed: &SignedJobGrant) -> Option<Claim> {
     let bytes = [CONTEXT, &signed.text].concat();
-    let key = signer_of((signed.certificates.first()?, &signed.signature), &bytes)?;
+    let key = signer_of(signed.certificates.first()?, &signed.signature, &bytes)?;
     Some(Claim::again(key, signed.certificates.clone()))
 }
 
