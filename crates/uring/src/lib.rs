@@ -29,6 +29,6 @@ mod xattr_names;
 pub use cache::cached_bytes;
 pub use close::close;
 pub use op::Span;
-pub use probe::{Unavailable, probe};
+pub use probe::Unavailable;
 pub use ring::{Ring, RingConfig};
 pub use xattr_names::list_xattrs_at;

@@ -6,9 +6,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
-use io_uring::{IoUring, Probe, opcode, squeue, types::Fd};
+use io_uring::{IoUring, Probe, opcode, types::Fd};
 use rustix::fs::MemfdFlags;
 use thiserror::Error;
 
@@ -36,11 +37,9 @@ pub enum Unavailable {
         /// The operation that is missing.
         operation: &'static str,
     },
-    /// A request that does nothing, or a first read, did not come back as it should.
-    #[error("io_uring fails at its first {request}")]
-    First {
-        /// The request that failed.
-        request: &'static str,
+    /// A first read did not come back as it should.
+    #[error("io_uring fails at its first read")]
+    FirstRead {
         /// The system's error.
         #[source]
         source: io::Error,
@@ -58,16 +57,10 @@ pub enum Unavailable {
 ///
 /// # Errors
 /// The first step that fails.
-pub fn probe() -> Result<(), Unavailable> {
+pub(crate) fn probe() -> Result<(), Unavailable> {
     let mut ring = open_ring(PROBE_ENTRIES).map_err(|source| Unavailable::Setup { source })?;
     check_operations(&ring)?;
-    let nothing = opcode::Nop::new().build();
-    let done = first(&mut ring, &nothing).map_err(|source| Unavailable::First {
-        request: "request",
-        source,
-    })?;
-    expect(done == 0, "request")?;
-    first_read(&mut ring)
+    first_read(&mut ring).map_err(|source| Unavailable::FirstRead { source })
 }
 
 /// A ring for the calling thread alone, whose completions run when that thread asks for them, where the kernel has
@@ -107,46 +100,13 @@ fn check_operations(ring: &IoUring) -> Result<(), Unavailable> {
 }
 
 /// Reads a page of a file in memory and compares it.
-fn first_read(ring: &mut IoUring) -> Result<(), Unavailable> {
-    let failed = |source| Unavailable::First {
-        request: "read",
-        source,
-    };
-    let file = painted_page().map_err(failed)?;
+fn first_read(ring: &mut IoUring) -> io::Result<()> {
+    let file = painted_page()?;
     let mut page = vec![0; PAGE.len()];
     let len = u32::try_from(page.len()).expect("a page");
     let read = opcode::Read::new(Fd(file.as_raw_fd()), page.as_mut_ptr(), len).build();
-    let done = first(ring, &read).map_err(failed)?;
-    expect(
-        usize::try_from(done) == Ok(PAGE.len()) && page == PAGE,
-        "read",
-    )
-}
-
-fn painted_page() -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(c"zmove-probe", MemfdFlags::CLOEXEC)?;
-    let file = File::from(fd);
-    std::os::unix::fs::FileExt::write_all_at(&file, &PAGE, 0)?;
-    Ok(file.into())
-}
-
-fn expect(as_it_should: bool, request: &'static str) -> Result<(), Unavailable> {
-    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-    if as_it_should {
-        Ok(())
-    } else {
-        Err(Unavailable::First {
-            request,
-            source: wrong(),
-        })
-    }
-}
-
-/// Puts one request through the ring. The memory and the descriptor that the entry points to must live until this
-/// returns, which is not before the kernel is done with them.
-fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
-    // SAFETY: file and memory of the entry are the caller's locals, and this function waits for the completion.
-    let pushed = unsafe { ring.submission().push(entry) };
+    // SAFETY: file and memory of the entry are locals, and this function waits for the completion.
+    let pushed = unsafe { ring.submission().push(&read) };
     pushed.expect("an empty queue has room");
     loop {
         match ring.submit_and_wait(1) {
@@ -156,20 +116,25 @@ fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
             Ok(_) => {}
         }
         if let Some(done) = ring.completion().next() {
-            let result = done.result();
-            return if result < 0 {
-                Err(io::Error::from_raw_os_error(-result))
-            } else {
-                Ok(result)
+            return match usize::try_from(done.result()) {
+                Ok(bytes) if bytes == PAGE.len() && page == PAGE => Ok(()),
+                Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+                Err(_) => Err(io::Error::from_raw_os_error(-done.result())),
             };
         }
     }
 }
 
+fn painted_page() -> io::Result<File> {
+    let fd = rustix::fs::memfd_create(c"zmove-probe", MemfdFlags::CLOEXEC)?;
+    let file = File::from(fd);
+    file.write_all_at(&PAGE, 0)?;
+    Ok(file)
+}
+
 const PROBE_ENTRIES: u32 = 4;
 /// The operations that the ring must know.
-const OPERATIONS: [(u8, &str); 7] = [
-    (opcode::Nop::CODE, "do nothing"),
+const OPERATIONS: [(u8, &str); 6] = [
     (opcode::Read::CODE, "read"),
     (opcode::Write::CODE, "write"),
     (opcode::ReadFixed::CODE, "read into registered memory"),
