@@ -57,26 +57,3 @@ pub(crate) fn bytes(
         Err(io::Error::last_os_error())
     }
 }
-
-/// Reads an option whose value is a C `int`.
-#[cfg(test)]
-pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
-    let mut value = 0;
-    let mut length = INT_BYTES;
-    // SAFETY: the descriptor is borrowed, so open, for the whole call; the kernel writes at most `length` bytes to
-    // `value`, which outlives the call.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_mut(&mut value).cast(),
-            std::ptr::from_mut(&mut length),
-        )
-    };
-    if outcome == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}

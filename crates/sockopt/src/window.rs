@@ -29,8 +29,14 @@ mod tests {
 
     use super::*;
 
+    #[expect(
+        clippy::host_endian_bytes,
+        reason = "the kernel of this host wrote them"
+    )]
     fn receive_buffer(socket: &TcpStream) -> i32 {
-        sys::integer(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap()
+        let mut room = [0; size_of::<i32>()];
+        sys::bytes(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &mut room).unwrap();
+        i32::from_ne_bytes(room)
     }
 
     #[test]
