@@ -9,11 +9,12 @@ use std::{
     os::unix::fs::{
         DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
     },
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use tempfile::NamedTempFile;
 
 use crate::error::KeyFileError;
 
@@ -95,9 +96,8 @@ fn create_home_of(path: &Path) -> io::Result<()> {
 pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let create = || {
         create_home_of(path)?;
-        let temporary = Temporary::write(path, bytes)?;
-        match publish(&temporary.path, path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        match write_temporary(path, bytes)?.persist_noclobber(path) {
+            Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),
             _ => sync_parent(path),
         }
     };
@@ -112,19 +112,19 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
 /// Stores a list that a daemon of another user reads: whoever may enter its directory may read it. A directory with the
 /// setgid bit gives it its group.
 pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
-    replace_with(path, bytes, |new| share(&File::open(new)?, path))
+    replace_with(path, bytes, |new| share(new, path))
 }
 
 /// Stores a file, which replaces any file of its name. Calls `prepare` with the new file before it gets the name.
 fn replace_with(
     path: &Path,
     bytes: &[u8],
-    prepare: impl FnOnce(&Path) -> io::Result<()>,
+    prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<(), KeyFileError> {
     let replace = || {
-        let temporary = Temporary::write(path, bytes)?;
-        prepare(&temporary.path)?;
-        fs::rename(&temporary.path, path)?;
+        let temporary = write_temporary(path, bytes)?;
+        prepare(temporary.as_file())?;
+        temporary.persist(path)?;
         sync_parent(path)
     };
     replace().map_err(unwritten(path))
@@ -204,21 +204,6 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Gives `temporary` the name `path` unless that is taken.
-/// A hard link works on NFS, where `RENAME_NOREPLACE` does not; other file systems have it the other way round.
-fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
-    match fs::hard_link(temporary, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Ok(renameat_with(
-            CWD,
-            temporary,
-            CWD,
-            path,
-            RenameFlags::NOREPLACE,
-        )?),
-        outcome => outcome,
-    }
-}
-
 fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(directory_of(path))?.sync_all()
 }
@@ -229,43 +214,18 @@ fn directory_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// A flushed file under a temporary name, which is removed when this is dropped.
-struct Temporary {
-    path: PathBuf,
-}
-
-impl Temporary {
-    fn write(target: &Path, bytes: &[u8]) -> io::Result<Self> {
-        let path = temporary_name(target)?;
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(FILE_MODE)
-            .open(&path)?;
-        let temporary = Self { path };
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        Ok(temporary)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // After a rename the name is gone already; a leftover is private and harmless.
-        drop(fs::remove_file(&self.path));
-    }
-}
-
-fn temporary_name(target: &Path) -> io::Result<PathBuf> {
-    let mut random = [0; 8];
-    aws_lc_rs::rand::fill(&mut random).map_err(|_| io::Error::other("no random bytes"))?;
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{:016x}", u64::from_le_bytes(random)));
-    Ok(target.with_file_name(name))
+/// A flushed file of this user alone under a temporary name beside `target`, which is removed when this is dropped.
+fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
+    let mut file = NamedTempFile::new_in(directory_of(target))?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::CWD;
+
     use super::*;
 
     #[test]

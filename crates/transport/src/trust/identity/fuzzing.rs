@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Identity, file, generate};
+use super::{Identity, file, new_pem};
 
 /// Reads any bytes as a file: the result is a key, or an error that can be printed.
 pub fn identity(bytes: &[u8]) {
@@ -22,8 +22,5 @@ pub fn identity(bytes: &[u8]) {
 /// When the system has no random numbers.
 #[must_use]
 pub fn new_identity() -> Vec<u8> {
-    let (key, certificate) = generate().expect("a key can be made");
-    [key.serialize_pem(), certificate.pem()]
-        .concat()
-        .into_bytes()
+    new_pem().expect("a key can be made").into_bytes()
 }
