@@ -7,7 +7,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -29,28 +29,19 @@ pub struct ControlReader {
     greeting: Option<Greeting>,
     /// Whether a message came together with the greeting.
     message_came: bool,
-    /// What pings are answered by.
-    writer: WriterHandle,
 }
 
 /// A connection whose messages are not read yet.
 struct Unheard {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
-    pinging: Pinging,
     answers: Answers,
-}
-
-/// A way to the writer that keeps it from nothing.
-#[derive(Clone)]
-struct WriterHandle {
-    sending: std::sync::Weak<Mutex<Sending>>,
+    /// The sending direction, by which pings are answered; it ends with the writer.
+    sending: Weak<Mutex<Sending>>,
+    /// Whether the writer has sent something.
     begun: watch::Receiver<bool>,
-}
-
-/// The ends of the [`Pinger`]s of a connection.
-struct Pinging {
     /// The greatest value of a ping that is to be sent.
     asked: watch::Receiver<Option<u64>>,
+    /// The value of the newest pong, for the [`Pinger`]s.
     pongs: watch::Sender<Option<u64>>,
 }
 
@@ -90,7 +81,6 @@ pub struct ControlWriter {
     sending: Arc<Mutex<Sending>>,
     /// Whether something has been sent; pings are answered from then on.
     begun: watch::Sender<bool>,
-    greeted: bool,
     pinger: Pinger,
 }
 
@@ -199,21 +189,19 @@ pub fn control_pair(
     let reader = ControlReader {
         unheard: Some(Unheard {
             stream: BufReader::new(Box::new(reader)),
-            pinging: Pinging { asked, pongs },
             answers: Arc::new(|| true),
+            sending: Arc::downgrade(&sending),
+            begun: has_begun,
+            asked,
+            pongs,
         }),
         listening: None,
         greeting: None,
         message_came: false,
-        writer: WriterHandle {
-            sending: Arc::downgrade(&sending),
-            begun: has_begun,
-        },
     };
     let writer = ControlWriter {
         sending,
         begun,
-        greeted: false,
         pinger: Pinger {
             asked: ask,
             pongs: answered,
@@ -255,14 +243,8 @@ impl ControlReader {
 
     /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
     pub fn listen(&mut self) -> &mut Self {
-        if let Some(Unheard {
-            stream,
-            pinging,
-            answers,
-        }) = self.unheard.take()
-        {
-            let WriterHandle { sending, begun } = self.writer.clone();
-            self.listening = Some(Listening::begin(stream, sending, begun, pinging, answers));
+        if let Some(unheard) = self.unheard.take() {
+            self.listening = Some(Listening::begin(unheard));
         }
         self
     }
@@ -347,10 +329,7 @@ impl ControlWriter {
     #[must_use]
     pub fn greeted(self) -> Self {
         self.begun.send_replace(true);
-        Self {
-            greeted: true,
-            ..self
-        }
+        self
     }
 
     /// Sends this side's greeting, unless that has been done.
@@ -358,7 +337,7 @@ impl ControlWriter {
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn greet(&mut self, greeting: &Greeting) -> Result<(), ControlError> {
-        if self.greeted {
+        if *self.begun.borrow() {
             return Ok(());
         }
         self.greet_with(greeting, &[]).await
@@ -373,7 +352,6 @@ impl ControlWriter {
         greeting: &Greeting,
         messages: &[u8],
     ) -> Result<(), ControlError> {
-        self.greeted = true;
         self.send(&[&greeting.encode()[..], messages].concat())
             .await
     }

@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{ControlHeader, encode_pong};
 
-use super::{Answers, ControlError, Patience, Pinging, Sending};
+use super::{Answers, ControlError, Patience, Sending, Unheard};
 
 /// A message that is no longer is read before anyone asks for it: room for nearly all openings.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -24,26 +24,26 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Reads `stream` in a task, which ends when this is dropped, or with an error when the peer does not read its
-    /// pongs. Pings are answered by `sending`, once something has been sent there.
-    pub(super) fn begin(
-        stream: impl AsyncRead + Send + Unpin + 'static,
-        sending: Weak<Mutex<Sending>>,
-        begun: watch::Receiver<bool>,
-        Pinging { asked, pongs }: Pinging,
-        answers: Answers,
-    ) -> Self {
+    /// Reads a connection in a task, which ends when this is dropped, or with an error when the peer does not read its
+    /// pongs. Pings are answered once something has been sent.
+    pub(super) fn begin(unheard: Unheard) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
         let (unread_in, unread) = oneshot::channel();
-        tokio::spawn(exchange(sending, begun, to_answer, asked, unread_in));
+        tokio::spawn(exchange(
+            unheard.sending,
+            unheard.begun,
+            to_answer,
+            unheard.asked,
+            unread_in,
+        ));
         let reading = FrameReader {
-            stream,
+            stream: unheard.stream,
             wanted: wanted.clone(),
             pings,
-            pongs,
-            answers,
+            pongs: unheard.pongs,
+            answers: unheard.answers,
         };
         tokio::spawn(async move {
             tokio::select! {
