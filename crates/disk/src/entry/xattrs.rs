@@ -140,27 +140,27 @@ const XFS_ACL: &[u8] = b"trusted.SGI_ACL_";
 const XFS_MAGIC: i64 = 0x5846_5342;
 
 fn list(of: impl HasXattrs) -> io::Result<Vec<u8>> {
-    let mut few = [0; FEW_NAMES_BYTES];
-    match of.list_into(&mut few) {
-        Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Vec::new()),
-        Ok(length) => Ok(few[..length].to_vec()),
-        Err(Errno::RANGE) => {
-            let mut many = vec![0; NAMES_BYTES_MAX];
-            let length = of.list_into(&mut many)?;
-            many.truncate(length);
-            Ok(many)
-        }
-        Err(error) => Err(error.into()),
+    match read_whole(NAMES_BYTES_MAX, |room| of.list_into(room)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Vec::new()),
+        listed => Ok(listed?),
     }
 }
 
 fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
-    let mut short = [0; SHORT_VALUE_BYTES];
-    match of.get_into(name, &mut short) {
+    read_whole(Xattr::VALUE_BYTES_MAX, |room| of.get_into(name, room))
+}
+
+/// What `read` writes into a buffer that is as long as it needs.
+fn read_whole(
+    longest: usize,
+    read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+) -> rustix::io::Result<Vec<u8>> {
+    let mut short = [0; SHORT_BYTES];
+    match read(&mut short) {
         Ok(length) => Ok(short[..length].to_vec()),
         Err(Errno::RANGE) => {
-            let mut long = vec![0; Xattr::VALUE_BYTES_MAX];
-            let length = of.get_into(name, &mut long)?;
+            let mut long = vec![0; longest];
+            let length = read(&mut long)?;
             long.truncate(length);
             Ok(long)
         }
@@ -299,11 +299,10 @@ pub(crate) fn by_descriptor(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Room for the names that most entries have.
-const FEW_NAMES_BYTES: usize = 512;
+/// Room for most values, and for the names that most entries have.
+const SHORT_BYTES: usize = 512;
 /// The most that Linux lists.
 const NAMES_BYTES_MAX: usize = 64 << 10;
-const SHORT_VALUE_BYTES: usize = 512;
 
 #[cfg(test)]
 pub(crate) mod tests {
