@@ -227,6 +227,10 @@ impl StorageThreads {
     pub fn begin_with(&self, task: Task, threads: usize) {
         let mut state = self.state.lock();
         state.crowd(task).width.begin_with(threads);
+        self.note_spare(&state, task);
+    }
+
+    fn note_spare(&self, state: &TurnState, task: Task) {
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
     }
 
@@ -277,7 +281,7 @@ impl StorageThreads {
     fn worked(&self, task: Task, number: u64, pieces: &WidthSample) -> bool {
         let mut state = self.state.lock();
         state.crowd(task).measure(pieces);
-        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
+        self.note_spare(&state, task);
         if let Some((_, asked)) = state.at_work.get_mut(&number) {
             *asked = Instant::now();
         }
@@ -289,7 +293,7 @@ impl StorageThreads {
         let mut state = self.state.lock();
         let is_spare = state.is_spare(task);
         state.crowd(task).starting += usize::from(is_spare);
-        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
+        self.note_spare(&state, task);
         is_spare
     }
 

@@ -81,14 +81,12 @@ impl DataFile {
             Direct::On => true,
             Direct::Off => false,
         };
-        let prefer_cache = direct == Direct::Auto;
-        let direct = pays
-            .then(|| DirectFile::open(&file, OFlags::RDONLY, prefer_cache))
-            .flatten();
-        Self {
-            cached: Arc::new(file),
-            direct,
+        let mut data = Self::new(file);
+        if pays {
+            let prefer_cache = direct == Direct::Auto;
+            data.direct = DirectFile::open(&data.cached, OFlags::RDONLY, prefer_cache);
         }
+        data
     }
 
     /// A file that has its final size already and will be written, and whose contents may be read.
@@ -97,14 +95,11 @@ impl DataFile {
     /// The system's error.
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
-        let pays = write_pays(&file, bytes, direct);
-        let direct = pays
-            .then(|| DirectFile::open(&file, OFlags::RDWR, false))
-            .flatten();
-        Ok(Self {
-            cached: Arc::new(file),
-            direct,
-        })
+        let mut data = Self::new(file);
+        if write_pays(&data.cached, bytes, direct) {
+            data.direct = DirectFile::open(&data.cached, OFlags::RDWR, false);
+        }
+        Ok(data)
     }
 
     /// Gives an empty file that will be written its final size, and the room for its `data`, or all of it, where its
