@@ -154,12 +154,12 @@ impl Batch {
         }
     }
 
-    /// Checks the entries, that the data are those of the frame, and that the files with their holes are no longer than a frame
-    /// without holes could carry: the zeros of holes are hashed, though they do not travel.
+    /// Checks the entries, that the data are those of the frame, and that the files with their holes are no longer than
+    /// a frame without holes could carry: the zeros of holes are hashed, though they do not travel.
     fn check(&self, data_bytes: u32) -> Result<(), WireError> {
         let entries = self.groups.iter().flat_map(|group| &group.entries);
         if !entries.clone().all(BatchEntry::is_valid) {
-            return Err(WireError::Message);
+            return Err(WireError::Head);
         }
         let files = entries.filter_map(BatchEntry::file);
         let whole = files.clone().map(|file| u64::from(file.bytes)).sum();
@@ -311,12 +311,12 @@ impl FileHead {
     /// # Errors
     /// [`WireError`] when it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let head: Self = decode_message(bytes)?;
+        let head: Self = decode_message(bytes).map_err(|_| WireError::Head)?;
         let is_valid = ranges::are_of_file(head.data.as_ref(), head.bytes);
         if is_valid && head.metadata.first_name().is_none() {
             Ok(head)
         } else {
-            Err(WireError::Message)
+            Err(WireError::Head)
         }
     }
 }
@@ -416,7 +416,28 @@ mod tests {
         let bytes_of_file = bytes.len() - 4;
         for other in [8, 10] {
             bytes[bytes_of_file] = other;
-            assert_eq!(Batch::decode(&bytes, 2), Err(WireError::Message));
+            assert_eq!(Batch::decode(&bytes, 2), Err(WireError::Head));
+        }
+    }
+
+    #[test]
+    fn ranges_that_make_no_sense_are_refused() {
+        let plain = batch("", vec![file(9, None)]).encode();
+        let decoded = |data: &[u8]| {
+            let bytes = [&plain[..plain.len() - 1], &[1, 9], data].concat();
+            Batch::decode(&bytes, 2)
+        };
+        assert!(decoded(&[1, 4, 6]).is_ok());
+        for ranges in [
+            &[1, 6, 4][..],
+            &[1, 4, 4],
+            &[1, 8, 10],
+            &[2, 4, 5, 5, 6],
+            &[2, 5, 6, 3, 4],
+            &[1, 0, 9],
+            &[0x81, 0x40],
+        ] {
+            assert_eq!(decoded(ranges), Err(WireError::Head), "{ranges:?}");
         }
     }
 
@@ -455,7 +476,7 @@ mod tests {
     #[test]
     fn a_path_that_climbs_is_refused() {
         let bytes = [1, 2, b'.', b'.', 0];
-        assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Message));
+        assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Head));
     }
 
     #[test]
@@ -501,7 +522,7 @@ mod tests {
         assert_eq!(entry(Special::Character(0x0103)), expected(&[2, 0x83, 2]));
         assert_eq!(entry(Special::Block(1)), expected(&[3, 1]));
         let unknown = [&[1, 0, 1], &expected(&[4])[..]].concat();
-        assert_eq!(Batch::decode(&unknown, 0), Err(WireError::Message));
+        assert_eq!(Batch::decode(&unknown, 0), Err(WireError::Head));
     }
 
     #[test]
@@ -718,13 +739,10 @@ mod tests {
         let other_file = [&before[..], &[1, 0xAD, 2, 1, 8, 9]].concat();
         let reversed = [&before[..], &[1, 0xAC, 2, 1, 9, 8]].concat();
         for wrong in [other_file, reversed] {
-            assert_eq!(FileHead::decode(&wrong), Err(WireError::Message));
+            assert_eq!(FileHead::decode(&wrong), Err(WireError::Head));
         }
         let longer = [&expected[..], &[0]].concat();
-        assert_eq!(
-            FileHead::decode(&longer),
-            Err(WireError::Trailing { left: 1 })
-        );
+        assert_eq!(FileHead::decode(&longer), Err(WireError::Head));
     }
 
     /// A file may have as many attributes as Linux lists, as many bytes of them as are carried, and all ranges at once.

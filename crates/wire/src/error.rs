@@ -34,11 +34,14 @@ pub enum WireError {
     /// A path that names something outside its directory, or nothing.
     #[error("decode path: {0}")]
     Path(#[from] PathError),
-    /// A control message, or the head of a frame, that does not decode.
-    #[error("decode a control message or the head of a frame")]
+    /// A control message that does not decode.
+    #[error("decode a control message")]
     Message,
-    /// A control message, or a head, whose bytes are not those to which it encodes: a number in more bytes than it needs, or
-    /// something that has no meaning.
+    /// The head of a frame that does not decode, or is not consistent.
+    #[error("decode the head of a frame")]
+    Head,
+    /// A control message, or a head, whose bytes are not those to which it encodes: a number in more bytes than it
+    /// needs, or something that has no meaning.
     #[error("decode a control message or a head: it is not in the form that it must have")]
     OtherForm,
     /// A critical extension that is not known here: ignoring it would misinterpret the message.
@@ -77,6 +80,6 @@ pub fn out_of_order<T, E: From<WireError>>(what: &'static str) -> Result<T, E> {
 
 impl From<postcard::Error> for WireError {
     fn from(_undecodable: postcard::Error) -> Self {
-        Self::Message
+        Self::Head
     }
 }

@@ -1,7 +1,8 @@
 //! Numbered extensions: the one way in which the protocol grows.
 //!
-//! A message that grows ends with a list of extensions, wherever it is nested. A peer skips an extension whose number it
-//! does not know, unless the extension is critical: then the peer refuses the message. No message has an extension yet.
+//! A message that grows ends with a list of extensions, wherever it is nested. A peer skips an extension whose number
+//! it does not know, unless the extension is critical: then the peer refuses the message. No message has an extension
+//! yet.
 //! **Invariant:** a list has one form, since its numbers ascend.
 
 use std::cell::Cell;

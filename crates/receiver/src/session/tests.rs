@@ -319,10 +319,10 @@ async fn each_batch_is_told_as_published_once_after_it_is_stored() {
 async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     let extended = |critical: bool| {
         let mut opening = opening();
-        // in place of the empty block: its length, and one extension without a value
+        // in place of the empty list: one extension without a value
         assert_eq!(opening.pop(), Some(0));
-        opening.extend([7, 77, 0, u8::from(critical), 0, 0, 0, 0]);
-        opening[0] += 7;
+        opening.extend([1, 77, u8::from(critical), 0]);
+        opening[0] += 3;
         opening
     };
     let refused = said(extended(true), Vec::new()).await;
