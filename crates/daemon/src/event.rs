@@ -34,7 +34,8 @@ pub struct Moved {
 }
 
 /// The kind of reason for which a connection was rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Rejection {
     /// The client did not prove a key.
@@ -181,18 +182,8 @@ impl TransferEnd {
 impl Rejection {
     /// The kind in one word, for counters.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Handshake => "handshake",
-            Self::Crowded => "crowded",
-            Self::UnknownKey => "unknown_key",
-            Self::KeyList => "key_list",
-            Self::Greeting => "greeting",
-            Self::Clear => "clear",
-            Self::Limit => "limit",
-            Self::Stopping => "stopping",
-            Self::Transfer => "transfer",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 

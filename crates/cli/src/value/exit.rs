@@ -16,8 +16,9 @@ use zmove_wire::{Refusal, RefusalCode};
 use crate::args::habits;
 use crate::display::output;
 
-/// The end of a command, as its exit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The end of a command, as its exit code. The table of the guide and that of `zmove --help` have the same codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(i32)]
 pub(crate) enum Exit {
     /// All done; for a push: verified, named and flushed.
     Done = 0,
@@ -60,29 +61,6 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// All codes. The table of the guide and that of `zmove --help` have the same.
-    const ALL: [Self; 19] = [
-        Self::Done,
-        Self::Usage,
-        Self::Incompatible,
-        Self::Target,
-        Self::Unwell,
-        Self::Authentication,
-        Self::Differs,
-        Self::Connection,
-        Self::File,
-        Self::Broken,
-        Self::Busy,
-        Self::Interrupted,
-        Self::Partial,
-        Self::InDoubt,
-        Self::MaxDelete,
-        Self::JobFailed,
-        Self::JobCancelled,
-        Self::JobExpired,
-        Self::StillGoing,
-    ];
-
     /// The code for an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         if let Some(InTransfer { error, .. }) = error.downcast_ref() {
@@ -120,10 +98,7 @@ impl Exit {
 
     /// The code with which another process of zmove has ended.
     pub(crate) fn told(code: i32) -> Self {
-        Self::ALL
-            .into_iter()
-            .find(|exit| *exit as i32 == code)
-            .unwrap_or(Self::File)
+        Self::from_repr(code).unwrap_or(Self::File)
     }
 
     fn of_sources(error: &SourcesError) -> Self {
@@ -356,7 +331,8 @@ mod tests {
     use crate::args::help::LONG;
 
     fn codes() -> BTreeSet<i32> {
-        Exit::ALL.into_iter().map(|exit| exit as i32).collect()
+        let known = (0..=255).filter_map(Exit::from_repr);
+        known.map(|exit| exit as i32).collect()
     }
 
     #[test]
