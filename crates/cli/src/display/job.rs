@@ -141,7 +141,7 @@ impl Row {
             sentence += &format!(", each '{schedule}'");
         }
         if let Some(wish) = self.job.wish {
-            sentence += &format!(", asked to {}", format!("{wish:?}").to_lowercase());
+            sentence += &format!(", asked to {}", wish.word());
         }
         let is_here = !is_tried_again && error == LastError::Here;
         sentence + &after_colon(message.as_ref().filter(|_| is_here))

@@ -48,7 +48,7 @@ enum CellFiles {
 }
 
 /// The files that have been written.
-struct Written {
+struct WrittenFiles {
     files: CellFiles,
     /// The whole files, and all bytes.
     total: FileTotal,
@@ -91,7 +91,7 @@ impl Bench<'_> {
     ) -> Result<(CellFiles, Option<Throughput>), SweepError> {
         let pace = CellPace::new(until, self.stop, self.threads);
         let started = Instant::now();
-        let Written { files, total, way } = std::thread::scope(|scope| {
+        let WrittenFiles { files, total, way } = std::thread::scope(|scope| {
             let root = self.place.tree.fd();
             let pace = &pace;
             scope

@@ -55,13 +55,9 @@ impl SavedSweeps {
     }
 
     fn file(&self, host: &str, storage: &Storage) -> PathBuf {
-        let key = [host, &storage.kind, &storage.source, &storage.id].join("\0");
-        let name = format!(
-            "{}-{:016x}.json",
-            plain_name(&storage.kind),
-            hashed(key.as_bytes())
-        );
-        self.directory.join(name)
+        // Of two storages whose names differ beyond these letters the later sweep stays: `find` looks at the whole names.
+        let key = [host, &storage.kind, &storage.source, &storage.id].join("-");
+        self.directory.join(plain_name(&key) + ".json")
     }
 
     fn forget_oldest(&self) -> io::Result<()> {
@@ -89,13 +85,6 @@ fn storage(path: &Path) -> Option<Storage> {
     absolute
         .ancestors()
         .find_map(|ancestor| Storage::at(ancestor).ok())
-}
-
-/// FNV-1a: it only names files, and nobody gains by two equal names.
-fn hashed(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 const KEPT_MAX: usize = 64;

@@ -46,7 +46,7 @@ pub(crate) fn plain_name(text: &str) -> String {
     plain.take(NAME_LETTERS_MAX).collect()
 }
 
-const NAME_LETTERS_MAX: usize = 64;
+const NAME_LETTERS_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use zmove_wire::FileTotal;
 use crate::sweep::cell::groups::{Groups, OpenFile};
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::CellPace;
-use crate::sweep::cell::{Bench, CellFiles, MODE, Written, is_cached, name_of};
+use crate::sweep::cell::{Bench, CellFiles, MODE, WrittenFiles, is_cached, name_of};
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
@@ -28,7 +28,7 @@ impl LargeFiles {
         bench: &Bench<'_>,
         directory: Arc<OwnedFd>,
         pace: &CellPace<'_>,
-    ) -> Written {
+    ) -> WrittenFiles {
         let files = Lock::new(Vec::new());
         let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
@@ -84,7 +84,7 @@ impl LargeFiles {
             bytes: files.iter().map(|(_, bytes)| bytes).sum(),
         };
         let files = CellFiles::Large(Self { directory, files });
-        Written { files, total, way }
+        WrittenFiles { files, total, way }
     }
 
     /// Drops the files from the page cache; returns the way by which they will be read.

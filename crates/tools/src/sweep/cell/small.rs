@@ -13,7 +13,7 @@ use zmove_wire::FileTotal;
 
 use crate::sweep::cell::noise::{Noise, group_buffer};
 use crate::sweep::cell::pace::CellPace;
-use crate::sweep::cell::{Bench, CellFiles, MODE, Written, is_cached, name_of};
+use crate::sweep::cell::{Bench, CellFiles, MODE, WrittenFiles, is_cached, name_of};
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
@@ -32,7 +32,11 @@ struct Writers<'a> {
 
 impl SmallFiles {
     /// Writes files as long as there is time.
-    pub(super) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &CellPace<'_>) -> Written {
+    pub(super) fn write(
+        bench: &Bench<'_>,
+        parent: Arc<OwnedFd>,
+        pace: &CellPace<'_>,
+    ) -> WrittenFiles {
         let each = files_each(bench.cell.files, bench.threads);
         let next = AtomicU64::new(0);
         let made = Lock::new(Vec::new());
@@ -77,7 +81,7 @@ impl SmallFiles {
             bytes: files * bench.cell.file_bytes,
         };
         let files = CellFiles::Small(Self { directories });
-        Written { files, total, way }
+        WrittenFiles { files, total, way }
     }
 
     /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
