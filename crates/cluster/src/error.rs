@@ -228,12 +228,6 @@ impl SessionEnd {
         matches!(self, Self::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
     }
 
-    /// Whether the receiver has no room for another session.
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Session(error) if error.is_busy())
-    }
-
     /// Whether all that this says is that the receiver is away.
     #[must_use]
     pub fn is_away(&self) -> bool {

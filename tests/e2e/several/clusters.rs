@@ -319,7 +319,7 @@ impl Lab {
         let hear = async {
             let notices = NoticeBoard::open(&access, &key).await.unwrap();
             loop {
-                let heard = notices.hear().await.unwrap();
+                let heard = notices.hear().await;
                 if let Ok(Notice::Node(NodeNotice {
                     part: Some(part), ..
                 })) = heard

@@ -171,7 +171,7 @@ impl Liaison {
                     self.notice.begun = true;
                     true
                 }
-                heard = self.notices.hear() => match heard? {
+                heard = self.notices.hear() => match heard {
                     Ok(notice) => self.take(notice).await?,
                     Err(_of_another_version) => false,
                 },

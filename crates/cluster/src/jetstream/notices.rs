@@ -348,18 +348,18 @@ impl NoticeBoard {
         }
     }
 
-    /// The next notice, one's own among them, if its sender speaks this version of the protocol.
+    /// The next notice, one's own among them. A broker that is away is waited for.
     ///
     /// # Errors
-    /// None: a broker that is away is waited for.
-    pub async fn hear(&self) -> Result<Result<Notice, GreetingError>, WorkError> {
+    /// Its sender speaks another version of the protocol.
+    pub async fn hear(&self) -> Result<Notice, GreetingError> {
         let mut hearing = self.hearing.lock().await;
         loop {
             let entry = hearing.next(&self.connection).await;
             let opened = open(&self.key, ASSOCIATED_DATA, &entry.value);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| read(&body)) {
-                return Ok(notice);
+                return notice;
             }
         }
     }

@@ -159,7 +159,7 @@ impl<'a> Member<'a> {
             tokio::select! {
                 // Notices that wait are heard before a head counts as silent.
                 biased;
-                heard = self.notices.hear() => match heard? {
+                heard = self.notices.hear() => match heard {
                     Ok(Notice::Job(job)) => self.take(job).await?,
                     Ok(Notice::Grant(grant)) => self.hold(&grant),
                     Ok(_) => {}

@@ -67,7 +67,7 @@ impl HeardNotices {
         let mut all = Self::default();
         let until = Instant::now() + LISTEN_FOR;
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
-            match heard? {
+            match heard {
                 Ok(Notice::Job(job)) => drop(all.jobs.insert(job.id(), job)),
                 Ok(Notice::Node(node)) => drop(all.nodes.insert(node.node.clone(), node)),
                 _ => {}
