@@ -138,6 +138,22 @@ struct RunningAttempt {
     stalled: bool,
 }
 
+impl RunningAttempt {
+    fn new(job: QueuedJob, number: u32, process: Process, tail: Tail, deadline: Duration) -> Self {
+        Self {
+            job,
+            number,
+            process,
+            tail,
+            deadline,
+            asked: None,
+            is_stopped: false,
+            ended: None,
+            stalled: false,
+        }
+    }
+}
+
 impl Runner {
     /// Becomes the runner of a place, after a look at the whole database.
     ///
@@ -284,16 +300,10 @@ impl Runner {
             ..
         } = running;
         let id = job.id;
-        let attempt = self.attempts.entry(id).or_insert_with(|| RunningAttempt {
-            process: Process::adopt(&self.place, id),
-            number,
-            tail: Tail::new(events_read, furthest),
-            deadline,
-            asked: None,
-            is_stopped: false,
-            ended: None,
-            stalled: false,
-            job,
+        let attempt = self.attempts.entry(id).or_insert_with(|| {
+            let process = Process::adopt(&self.place, id);
+            let tail = Tail::new(events_read, furthest);
+            RunningAttempt::new(job, number, process, tail, deadline)
         });
         let tail = &attempt.tail;
         let is_stalled = !tail.is_idle && tail.moved_at.elapsed() >= attempt.deadline;
@@ -445,17 +455,8 @@ impl Runner {
                     furthest,
                     ..
                 } = started;
-                let attempt = RunningAttempt {
-                    job,
-                    number,
-                    process,
-                    tail: Tail::new(0, furthest),
-                    deadline,
-                    asked: None,
-                    is_stopped: false,
-                    ended: None,
-                    stalled: false,
-                };
+                let tail = Tail::new(0, furthest);
+                let attempt = RunningAttempt::new(job, number, process, tail, deadline);
                 self.attempts.insert(id, attempt);
             }
             Err(error) => {

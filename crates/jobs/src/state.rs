@@ -220,7 +220,7 @@ done: \nfailed: \ncancelled: \nexpired: \n";
     fn a_word_is_read_as_its_state() {
         assert!(
             State::VARIANTS
-                .into_iter()
+                .iter()
                 .all(|state| state.word().parse() == Ok(*state))
         );
         assert!("gone".parse::<State>().is_err());

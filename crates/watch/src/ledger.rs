@@ -37,7 +37,7 @@ impl Batch {
 }
 
 /// The account.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ledger {
     rest: Duration,
     changing: HashMap<PathBuf, Changing>,
@@ -75,12 +75,7 @@ impl Ledger {
     pub(crate) fn new(rest: Duration) -> Self {
         Self {
             rest,
-            changing: HashMap::new(),
-            ready: BTreeMap::new(),
-            known: HashMap::new(),
-            met: None,
-            failures: HashMap::new(),
-            state: RandomState::new(),
+            ..Self::default()
         }
     }
 

@@ -403,15 +403,11 @@ impl Report {
             there: state.is_there,
             idle,
         };
-        let is_within = |interval| {
-            self.told
-                .as_ref()
-                .is_some_and(|(at, _)| at.elapsed() < interval)
-        };
+        let told = self.told.as_ref();
+        let is_within = |interval| told.is_some_and(|(at, _)| at.elapsed() < interval);
         let recent = is_within(REPORT_INTERVAL);
-        let same =
-            is_within(self.repeat) && self.told.as_ref().is_some_and(|(_, told)| *told == shown);
-        let was_idle = self.told.as_ref().is_some_and(|(_, told)| told.idle);
+        let same = is_within(self.repeat) && told.is_some_and(|(_, told)| *told == shown);
+        let was_idle = told.is_some_and(|(_, told)| told.idle);
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
         }

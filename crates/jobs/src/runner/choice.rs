@@ -12,7 +12,7 @@ use crate::store::QueuedJob;
 
 /// How many jobs run at once. Those that watch their sources are not counted: they would take the room of others for
 /// ever, mostly without any use for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// In all.
     pub all: usize,
@@ -25,7 +25,7 @@ pub struct Limits {
 }
 
 /// The jobs that run or are about to, counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Choice {
     limits: Limits,
     all: usize,
@@ -50,16 +50,7 @@ impl Choice {
     ) -> Self {
         let mut choice = Self {
             limits,
-            all: 0,
-            hosts: HashMap::new(),
-            targets: HashMap::new(),
-            keys: HashMap::new(),
-            kinds: HashMap::new(),
-            pairs: HashMap::new(),
-            chosen: Vec::new(),
-            rivals: BTreeMap::new(),
-            offered: HashMap::new(),
-            priority: None,
+            ..Self::default()
         };
         running.into_iter().for_each(|job| choice.count(job));
         choice

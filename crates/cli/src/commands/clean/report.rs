@@ -13,7 +13,7 @@ use crate::display::terminal;
 use crate::value::exit::Exit;
 
 /// The events of one cleaning until now.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CleanReport {
     is_preview: bool,
     is_json: bool,
@@ -41,9 +41,7 @@ impl CleanReport {
         Self {
             is_preview: args.dry_run,
             is_json: args.json,
-            removed: LeftoverSum::default(),
-            kept: LeftoverSum::default(),
-            failed: 0,
+            ..Self::default()
         }
     }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
 use zmove_daemon::{Cut, TransferStatus, Transfers};
+use zmove_jobs::Moment;
 use zmove_transport::Fingerprint;
-use zmove_types::unix_now;
 
 use super::connections::serve_each;
 use super::service;
@@ -33,12 +33,11 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(transfers: Arc<Transfers>, key: Fingerprint, listen: String) -> Arc<Self> {
-        let since = unix_now().as_secs();
         Arc::new(Self {
             transfers,
             key,
             listen,
-            since,
+            since: Moment::now().seconds().unsigned_abs(),
             draining: AtomicBool::new(false),
             drain: Notify::new(),
         })
