@@ -10,6 +10,11 @@
 //! else writes to the target when directories get mode and time: movers have left, and the leases of sessions that were
 //! lost have ended.
 
+mod finish;
+mod one_target;
+mod others;
+mod phase;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +29,17 @@ use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::SharedJobOrder;
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
-use crate::finish::{Finished, Finishing};
-use crate::job_phase::JobPhase;
+use crate::job::Tally;
 use crate::node::{MoverSessions, Node};
-use crate::one_target::Witness;
-use crate::orders::Orders;
-use crate::others::{Others, Standby};
-use crate::session::{ENDS_WITHIN, SessionEvents, in_session};
-use crate::tally::Tally;
-use crate::work::{ItemWork, WorkItem};
-use crate::work_queue::{LEASE, WorkQueue};
+use crate::queue::{ItemWork, LEASE, WorkItem, WorkQueue};
+use crate::session::{ENDS_WITHIN, Orders, SessionEvents, in_session};
+
+use self::finish::{Finished, Finishing};
+use self::one_target::Witness;
+use self::others::Standby;
+
+pub use self::others::Others;
+pub use self::phase::JobPhase;
 
 /// The node that leads a job.
 #[derive(Debug)]
@@ -537,7 +543,7 @@ mod tests {
 
     use super::*;
     use crate::lab::{JOB, job, receiver};
-    use crate::local_queue::LocalQueue;
+    use crate::queue::LocalQueue;
     use crate::session::Up;
 
     const REFUSALS: [RefusalCode; 10] = [

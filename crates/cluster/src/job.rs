@@ -1,5 +1,8 @@
 //! A job of many nodes, as each of its movers knows it.
 
+mod head_lease;
+mod tally;
+
 use std::ffi::OsStr;
 use std::iter::repeat;
 use std::ops::Range;
@@ -18,6 +21,9 @@ use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape};
 
 use crate::error::{Stop, WorkError};
+
+pub use self::head_lease::HeadLease;
+pub use self::tally::Tally;
 
 /// A job of many nodes, as each of its movers knows it.
 #[derive(Clone, Debug)]

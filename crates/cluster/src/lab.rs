@@ -11,10 +11,9 @@ use zmove_types::{Beginning, NoObserver, Observer, RelPath, SharedJobId};
 use zmove_wire::{NodeName, Open};
 
 use crate::job::{Receiver, SharedJob};
-use crate::local_queue::LocalQueue;
 use crate::mover::Mover;
+use crate::queue::{ItemWork, LocalQueue, WorkItem};
 use crate::session::{JobEvents, SessionEvents};
-use crate::work::{ItemWork, WorkItem};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 

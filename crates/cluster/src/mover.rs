@@ -17,6 +17,7 @@
 //! the queue has all that it announces, or that is done as well. So a mover that dies leaves nothing undone that the
 //! queue does not have.
 
+mod cut;
 mod item;
 mod large;
 
@@ -36,9 +37,8 @@ use zmove_wire::WorkCounts;
 
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
+use crate::queue::{Done, ItemWork, LEASE, Taken, WorkItem, WorkQueue};
 use crate::session::SessionEvents;
-use crate::work::{ItemWork, WorkItem};
-use crate::work_queue::{Done, LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
 pub(crate) struct Mover<W> {

@@ -22,9 +22,8 @@ use zmove_types::{Beginning, Event, Observer};
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::{Receiver, SharedJob, View};
 use crate::mover::{Mover, MoverEnd, is_set};
-use crate::seen_messages::SeenMessages;
-use crate::session::{JobEvents, Served, SessionEvents, ask, in_session};
-use crate::work_queue::WorkQueue;
+use crate::queue::WorkQueue;
+use crate::session::{JobEvents, SeenMessages, Served, SessionEvents, ask, in_session};
 
 /// A node of a job, with movers of this process.
 #[derive(Debug)]
@@ -319,7 +318,7 @@ mod tests {
 
     use super::*;
     use crate::lab::{JOB, job, receiver};
-    use crate::local_queue::LocalQueue;
+    use crate::queue::LocalQueue;
 
     fn node(receivers: usize, patience: Duration) -> Node<LocalQueue> {
         Node::new(

@@ -1,6 +1,8 @@
 //! Sessions with the receivers of a job.
 
 mod events;
+mod orders;
+mod seen_messages;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +16,14 @@ use zmove_wire::{Refusal, SharedJobOrder};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Receiver, SharedJob};
-use crate::orders::Orders;
-use crate::work_queue::LEASE;
+use crate::queue::LEASE;
 
 use self::events::ANSWERS_WITHIN;
 
 pub use self::events::Served;
 pub(crate) use self::events::{ENDS_WITHIN, JobEvents, SessionEvents};
+pub(crate) use self::orders::Orders;
+pub use self::seen_messages::SeenMessages;
 
 /// Does some work in a session with a receiver.
 pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(

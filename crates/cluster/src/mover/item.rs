@@ -7,11 +7,10 @@ use zmove_wire::{SharedJobOrder, SharedJobResult, WorkCounts};
 
 use super::large::Committed;
 use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin};
-use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{ItemWork, SplitFile, WorkItem};
-use crate::work_queue::WorkQueue;
+use crate::mover::cut::{rest_of, work_of};
+use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
@@ -213,7 +212,7 @@ mod tests {
     use super::*;
     use crate::job::SharedJob;
     use crate::lab::{item_of, job, mover, pushed, root};
-    use crate::work_queue::LEASE;
+    use crate::queue::LEASE;
 
     static PASS: AtomicU32 = AtomicU32::new(1);
 

@@ -17,8 +17,7 @@ use zmove_wire::{
 use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin, one_failure};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
-use crate::work::{SplitFile, WorkItem};
-use crate::work_queue::{LEASE, WorkQueue};
+use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
     /// The groups of a large file that are not at the target, and how many bytes are there: another job may have left
@@ -365,7 +364,7 @@ mod tests {
 
     use super::*;
     use crate::lab::{item_of, mover, root};
-    use crate::work::ItemWork;
+    use crate::queue::ItemWork;
 
     #[test]
     fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {

@@ -13,10 +13,9 @@ use zmove_types::{Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, FileTotal, NotKept, WorkCounts};
 
 use crate::error::SessionEnd;
-use crate::job::Receiver;
-use crate::seen_messages::SeenMessages;
-use crate::tally::Tally;
-use crate::work_queue::LEASE;
+use crate::job::{Receiver, Tally};
+use crate::queue::LEASE;
+use crate::session::SeenMessages;
 
 /// The listeners to what happens in sessions, and what of it concerns the whole job.
 pub(crate) struct JobEvents {

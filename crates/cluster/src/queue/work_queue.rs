@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use crate::error::WorkError;
-use crate::work::WorkItem;
+use crate::queue::WorkItem;
 
 /// How long an item is leased, unless a queue is told otherwise, or it has been leased in vain.
 pub const LEASE: Duration = Duration::from_secs(30);

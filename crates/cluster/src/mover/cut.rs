@@ -6,7 +6,7 @@ use zmove_scan::Portion;
 use zmove_types::GroupSpan;
 use zmove_wire::GroupRange;
 
-use crate::work::{ItemWork, SplitFile};
+use crate::queue::{ItemWork, SplitFile};
 
 /// What a portion of a source leaves to other items.
 pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = ItemWork> {

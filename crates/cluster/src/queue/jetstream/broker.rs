@@ -23,7 +23,7 @@ use super::Settings;
 use super::answers::{BrokerError, answer_in};
 use super::connection::{BrokerState, Connection};
 use super::seal::Seal;
-use crate::work::WorkItem;
+use crate::queue::WorkItem;
 
 /// The broker of a job.
 #[derive(Debug)]

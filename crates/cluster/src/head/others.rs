@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::job_phase::JobPhase;
-use crate::tally::Tally;
+use crate::head::JobPhase;
+use crate::job::Tally;
 
 /// The other nodes of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use super::answers::BrokerError;
 use super::connection::{BrokerState, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
 use crate::error::{Hindrance, WorkError};
-use crate::tally::Tally;
+use crate::job::Tally;
 
 /// The notices of a cluster.
 pub struct NoticeBoard {

@@ -9,7 +9,7 @@ use std::fmt;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use zmove_types::{Hex, SharedJobId, from_hex};
 
-use crate::work::WorkItem;
+use crate::queue::WorkItem;
 
 /// What all nodes of a job know and its broker does not.
 #[derive(Clone)]
@@ -158,7 +158,7 @@ pub(super) fn open(
 mod tests {
     use super::*;
     use crate::lab::{JOB, item_of, root};
-    use crate::work::ItemWork;
+    use crate::queue::ItemWork;
     use zmove_types::Name;
 
     fn seal_of(key: u8, job: SharedJobId) -> Seal {

@@ -48,8 +48,7 @@ use tokio::time::{Instant, sleep};
 use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
-use crate::work::WorkItem;
-use crate::work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
+use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
 use answers::BrokerError;
 use broker::{Broker, Put};
 use connection::Connection;

@@ -10,8 +10,7 @@ use tokio::sync::Notify;
 use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
-use crate::work::WorkItem;
-use crate::work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
+use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug)]
@@ -222,7 +221,7 @@ const ITEMS_MAX: usize = 65_536;
 mod tests {
     use super::*;
     use crate::lab::{JOB, item_of, root};
-    use crate::work::ItemWork;
+    use crate::queue::ItemWork;
     use zmove_types::Name;
 
     fn walk(number: u32) -> WorkItem {

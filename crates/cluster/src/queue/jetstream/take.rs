@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::answers::BrokerError;
 use super::connection::BrokerState;
 use super::{JetStream, Lease, QueueRole};
-use crate::work_queue::{LEASE, Taken};
+use crate::queue::{LEASE, Taken};
 
 /// The state of whoever takes.
 #[derive(Debug, Default)]

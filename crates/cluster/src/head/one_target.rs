@@ -13,8 +13,8 @@ use zmove_sender::SessionOver;
 use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
+use crate::head::JobPhase;
 use crate::job::{Receiver, SharedJob};
-use crate::job_phase::JobPhase;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.

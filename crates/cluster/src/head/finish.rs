@@ -19,8 +19,7 @@ use zmove_wire::{
 
 use crate::error::{Stop, refused};
 use crate::job::{ITEM, SharedJob};
-use crate::orders::Orders;
-use crate::session::SessionEvents;
+use crate::session::{Orders, SessionEvents};
 
 /// How far the directories of a job are finished.
 #[derive(Debug, Default)]

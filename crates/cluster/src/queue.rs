@@ -1,0 +1,10 @@
+//! Work items, and the queues that have them: one in this process, and one at a broker.
+
+pub mod jetstream;
+mod local_queue;
+mod work;
+mod work_queue;
+
+pub use local_queue::{LocalLease, LocalQueue};
+pub use work::{ITEM_BYTES_MAX, ItemWork, SplitFile, WorkItem};
+pub use work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
