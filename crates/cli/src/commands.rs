@@ -1,34 +1,19 @@
 //! The commands, one module each: from the arguments to an exit code.
 
-pub(crate) mod allow;
+mod background;
 pub(crate) mod clean;
-pub(crate) mod cluster;
-pub(crate) mod cluster_push;
-pub(crate) mod copy;
+mod daemon;
 pub(crate) mod derived;
-pub(crate) mod doctor;
-pub(crate) mod follow;
-pub(crate) mod job;
-pub(crate) mod jobs;
-pub(crate) mod journal;
 pub(crate) mod key;
-pub(crate) mod mount;
-pub(crate) mod operate;
-pub(crate) mod participants;
-pub(crate) mod probe;
-pub(crate) mod pull;
-pub(crate) mod push;
-pub(crate) mod receive;
-pub(crate) mod runner;
-pub(crate) mod scan;
-pub(crate) mod serve;
-pub(crate) mod shared_job;
-pub(crate) mod spread;
-pub(crate) mod submit;
-pub(crate) mod sweep;
+mod measure;
+mod several;
 #[cfg(test)]
 mod tests;
-pub(crate) mod trace;
-pub(crate) mod transfer;
+mod transfers;
 pub(crate) mod trust;
-pub(crate) mod verify;
+
+pub(crate) use self::background::{follow, job, jobs, runner, submit};
+pub(crate) use self::daemon::{allow, journal, operate, serve};
+pub(crate) use self::measure::{doctor, probe, scan, sweep, trace};
+pub(crate) use self::several::{cluster, cluster_push, participants, shared_job, spread};
+pub(crate) use self::transfers::{copy, mount, pull, push, receive, transfer, verify};

@@ -1,5 +1,5 @@
 //! `zmove status`, `zmove stop` and `zmove drain`: what the operator of a daemon's host sees and does, over the
-//! daemon's socket (`commands/serve/control.rs`).
+//! daemon's socket (`daemon/serve/control.rs`).
 
 mod table;
 

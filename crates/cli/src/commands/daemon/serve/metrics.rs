@@ -338,7 +338,7 @@ mod tests {
         let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent"))
             .text()
             .unwrap();
-        let board = include_str!("../../../../../docs/grafana.json");
+        let board = include_str!("../../../../../../docs/grafana.json");
         let _whole: serde_json::Value = serde_json::from_str(board).unwrap();
         let words = board.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let asked: Vec<_> = words.filter(|word| word.starts_with("zmove_")).collect();

@@ -1,0 +1,9 @@
+//! Transfers, and what they have in common.
+
+pub(crate) mod copy;
+pub(crate) mod mount;
+pub(crate) mod pull;
+pub(crate) mod push;
+pub(crate) mod receive;
+pub(crate) mod transfer;
+pub(crate) mod verify;
