@@ -4,7 +4,7 @@
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
 //! no entry to which a name that stays leads under another spelling, and no more than whoever ordered the run allows.
 
-mod spared;
+pub(crate) mod spared;
 mod work_budget;
 
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX};
 use zmove_wire::{ExtraneousName, ExtraneousNames, Fault, FaultCode, NameRange, Operation, Remove};
 
-pub(crate) use crate::mirror::spared::Spared;
+use crate::mirror::spared::Spared;
 pub(crate) use crate::mirror::work_budget::WorkBudget;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;

@@ -23,7 +23,8 @@ use zmove_wire::{
 use crate::compare::listed::ListedFiles;
 use crate::compare::{Purpose, SourceFile, View, Xattrs};
 use crate::config::ReceiverConfig;
-use crate::mirror::{Spared, WorkBudget, extraneous};
+use crate::mirror::spared::Spared;
+use crate::mirror::{WorkBudget, extraneous};
 use crate::quota::Booking;
 use crate::session::threads::Reporter;
 use crate::store::failure::failure;

@@ -516,22 +516,12 @@ impl<'a> Placer<'a> {
                 self.place_directory(directory, path, name, metadata.clone())?
             }
             BatchEntry::Symlink(name, metadata, target) => {
-                self.place_non_regular(
-                    directory,
-                    path,
-                    name,
-                    NonRegular::Symlink(target),
-                    metadata,
-                )?;
+                let link = NonRegular::Symlink(target);
+                self.place_non_regular(directory, path, name, link, metadata)?;
             }
             BatchEntry::Special(name, metadata, special) => {
-                self.place_non_regular(
-                    directory,
-                    path,
-                    name,
-                    NonRegular::Special(*special),
-                    metadata,
-                )?;
+                let special = NonRegular::Special(*special);
+                self.place_non_regular(directory, path, name, special, metadata)?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();

@@ -22,7 +22,7 @@ use zmove_wire::{
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Received};
 use crate::meters::TransferMeter;
-use crate::mirror::Spared;
+use crate::mirror::spared::Spared;
 use crate::other_jobs::OtherJobs;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{PartStore, is_overtaken};
