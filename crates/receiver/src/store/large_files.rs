@@ -32,7 +32,8 @@ use zmove_types::Lock;
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
-    values: Values,
+    /// Where the values are booked by which groups come, if they are kept until their file is whole.
+    values: Option<Quota>,
     whole: Whole,
     table: Lock<Table>,
 }
@@ -97,13 +98,6 @@ pub(crate) enum GroupCopy {
     Late,
 }
 
-/// Whether the values by which groups come are kept until their file is whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Values {
-    Kept,
-    Dropped,
-}
-
 /// How a file becomes whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
@@ -130,7 +124,7 @@ const BLOCK_BYTES: u64 = 512;
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(quota: &Quota, values: Values, whole: Whole) -> Self {
+    pub(crate) fn new(quota: &Quota, values: Option<Quota>, whole: Whole) -> Self {
         Self {
             quota: quota.clone(),
             values,
@@ -194,7 +188,7 @@ impl FileTable {
                 let held = self
                     .quota
                     .book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
-                let came = (self.values == Values::Kept).then(|| Came::new(&self.quota));
+                let came = self.values.as_ref().map(Came::new);
                 let file = Arc::new(LargeFile {
                     id,
                     base: base(&head),
@@ -551,7 +545,7 @@ mod tests {
             .unwrap()
             .open_directory(&RelPath::root())
             .unwrap();
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior)
             .unwrap();
@@ -587,7 +581,7 @@ mod tests {
             (&ranges[..], &[0, 1, 1, 3][..]),
         ];
         for (number, (ranges, groups)) in (0..).zip(cases) {
-            let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+            let table = FileTable::new(&Quota::default(), None, Whole::Here);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
             table.declare(id, head, no_base, no_prior).unwrap();
             let file = table.find(id).unwrap().unwrap();
@@ -610,7 +604,7 @@ mod tests {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
         };
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         table
             .declare(
                 FileId(1),
@@ -633,7 +627,7 @@ mod tests {
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
         let bytes = groups * GROUP_BYTES;
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         let began = cpu_time();
         let data = 0..bytes - 1;
         for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
@@ -662,7 +656,7 @@ mod tests {
         };
         let quota =
             crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let table = FileTable::new(&quota, Values::Dropped, Whole::Here);
+        let table = FileTable::new(&quota, None, Whole::Here);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
         let xattr = zmove_types::Xattr {
@@ -697,7 +691,7 @@ mod tests {
             .unwrap()
             .open_directory(&RelPath::root())
             .unwrap();
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         let prior = || Prior {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
@@ -721,7 +715,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
             .unwrap();
@@ -745,7 +739,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         assert!(
             table
                 .declare(FileId(1), head(GROUP_BYTES), no_base, no_prior)
@@ -769,7 +763,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
             .unwrap();
@@ -785,7 +779,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -804,7 +798,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Whole::Here);
         let declare =
             |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {

@@ -30,7 +30,7 @@ use crate::session::threads::Reporter;
 use crate::shared_job::session::Heart;
 use crate::store::failure::FaultCause;
 use crate::store::large_files::delta::Bases;
-use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
+use crate::store::large_files::{FileTable, LargeFile, Whole};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
 use crate::store::reports::{BookedOutcome, Outcome, Reports};
 use crate::store::rules::Rules;
@@ -98,11 +98,7 @@ impl Transfer {
             quota: quota.clone(),
         };
         let is_kept = open.proof == Proof::Media || config.named.is_some();
-        let values = if is_kept {
-            Values::Kept
-        } else {
-            Values::Dropped
-        };
+        let values = is_kept.then(|| quota.clone());
         let named = open.keeping.named;
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
         let whole = if target.shared_job.is_some() {
