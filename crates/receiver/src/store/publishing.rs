@@ -343,11 +343,8 @@ fn look_at_all(
     suspects: Vec<(Arc<OwnedFd>, Suspect)>,
     flushed: Flushed<'_>,
 ) -> Vec<Found> {
-    let (give, take) = crossbeam_channel::unbounded();
-    suspects
-        .into_iter()
-        .for_each(|suspect| give.send(suspect).expect("the other end is here"));
-    drop(give);
+    let waiting = Lock::new(suspects.into_iter());
+    let next = || waiting.lock().next();
     let look = || {
         let turn = transfer.quota.naming_turn();
         let look = |(directory, suspect): (Arc<OwnedFd>, Suspect)| {
@@ -364,7 +361,7 @@ fn look_at_all(
             };
             (suspect, found)
         };
-        take.iter().map(look).collect()
+        std::iter::from_fn(next).map(look).collect()
     };
     run_on_several("zmove-look", 1..READERS, look)
 }
