@@ -14,7 +14,6 @@ use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::store::failure::{Failure, failed_to, failed_to_enter, failure, is_no_room};
-use crate::store::large_files::delta::Base;
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
 use crate::store::publishing::publisher::{PendingBatch, SenderKnowledge, WholeFile};
@@ -206,34 +205,25 @@ fn keep_group(
                 .target
                 .open_old_at(&transfer.target.final_path(&file.head))
         };
-        let keep =
-            |base: &Base| base.keep(&transfer.bases, open_old, &file.head, &staged, span, cv);
-        let kept = file
-            .base
-            .as_ref()
-            .map_or(Ok(false), keep)
-            .map_err(failed_to(Operation::Write))?;
-        Ok(kept.then_some(staged))
+        let cannot = failed_to(Operation::Write);
+        let Some(base) = &file.base else {
+            return Ok(None);
+        };
+        let kept = base.keep(&transfer.bases, open_old, &file.head, &staged, span, cv);
+        if !kept.map_err(cannot)? {
+            return Ok(None);
+        }
+        is_written(transfer, file, span, cv).map_err(cannot)?;
+        Ok(Some(staged))
     });
-    match kept.transpose() {
-        Some(kept) => {
-            let kept = kept.and_then(|kept| {
-                is_written(transfer, file, span, cv).map_err(failed_to(Operation::Write))?;
-                Ok(kept)
-            });
-            let group = StoredGroup {
-                item,
-                span,
-                kind: FrameKind::Same,
-            };
-            book_group(transfer, turn, file, group, kept);
+    let Some(kept) = kept.transpose() else {
+        for item in std::iter::once(item).chain(file.end(span)) {
+            transfer.reports.tell(Outcome::Item(damaged(item)));
         }
-        None => {
-            for item in std::iter::once(item).chain(file.end(span)) {
-                transfer.reports.tell(Outcome::Item(damaged(item)));
-            }
-        }
-    }
+        return;
+    };
+    let kind = FrameKind::Same;
+    book_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
 }
 
 /// Notes that a group is in its place with this value.
