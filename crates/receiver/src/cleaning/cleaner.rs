@@ -174,7 +174,7 @@ impl Cleaner {
             _ => {
                 let seconds = until.as_secs();
                 let fate = LeftoverFate::StaysUntil { seconds };
-                self.found(path, LeftoverKind::Part, bytes, fate);
+                self.report(path, LeftoverKind::Part, bytes, fate);
             }
         }
     }
@@ -204,10 +204,10 @@ impl Cleaner {
                 Ok(_) => {}
             }
         }
-        self.found(path, kind, bytes, LeftoverFate::Goes);
+        self.report(path, kind, bytes, LeftoverFate::Goes);
     }
 
-    fn found(&self, path: RelPath, kind: LeftoverKind, bytes: u64, fate: LeftoverFate) {
+    fn report(&self, path: RelPath, kind: LeftoverKind, bytes: u64, fate: LeftoverFate) {
         self.tell(ToSender::Leftover(Leftover {
             path,
             kind,
@@ -296,7 +296,7 @@ impl Cleaner {
         } else {
             LeftoverFate::Foreign
         };
-        self.found(path, LeftoverKind::SharedJob, bytes, fate);
+        self.report(path, LeftoverKind::SharedJob, bytes, fate);
     }
 
     /// The bytes that an entry takes on its storage, with all below it.

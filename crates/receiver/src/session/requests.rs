@@ -14,7 +14,7 @@ use crate::error::SessionError;
 /// A request of the peer, which counts as open until this is dropped.
 pub(crate) type Unanswered = Arc<()>;
 
-/// The open requests of each kind, by the holders of each value beside this one.
+/// The open requests of each kind. Each value has one holder here, and one for each open request.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
     entries: Unanswered,
@@ -73,4 +73,24 @@ fn count(open: &Unanswered, most: usize, what: &'static str) -> Result<Unanswere
         return Err(SessionError::out_of_order(what));
     }
     Ok(Arc::clone(open))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_counts_until_its_answer_is_dropped() {
+        let requests = OpenRequests::default();
+        let ask = || requests.remove();
+        let mut open: Vec<_> = (0..REMOVES_OUTSTANDING_MAX)
+            .map(|_| ask().unwrap())
+            .collect();
+        assert!(ask().is_err() && !requests.mirrors_nothing());
+        open.pop();
+        open.push(ask().unwrap());
+        assert!(ask().is_err());
+        drop(open);
+        assert!(requests.mirrors_nothing() && requests.are_answered());
+    }
 }

@@ -10,7 +10,7 @@ use zmove_wire::{EntryFault, Fault, FaultCode, FileDone, Operation};
 /// A failed operation and its error.
 pub(crate) type Failure = (Operation, io::Error);
 
-/// Why an entry has failed, as the sender is told.
+/// The cause of a fault, as the sender receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FaultCause {
     pub(crate) operation: Operation,
@@ -42,7 +42,7 @@ impl FaultCause {
         }
     }
 
-    /// The end of a file that has failed.
+    /// The report of a large file that has failed.
     pub(crate) fn of_file(self, id: FileId) -> FileDone {
         FileDone {
             file: id.0,

@@ -30,7 +30,7 @@ pub(crate) enum Outcome {
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
-    /// Something that the peer is only to be told.
+    /// A message to the peer that changes nothing in the session.
     Message(ToSender),
     /// The end of the lane with that number, and whether it has brought anything.
     LaneEnded {
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
 pub(crate) struct BookedOutcome {
     pub(crate) outcome: Outcome,
     pub(crate) held: Booking,
-    /// The request that it answers, if it is the last answer to one.
+    /// The request that is answered with this outcome.
     pub(crate) _answers: Option<Unanswered>,
 }
 

@@ -386,7 +386,7 @@ impl Transfer {
         self.reports.tell(Outcome::File(fault.of_file(file.id)));
     }
 
-    /// Notes the path of an entry that has failed, for the daemon.
+    /// Notes the path of an entry that has failed.
     pub(crate) fn failed_at(&self, cause: FaultCause, path: impl FnOnce() -> Option<RelPath>) {
         self.meter.failed_at(cause.operation, cause.code, path);
     }
