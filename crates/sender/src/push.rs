@@ -34,7 +34,7 @@ use self::feed::FeedRequest;
 use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, StageReading};
-use self::run::{Run, SessionPhase};
+use self::run::Run;
 use self::session::Session;
 use self::threads::Broken;
 use crate::account::manifest::Manifest;
@@ -123,7 +123,7 @@ impl Push {
         let running = RunningPush {
             run,
             inbox: None,
-            phase: SessionPhase::Nothing,
+            answered: None,
             echoes,
             process: None,
             speaker: Speaker::start(writer, outgoing, relay),
@@ -156,7 +156,8 @@ struct RunningPush<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<HeardMessage>>,
-    phase: SessionPhase,
+    /// When the receiver answered for the first time to something that was sent.
+    answered: Option<Instant>,
     echoes: Echoes,
     /// The process of the receiver, once it has opened the transfer.
     process: Option<String>,
@@ -252,7 +253,6 @@ impl RunningPush<'_> {
             self.pipeline.session.account.target_has_free(bytes);
         }
         self.inbox = Some(inbox);
-        self.phase = SessionPhase::Permission;
         self.process = Some(opened.process);
         self.run.note_opened();
         self.need_lanes()?;
@@ -338,10 +338,8 @@ impl RunningPush<'_> {
 
     /// Reports once that the receiver has answered to something that was sent.
     fn note_answer(&mut self, message: &ToSender) {
-        if !matches!(self.phase, SessionPhase::Answer(_))
-            && !matches!(message, ToSender::Refused(_))
-        {
-            self.phase = SessionPhase::Answer(Instant::now());
+        if self.answered.is_none() && !matches!(message, ToSender::Refused(_)) {
+            self.answered = Some(Instant::now());
             self.pipeline.session.account.tell(Event::Answered);
         }
     }
@@ -562,7 +560,9 @@ impl RunningPush<'_> {
         let reached = self.sample();
         self.end_lanes(&ended);
         let run = self.run;
-        run.note(self.phase);
+        if let Some(first) = self.answered {
+            run.note_answered(first);
+        }
         let last_echo = self.echoes.end();
         if !is_confirmed(&ended) {
             run.note_unended(self.process, last_echo);

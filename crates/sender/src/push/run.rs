@@ -75,16 +75,6 @@ pub enum SessionFate {
     OfUse,
 }
 
-/// How far the conversation of a session came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SessionPhase {
-    Nothing,
-    /// The receiver has opened the transfer.
-    Permission,
-    /// The receiver has answered to something that was sent, for the first time at this moment.
-    Answer(Instant),
-}
-
 /// The results of all sessions before this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Earlier {
@@ -123,7 +113,7 @@ impl Run {
     /// Notes that the receiver has opened an inspection.
     pub(crate) fn note_inspection(&mut self) {
         self.standing.inspects = true;
-        self.note(SessionPhase::Permission);
+        self.note_opened();
     }
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
@@ -154,6 +144,10 @@ impl Run {
     /// Notes that the receiver has opened a session: it has waited until no earlier one could publish.
     pub(crate) fn note_opened(&mut self) {
         self.unended = None;
+        self.standing.begun += 1;
+        self.standing.fate = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
     }
 
     /// Notes that a session has broken off whose receiver has not confirmed the end. `process` is the receiver's, if it
@@ -173,17 +167,10 @@ impl Run {
         cpu_time().saturating_sub(self.cpu_started)
     }
 
-    /// Notes how far a session has come.
-    pub(crate) fn note(&mut self, phase: SessionPhase) {
-        self.standing.begun += u64::from(phase != SessionPhase::Nothing);
-        self.standing.fate = match phase {
-            SessionPhase::Nothing => SessionFate::NotBegun,
-            SessionPhase::Permission => SessionFate::InVain {
-                answered: Duration::ZERO,
-            },
-            SessionPhase::Answer(first) => SessionFate::InVain {
-                answered: first.elapsed(),
-            },
+    /// Notes that a session has ended whose receiver answered to something that was sent, for the first time at `first`.
+    pub(crate) fn note_answered(&mut self, first: Instant) {
+        self.standing.fate = SessionFate::InVain {
+            answered: first.elapsed(),
         };
     }
 
@@ -332,7 +319,7 @@ mod tests {
 
     /// What a session comes to that finds so many bytes at the target, and brings these.
     fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
-        run.note(SessionPhase::Permission);
+        run.note_opened();
         brought
             .iter()
             .for_each(|thing| run.files.brought.note(thing));
@@ -384,7 +371,7 @@ mod tests {
     #[test]
     fn entries_that_are_removed_are_further() {
         let mut run = Run::begin(None, Instant::now());
-        run.note(SessionPhase::Permission);
+        run.note_opened();
         run.add(&removed(1), 1, None);
         assert_eq!(std::mem::take(&mut run.standing.fate), SessionFate::OfUse);
     }
@@ -442,12 +429,12 @@ mod tests {
     fn leave_is_not_forgotten_and_the_time_of_answers_is_known() {
         let mut run = Run::begin(None, Instant::now());
         assert!(run.standing.begun == 0);
-        run.note(SessionPhase::Answer(Instant::now() - SECOND));
+        run.note_opened();
+        run.note_answered(Instant::now() - SECOND);
         let SessionFate::InVain { answered } = std::mem::take(&mut run.standing.fate) else {
             panic!("it has begun")
         };
         assert!(answered >= SECOND && run.standing.begun > 0);
-        run.note(SessionPhase::Nothing);
         assert_eq!(
             (
                 std::mem::take(&mut run.standing.fate),
@@ -455,7 +442,7 @@ mod tests {
             ),
             (SessionFate::NotBegun, true)
         );
-        run.note(SessionPhase::Permission);
+        run.note_opened();
         assert_eq!(
             (
                 std::mem::take(&mut run.standing.fate),
