@@ -19,8 +19,7 @@ use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Event, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    FileHash, Refusal, RefusalCode, Relay, ToReceiver, Told, TransferProgress, WireError,
-    encode_message,
+    FileHash, Refusal, RefusalCode, Relay, ToReceiver, TransferProgress, WireError, encode_message,
 };
 
 use crate::refusals::denied;
@@ -123,7 +122,7 @@ impl Relaying {
         let words = self.words.lock().clone();
         drop(totals);
         if progress != TransferProgress::default() {
-            self.say_to(words.as_ref(), Relay::Told(vec![Told::Progress(progress)]));
+            self.say_to(words.as_ref(), Relay::Told(progress.events().collect()));
         }
         self.flush_hashes(mem::take(&mut *self.hashed.lock()), Relay::Hashed);
         self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
@@ -158,7 +157,7 @@ impl Relaying {
         let (words_in, words) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
         let before = self.words.lock().replace(words_in.clone());
-        self.say_to(Some(&words_in), Relay::Told(vec![Told::Progress(*totals)]));
+        self.say_to(Some(&words_in), Relay::Told(totals.events().collect()));
         drop(totals);
         if before.is_some() {
             let refusal = denied("another client listens to this copy now");
@@ -174,7 +173,7 @@ impl Relaying {
         *totals = TransferProgress::default();
         let words = self.words.lock().clone();
         drop(totals);
-        self.say_to(words.as_ref(), Relay::Told(vec![Told::SessionBegins]));
+        self.say_to(words.as_ref(), Relay::SessionBegins);
     }
 
     /// Tells the last word, after which nothing more is told.
@@ -192,7 +191,7 @@ impl Relaying {
 
     /// Tells a warning.
     pub(crate) fn warn(&self, message: String) {
-        self.tell(Told::Warned(message));
+        self.tell(Event::Warned { message });
     }
 
     /// Asks the receiver for more lanes.
@@ -218,8 +217,8 @@ impl Relaying {
         self.end_with(last);
     }
 
-    fn tell(&self, told: Told) {
-        self.say(Relay::Told(vec![told]));
+    fn tell(&self, event: Event) {
+        self.say(Relay::Told(vec![event]));
     }
 
     fn say(&self, relay: Relay) {
@@ -295,44 +294,22 @@ impl Observer for Relaying {
         self.meter.hear(event);
         match event {
             event if self.untold.lock().hear(event) => {}
-            Event::ScanEnded => {
+            Event::ScanEnded | Event::Flushing => {
                 self.flush();
-                self.tell(Told::ScanEnded);
+                self.tell(event.clone());
             }
-            Event::FirstByte(after) => self.tell(Told::FirstByte(micros(*after))),
-            Event::LaneUp { lanes } => {
-                self.tell(Told::LaneUp(u16::try_from(*lanes).unwrap_or(u16::MAX)))
+            Event::Waiting { message } | Event::HeldUp { by: message } => {
+                self.warn(message.clone());
             }
-            Event::Resent { what } => self.tell(Told::Resent(what.clone())),
-            Event::Failed { message } => self.tell(Told::Failed(message.clone())),
-            Event::NotKept { message } => self.tell(Told::NotKept(message.clone())),
-            Event::Warned { message }
-            | Event::Waiting { message }
-            | Event::HeldUp { by: message } => self.tell(Told::Warned(message.clone())),
-            Event::Limited { by } => self.tell(Told::Limited((*by).to_owned())),
-            Event::Sampled(sample) => self.tell(Told::Sampled(*sample)),
             Event::Listed { changes } => {
                 for part in changes.chunks(TOLD_MAX) {
-                    self.say(Relay::Told(
-                        part.iter()
-                            .map(|change| Told::Listed(change.clone()))
-                            .collect(),
-                    ));
+                    let changes = part.to_vec();
+                    self.tell(Event::Listed { changes });
                 }
             }
-            Event::Flushing => {
-                self.flush();
-                self.tell(Told::Flushing);
-            }
-            Event::Answered => self.tell(Told::Answered),
-            // a new kind of event is told when this learns of it
-            _ => {}
+            event => self.tell(event.clone()),
         }
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The refusal that tells the receiver why its sender cannot go on.
@@ -375,7 +352,7 @@ mod tests {
     use zmove_receiver::{Limits, Quotas};
     use zmove_transport::Fingerprint;
     use zmove_types::ByteCount;
-    use zmove_wire::{FileTotal, decode_message};
+    use zmove_wire::decode_message;
 
     fn failed() -> Event {
         Event::Failed {
@@ -394,15 +371,9 @@ mod tests {
         let heard: Vec<_> = std::iter::from_fn(|| words.try_recv().ok())
             .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
             .collect();
-        let progress = TransferProgress {
-            found: FileTotal { files: 3, bytes: 6 },
-            ..TransferProgress::default()
-        };
-        let told = |told| ToReceiver::Relay(Relay::Told(vec![told]));
-        assert_eq!(
-            heard,
-            [told(Told::Progress(progress)), told(Told::ScanEnded)]
-        );
+        let told = |event| ToReceiver::Relay(Relay::Told(vec![event]));
+        let found = Event::Found { files: 3, bytes: 6 };
+        assert_eq!(heard, [told(found), told(Event::ScanEnded)]);
     }
 
     #[test]
@@ -458,11 +429,8 @@ mod tests {
         let mut words = relaying.attach();
         relaying.end_with(Relay::Lanes(0));
         let Beside { bytes, .. } = words.recv().await.unwrap();
-        let progress = TransferProgress {
-            found: FileTotal { files: 2, bytes: 4 },
-            ..TransferProgress::default()
-        };
-        let told = ToReceiver::Relay(Relay::Told(vec![Told::Progress(progress)]));
+        let found = Event::Found { files: 2, bytes: 4 };
+        let told = ToReceiver::Relay(Relay::Told(vec![found]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));
         assert!(words.recv().await.is_some() && words.recv().await.is_none());
     }

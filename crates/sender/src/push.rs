@@ -210,7 +210,7 @@ impl RunningPush<'_> {
             tokio::select! {
                 _ = ticks.tick() => {
                     let now = StageReading::take(&self.pipeline);
-                    let by = now.limit_since(&before);
+                    let by = now.limit_since(&before).into();
                     self.pipeline.session.account.tell(Event::Limited { by });
                     before = now;
                 }

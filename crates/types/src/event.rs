@@ -3,6 +3,7 @@
 //! Bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are reported per batch or chunk,
 //! never per write, so an observer may be slow without being in the way.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub enum Side {
 }
 
 /// One thing that happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Event {
     /// The scan found files that may have to move.
@@ -87,7 +88,7 @@ pub enum Event {
     /// The current limit of the rate, as far as the sender knows it.
     Limited {
         /// The stage's name.
-        by: &'static str,
+        by: Cow<'static, str>,
     },
     /// The progress of each stage; only where samples were asked for.
     Sampled(Sample),

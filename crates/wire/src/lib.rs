@@ -49,7 +49,6 @@ pub use message::{
     SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
     SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath, StageReport,
     Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
-    ToReceiver, ToSender, ToSource, Told, TransferAccount, TransferProgress, TransportChoice,
-    Verdict, Waiting, WorkCounts, XattrDigest, Zeros, decode_message, decode_message_within,
-    encode_message,
+    ToReceiver, ToSender, ToSource, TransferAccount, TransferProgress, TransportChoice, Verdict,
+    Waiting, WorkCounts, XattrDigest, Zeros, decode_message, decode_message_within, encode_message,
 };

@@ -139,8 +139,6 @@ pub const JOB_GRANT_CERTIFICATES_MAX: usize = 5;
 pub const TOLD_MAX: usize = 1024;
 /// The longest reason of a refusal, and the longest other text of one line, in characters.
 pub const REASON_CHARS_MAX: usize = 4096;
-/// The longest text of one event, in characters: room for the longest path, escaped, and a cause.
-pub const TOLD_CHARS_MAX: usize = 300_000;
 /// The most hashes in one [`Relay`](crate::Relay).
 pub const HASHED_MAX: usize = 1024;
 

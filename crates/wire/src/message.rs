@@ -54,7 +54,7 @@ pub use open::{
     Proof, TargetShape, TargetState,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
-pub use relay::{FileHash, FileTotal, Relay, Told, TransferProgress};
+pub use relay::{FileHash, FileTotal, Relay, TransferProgress};
 pub use request::{
     Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
     Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata, XattrDigest,

@@ -2,6 +2,7 @@
 //!
 //! Workers only add to counts; one ticker thread draws, so that the display never slows the transfer.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::mem;
@@ -85,7 +86,7 @@ struct PushState {
     flushing: bool,
     /// The present rate of what moves, while the bar has also what need not.
     rate: RateWindow,
-    limit: &'static str,
+    limit: Cow<'static, str>,
     /// The moment since which there has been no connection.
     lost: Option<Instant>,
     /// The moment since which the transfer has been in line, and why.
@@ -106,7 +107,7 @@ impl PushState {
             scan_ended: false,
             flushing: false,
             rate: RateWindow::default(),
-            limit: "starting",
+            limit: "starting".into(),
             lost: None,
             waits: None,
             transfer: None,
@@ -140,7 +141,7 @@ impl PushState {
     }
 
     /// What limits the push. Where all nodes have come to move nothing, no session says that any more.
-    fn limit(&self, nodes: Option<&Nodes>) -> &'static str {
+    fn limit(&self, nodes: Option<&Nodes>) -> &str {
         let stand_still = |nodes: &Nodes| {
             let mut all = nodes.nodes.iter();
             are_all_listed(nodes)
@@ -150,7 +151,7 @@ impl PushState {
         if nodes.is_some_and(stand_still) {
             "waiting for replies"
         } else {
-            self.limit
+            &self.limit
         }
     }
 }
@@ -426,7 +427,7 @@ impl Watcher {
 
     fn lose(&self, message: &str) {
         let mut state = self.state.lock();
-        state.limit = "reconnecting";
+        state.limit = "reconnecting".into();
         state.lost = Some(Instant::now());
         state.waits = None;
         state.lanes = 0;
@@ -449,7 +450,7 @@ impl Watcher {
             .take()
             .map_or_else(Instant::now, |(since, _)| since);
         state.waits = Some((since, cause.to_owned()));
-        state.limit = "waiting";
+        state.limit = "waiting".into();
         drop(state);
         self.report_wait(BUSY, &format!("{BUSY}: {cause}"));
     }
@@ -527,7 +528,7 @@ impl Observer for Watcher {
                 state.lanes = *lanes;
             }
             Event::Flushing => self.state.lock().flushing = true,
-            Event::Limited { by } => self.state.lock().limit = by,
+            Event::Limited { by } => self.state.lock().limit.clone_from(by),
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => self.say(
@@ -596,7 +597,7 @@ mod tests {
 
     fn watcher(form: OutputForm) -> Watcher {
         let mut state = PushState::new(None);
-        state.limit = "path";
+        state.limit = "path".into();
         Watcher {
             moved: Arc::default(),
             bar: ProgressBar::hidden(),
@@ -691,7 +692,9 @@ mod tests {
         };
         let shown = |nodes: [(u64, u64); 2]| {
             let watcher = watcher(OutputForm::Bar);
-            watcher.on(&Event::Limited { by: "rate limit" });
+            watcher.on(&Event::Limited {
+                by: "rate limit".into(),
+            });
             let nodes = nodes.map(|(bytes, rate)| node(bytes, rate)).to_vec();
             watcher.nodes.send_replace(Nodes {
                 count: 2,

@@ -443,7 +443,7 @@ mod tests {
 
     #[derive(Default)]
     struct Heard {
-        limits: Lock<Vec<&'static str>>,
+        limits: Lock<Vec<String>>,
         warnings: Lock<Vec<String>>,
         failures: Lock<Vec<String>>,
         found: Lock<Vec<(u64, u64)>>,
@@ -452,7 +452,7 @@ mod tests {
     impl Observer for Heard {
         fn on(&self, event: &Event) {
             match event {
-                Event::Limited { by } => self.limits.lock().push(by),
+                Event::Limited { by } => self.limits.lock().push(by.to_string()),
                 Event::Warned { message } => self.warnings.lock().push(message.clone()),
                 Event::Failed { message } => self.failures.lock().push(message.clone()),
                 Event::Found { files, bytes } => self.found.lock().push((*files, *bytes)),
@@ -607,12 +607,12 @@ mod tests {
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });
             idle.on(&Event::Limited {
-                by: "waiting for replies",
+                by: "waiting for replies".into(),
             });
-            busy.on(&Event::Limited { by });
+            busy.on(&Event::Limited { by: by.into() });
         }
         busy.on(&Event::Limited {
-            by: "waiting for replies",
+            by: "waiting for replies".into(),
         });
         assert_eq!(*heard.limits.lock(), ["path", "target"]);
     }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_receiver::NamedFiles;
 use zmove_sender::{Known, Manifest};
-use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, Sample, printable};
+use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, printable};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{FileHash, Refusal, Relay, Told, TransferAccount, TransferProgress};
+use zmove_wire::{FileHash, Refusal, Relay, TransferAccount, TransferProgress};
 
 /// See the module.
 pub(crate) struct Relayed {
@@ -70,6 +70,11 @@ impl Relayed {
     /// Takes a word beside the transfer.
     pub(crate) fn take(&self, relay: Relay) {
         match relay {
+            Relay::SessionBegins => {
+                let mut heard = self.heard.lock();
+                heard.restarts += 1;
+                heard.progress = TransferProgress::default();
+            }
             Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
             Relay::Hashed(hashed) => {
                 self.list(&hashed, Known::Received);
@@ -127,72 +132,47 @@ impl Relayed {
         self.heard.lock().restarts
     }
 
-    fn tell(&self, told: Told) {
-        let event = match told {
-            Told::Progress(progress) => return self.progress(&progress),
-            Told::ScanEnded => Event::ScanEnded,
-            Told::FirstByte(after) => {
-                let after = self.offset + Duration::from_micros(after);
-                self.heard.lock().first_byte.get_or_insert(after);
-                Event::FirstByte(after)
+    fn tell(&self, mut event: Event) {
+        let mut heard = self.heard.lock();
+        match &mut event {
+            Event::FirstByte(after) => {
+                *after = self.offset.saturating_add(*after);
+                heard.first_byte.get_or_insert(*after);
             }
-            Told::LaneUp(lanes) => {
-                let lanes = usize::from(lanes);
-                let mut heard = self.heard.lock();
-                heard.lanes = heard.lanes.max(lanes);
-                drop(heard);
-                Event::LaneUp { lanes }
+            Event::Sampled(sample) => {
+                sample.elapsed = self.offset.saturating_add(sample.elapsed);
             }
-            Told::Resent(what) => Event::Resent {
-                what: printable(&what),
-            },
-            Told::Failed(message) => Event::Failed {
-                message: printable(&message),
-            },
-            Told::NotKept(message) => Event::NotKept {
-                message: printable(&message),
-            },
-            Told::Warned(message) => Event::Warned {
-                message: printable(&message),
-            },
-            Told::Limited(by) => Event::Limited { by: limit(&by) },
-            Told::Sampled(sample) => Event::Sampled(Sample {
-                elapsed: self.offset + sample.elapsed,
-                ..sample
-            }),
-            Told::Listed(mut change) => {
-                if let ChangeKind::Changed(why) = &mut change.kind {
-                    *why = printable(why);
-                }
-                Event::Listed {
-                    changes: vec![change],
+            Event::LaneUp { lanes } => heard.lanes = heard.lanes.max(*lanes),
+            Event::Answered => drop(heard.answered.get_or_insert_with(Instant::now)),
+            Event::Resent { what: text }
+            | Event::Failed { message: text }
+            | Event::NotKept { message: text }
+            | Event::Warned { message: text }
+            | Event::Waiting { message: text }
+            | Event::HeldUp { by: text } => *text = printable(text),
+            Event::Limited { by } => *by = printable(by).into(),
+            Event::Listed { changes } => {
+                for change in changes {
+                    if let ChangeKind::Changed(why) = &mut change.kind {
+                        *why = printable(why);
+                    }
                 }
             }
-            Told::Flushing => Event::Flushing,
-            Told::SessionBegins => {
-                let mut heard = self.heard.lock();
-                heard.restarts += 1;
-                heard.progress = TransferProgress::default();
-                return;
-            }
-            Told::Answered => {
-                self.heard.lock().answered.get_or_insert_with(Instant::now);
-                Event::Answered
-            }
-        };
+            event => heard.count(event),
+        }
+        drop(heard);
         self.observer.on(&event);
     }
+}
 
-    fn progress(&self, more: &TransferProgress) {
-        let mut heard = self.heard.lock();
-        heard.progress.add(more);
-        let mut there = heard.progress.stored;
-        there.add(heard.progress.skipped);
-        heard.there_most = heard
-            .there_most
-            .max(there.files.saturating_add(there.bytes));
-        drop(heard);
-        more.events().for_each(|event| self.observer.on(&event));
+impl Heard {
+    fn count(&mut self, event: &Event) {
+        if self.progress.hear(event) {
+            let mut there = self.progress.stored;
+            there.add(self.progress.skipped);
+            let there = there.files.saturating_add(there.bytes);
+            self.there_most = self.there_most.max(there);
+        }
     }
 }
 
@@ -214,24 +194,6 @@ impl fmt::Debug for Relayed {
     }
 }
 
-/// The name of a limit, as a sender here would say it.
-fn limit(told: &str) -> &'static str {
-    const LIMITS: [&str; 8] = [
-        "waiting for replies",
-        "source scan",
-        "source reads",
-        "sender CPU",
-        "rate limit",
-        "path or target",
-        "target",
-        "path",
-    ];
-    LIMITS
-        .into_iter()
-        .find(|limit| *limit == told)
-        .unwrap_or("the sender")
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -239,27 +201,25 @@ mod tests {
     use super::*;
     use zmove_sender::Extent;
     use zmove_types::NoObserver;
-    use zmove_wire::FileTotal;
 
     #[test]
     fn what_each_session_of_the_sender_counts_anew_is_there_once() {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
         let relayed = Relayed::new(Arc::new(NoObserver), None, more, Duration::ZERO);
         let told = |stored_bytes, skipped_bytes| {
-            Told::Progress(TransferProgress {
-                stored: FileTotal {
+            Relay::Told(vec![
+                Event::Stored {
                     files: 1,
                     bytes: stored_bytes,
                 },
-                skipped: FileTotal {
+                Event::Skipped {
                     files: 0,
                     bytes: skipped_bytes,
                 },
-                ..TransferProgress::default()
-            })
+            ])
         };
-        for told in [told(5, 1), told(5, 1), Told::SessionBegins, told(2, 3)] {
-            relayed.take(Relay::Told(vec![told]));
+        for relay in [told(5, 1), told(5, 1), Relay::SessionBegins, told(2, 3)] {
+            relayed.take(relay);
         }
         let (_, heard) = relayed.end(None);
         assert_eq!(

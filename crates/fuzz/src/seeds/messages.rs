@@ -4,23 +4,22 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use zmove_types::{
-    Account, Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample,
-    SharedJobId, Timestamp,
+    Account, Beginning, Change, ChangeKind, Counters, EntryForm, Event, Kinds, Metadata, Root,
+    Sample, SharedJobId, Timestamp,
 };
 use zmove_wire::{
     AfterErrors, Answer, AtBest, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extension,
     Extensions, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching,
-    FileDone, FileGroups, FileHash, FileTotal, Finished, FoundSoFar, GrantOrder, GroupHashes,
-    GroupRange, Held, InTheWay, Intent, JobGrant, Keeping, Lack, LaneOrder, Learnt, Leftover,
-    LeftoverFate, LeftoverKind, ListOrder, Mapped, Mapping, Missed, Moment, NameRange, NodeName,
-    NotKept, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof,
-    PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply,
-    Request, Role, RuleText, Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
-    SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, Summary, SweepOrder,
-    Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, ToSource, Told,
-    TransferProgress, TransportChoice, Verdict, Zeros, encode_message,
+    FileDone, FileGroups, FileHash, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
+    Held, InTheWay, Intent, JobGrant, Keeping, Lack, LaneOrder, Learnt, Leftover, LeftoverFate,
+    LeftoverKind, ListOrder, Mapped, Mapping, Missed, Moment, NameRange, NodeName, NotKept, Open,
+    Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof, PublishedItem, Question,
+    Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply, Request, Role, RuleText,
+    Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
+    SignedJobGrant, SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath,
+    StageReport, Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape,
+    TargetState, ToReceiver, ToSender, ToSource, TransportChoice, Verdict, Zeros, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -179,27 +178,30 @@ fn receipt() -> SignedReceipt {
 /// All that a sender can say beside a transfer.
 #[expect(clippy::too_many_lines, reason = "a table with a seed of each message")]
 fn relays() -> Vec<ToReceiver> {
-    let change = |kind, form| {
-        Told::Listed(Change {
+    let change = |kind, form| Event::Listed {
+        changes: vec![Change {
             path: path("d/f"),
             kind,
             form,
-        })
+        }],
     };
     let told = vec![
-        Told::Progress(TransferProgress {
-            found: FileTotal { files: 1, bytes: 0 },
-            ..TransferProgress::default()
-        }),
-        Told::ScanEnded,
-        Told::FirstByte(300),
-        Told::LaneUp(2),
-        Told::Resent("r".into()),
-        Told::Failed("f".into()),
-        Told::NotKept("n".into()),
-        Told::Warned("w".into()),
-        Told::Limited("path".into()),
-        Told::Sampled(Sample {
+        Event::Found { files: 1, bytes: 0 },
+        Event::ScanEnded,
+        Event::FirstByte(Duration::from_micros(300)),
+        Event::LaneUp { lanes: 2 },
+        Event::Resent { what: "r".into() },
+        Event::Failed {
+            message: "f".into(),
+        },
+        Event::NotKept {
+            message: "n".into(),
+        },
+        Event::Warned {
+            message: "w".into(),
+        },
+        Event::Limited { by: "path".into() },
+        Event::Sampled(Sample {
             bytes_acked: Some(1),
             ..Sample::default()
         }),
@@ -210,9 +212,8 @@ fn relays() -> Vec<ToReceiver> {
         ),
         change(ChangeKind::Removed, EntryForm::Directory),
         change(ChangeKind::Added, EntryForm::Link(path("d/g"))),
-        Told::Flushing,
-        Told::Answered,
-        Told::SessionBegins,
+        Event::Flushing,
+        Event::Answered,
     ];
     let summary = Summary {
         counters: Counters {
@@ -243,6 +244,7 @@ fn relays() -> Vec<ToReceiver> {
     };
     let relays = [
         Relay::Told(told),
+        Relay::SessionBegins,
         Relay::Hashed(vec![FileHash {
             path: path("d/f"),
             root: Root([9; 32]),

@@ -49,9 +49,10 @@ impl Flavor for Compared<'_> {
 mod tests {
     use super::*;
     use crate::message::{
-        Answer, Differences, Open, Refusal, RefusalCode, Relay, Reply, ToReceiver, ToSender, Told,
+        Answer, Differences, Open, Refusal, RefusalCode, Relay, Reply, ToReceiver, ToSender,
         Verdict, decode_message, encode_message,
     };
+    use zmove_types::Event;
 
     /// Some messages with numbers, lists, texts and tags in them.
     fn messages() -> Vec<Vec<u8>> {
@@ -65,8 +66,10 @@ mod tests {
                 items: vec![0, 127, 128, u64::MAX],
             }),
             encode_message(&ToReceiver::Relay(Relay::Told(vec![
-                Told::Warned("text".to_owned()),
-                Told::LaneUp(1),
+                Event::Warned {
+                    message: "text".to_owned(),
+                },
+                Event::LaneUp { lanes: 1 },
             ]))),
         ];
         encoded.iter().map(|bytes| bytes[4..].to_vec()).collect()

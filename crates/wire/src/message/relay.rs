@@ -4,16 +4,16 @@
 //! **Invariant:** nothing here changes what the receiver writes.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Change, Event, RelPath, Root, Sample};
+use zmove_types::{Event, RelPath, Root};
 
-use super::{Refusal, TransferAccount, bytes, list};
-use crate::limits::{HASHED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
+use super::{Refusal, TransferAccount, list};
+use crate::limits::{HASHED_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Relay {
-    /// Things that happened.
-    Told(#[serde(deserialize_with = "list::at_most::<TOLD_MAX, _, _>")] Vec<Told>),
+    /// Events at the sender. Counts are increments since the previous event of their kind.
+    Told(#[serde(deserialize_with = "list::at_most::<TOLD_MAX, _, _>")] Vec<Event>),
     /// The hashes of files that are whole at the target.
     Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
     /// So many more lanes are wanted.
@@ -24,6 +24,8 @@ pub enum Relay {
     Broken(Refusal),
     /// The hashes, made at the sender, of files that were at the target with the same size and time.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
+    /// Another session of a copy begins: counts begin at zero.
+    SessionBegins,
 }
 
 /// The hash of one file.
@@ -33,69 +35,6 @@ pub struct FileHash {
     pub path: RelPath,
     /// The BLAKE3 of its contents.
     pub root: Root,
-}
-
-/// One thing that happened at the sender; numbers are additions to those told before, unless it says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Told {
-    /// Progress since the previous word of progress.
-    Progress(TransferProgress),
-    /// The scan has ended.
-    ScanEnded,
-    /// The first data left, so many microseconds after the start.
-    FirstByte(u64),
-    /// So many lanes are up now.
-    LaneUp(u16),
-    /// Data arrived damaged and is sent again.
-    Resent(
-        #[serde(
-            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
-            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
-        )]
-        String,
-    ),
-    /// A file or directory failed.
-    Failed(
-        #[serde(
-            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
-            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
-        )]
-        String,
-    ),
-    /// An entry lacks something.
-    NotKept(
-        #[serde(
-            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
-            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
-        )]
-        String,
-    ),
-    /// A warning.
-    Warned(
-        #[serde(
-            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
-            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
-        )]
-        String,
-    ),
-    /// The present limit of the rate.
-    Limited(
-        #[serde(
-            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
-            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
-        )]
-        String,
-    ),
-    /// The progress of each stage, in all.
-    Sampled(Sample),
-    /// A change that a transfer would make.
-    Listed(Change),
-    /// All has been sent.
-    Flushing,
-    /// The receiver has answered all.
-    Answered,
-    /// Another session of a copy begins: what is told counts from zero.
-    SessionBegins,
 }
 
 /// Regular files and their bytes.
@@ -197,7 +136,7 @@ impl TransferProgress {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use zmove_types::{ChangeKind, EntryForm};
+    use zmove_types::{Change, ChangeKind, EntryForm, Sample};
 
     /// The first byte of an encoded [`ToReceiver::Relay`].
     const RELAY_TAG: u8 = 8;
@@ -208,19 +147,42 @@ mod tests {
     use zmove_types::Counters;
 
     #[test]
-    fn a_sample_is_pinned() {
+    fn events_are_pinned() {
         let sample = Sample {
             elapsed: Duration::from_micros(300),
             bytes_acked: Some(1),
             lanes: 2,
             ..Sample::default()
         };
-        let bytes = encode_message(&Told::Sampled(sample));
-        assert_eq!(
-            bytes[4..],
-            [9, 0, 0xE0, 0xA7, 0x12, 0, 0, 1, 1, 0, 0, 0, 0, 2, 0]
-        );
-        assert_eq!(decode_message(&bytes[4..]), Ok(Told::Sampled(sample)));
+        let text = || "x".to_owned();
+        for (event, bytes) in [
+            (Event::Found { files: 1, bytes: 0 }, &[0, 1, 0][..]),
+            (Event::ScanEnded, &[1]),
+            (Event::FirstByte(Duration::from_secs(2)), &[2, 2, 0]),
+            (Event::LaneUp { lanes: 2 }, &[3, 2]),
+            (Event::Stored { files: 1, bytes: 0 }, &[4, 1, 0]),
+            (
+                Event::Skipped {
+                    files: 0,
+                    bytes: 300,
+                },
+                &[5, 0, 0xAC, 2],
+            ),
+            (Event::Resent { what: text() }, &[6, 1, b'x']),
+            (Event::Failed { message: text() }, &[7, 1, b'x']),
+            (Event::NotKept { message: text() }, &[8, 1, b'x']),
+            (Event::Warned { message: text() }, &[9, 1, b'x']),
+            (Event::Limited { by: "x".into() }, &[12, 1, b'x']),
+            (
+                Event::Sampled(sample),
+                &[13, 0, 0xE0, 0xA7, 0x12, 0, 0, 1, 1, 0, 0, 0, 0, 2, 0],
+            ),
+            (Event::Flushing, &[15]),
+            (Event::Answered, &[16]),
+        ] {
+            assert_eq!(encode_message(&event)[4..], *bytes, "{event:?}");
+            assert_eq!(decode_message(bytes), Ok(event));
+        }
     }
 
     #[test]
@@ -231,21 +193,9 @@ mod tests {
             assert_eq!(decode_message(&bytes), Ok(message));
             bytes
         };
-        let total = |files, bytes| FileTotal { files, bytes };
-        let progress = TransferProgress {
-            found: total(1, 0),
-            stored: FileTotal::default(),
-            skipped: total(0, 300),
-        };
-        let told = vec![
-            Told::Progress(progress),
-            Told::Failed("x".into()),
-            Told::LaneUp(2),
-        ];
-        assert_eq!(
-            bytes(Relay::Told(told)),
-            [RELAY_TAG, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]
-        );
+        let told = vec![Event::ScanEnded, Event::LaneUp { lanes: 2 }];
+        assert_eq!(bytes(Relay::Told(told)), [RELAY_TAG, 0, 2, 1, 3, 2]);
+        assert_eq!(bytes(Relay::SessionBegins), [RELAY_TAG, 6]);
         let path = || RelPath::from_bytes(b"p").unwrap();
         let hashed = FileHash {
             path: path(),
@@ -270,8 +220,10 @@ mod tests {
             form: EntryForm::Link(path()),
         };
         assert_eq!(
-            bytes(Relay::Told(vec![Told::Listed(change)])),
-            [RELAY_TAG, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
+            bytes(Relay::Told(vec![Event::Listed {
+                changes: vec![change]
+            }])),
+            [RELAY_TAG, 0, 1, 14, 1, 1, b'p', 1, 1, b't', 3, 1, b'p']
         );
         let failed = Counters {
             failed: 300,
@@ -309,7 +261,7 @@ mod tests {
     #[test]
     fn words_are_few_at_a_time() {
         let many = |count| {
-            let message = ToReceiver::Relay(Relay::Told(vec![Told::ScanEnded; count]));
+            let message = ToReceiver::Relay(Relay::Told(vec![Event::ScanEnded; count]));
             decode_message::<ToReceiver>(&encode_message(&message)[4..]).map(drop)
         };
         assert_eq!(
