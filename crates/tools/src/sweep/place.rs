@@ -148,8 +148,8 @@ impl Drop for SweepDirectory {
     }
 }
 
-/// Looks at another directory of such a name, and removes it if it was left. Returns what became of it, and `None` if it
-/// has gone.
+/// Looks at another directory of such a name, and removes it if it was left. Returns what became of it;
+/// `None` if it has gone.
 fn look(parent: &Tree, name: &Name, path: PathBuf) -> Result<Option<SweepEvent>, SweepError> {
     let directory = match parent.open_directory(&beneath(name)) {
         Ok(directory) => directory,

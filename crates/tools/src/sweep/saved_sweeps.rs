@@ -55,7 +55,7 @@ impl SavedSweeps {
     }
 
     fn file(&self, host: &str, storage: &Storage) -> PathBuf {
-        // Of two storages whose names differ beyond these letters the later sweep stays: `find` looks at the whole names.
+        // If two storages share a file, the later sweep stays. `find` compares the whole names.
         let key = [host, &storage.kind, &storage.source, &storage.id].join("-");
         self.directory.join(plain_name(&key) + ".json")
     }
