@@ -81,6 +81,7 @@ const LONG_RANGE_GROUPS_MAX: u32 = 256;
 mod tests {
     use super::*;
     use crate::lab::root;
+    use zmove_scan::MarkedPath;
     use zmove_types::{GROUP_BYTES, Name, Timestamp};
 
     fn file_of(groups: u64) -> SplitFile {
