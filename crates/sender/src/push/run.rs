@@ -167,7 +167,7 @@ impl Run {
         cpu_time().saturating_sub(self.cpu_started)
     }
 
-    /// Notes that a session has ended whose receiver answered to something that was sent, for the first time at `first`.
+    /// Notes that a session has ended whose receiver answered to something that was sent, first at this moment.
     pub(crate) fn note_answered(&mut self, first: Instant) {
         self.standing.fate = SessionFate::InVain {
             answered: first.elapsed(),
