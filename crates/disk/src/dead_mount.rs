@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use zmove_types::Escaped;
 
-use crate::proc::Mount;
+use crate::proc::{Mount, mounts};
 
 /// The error of an operation on a path, for a message. It names the mount if the file system there is gone.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +45,7 @@ pub fn is_gone(error: &io::Error) -> bool {
 
 /// The mount around a path, if its file system is gone.
 fn dead_mount_around(path: &Path) -> Option<Mount> {
-    let mountinfo = std::fs::read("/proc/self/mountinfo").ok()?;
-    let mount = Mount::around(&mountinfo, &without_links(path)?)?;
+    let mount = Mount::around(&mounts(), &without_links(path)?)?;
     let asked = mount.point.metadata();
     asked.is_err_and(|error| is_gone(&error)).then_some(mount)
 }

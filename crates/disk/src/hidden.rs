@@ -43,7 +43,7 @@ use zmove_types::{Name, SharedJobId};
 use crate::by_name::stat_at;
 use crate::entry::is_directory;
 use crate::guarded::Guarded;
-use crate::proc::boot_id;
+use crate::proc::read_id;
 use crate::shared_job_names::job_of;
 
 /// The beginning of the names of running transfers; an entry with such a name stays.
@@ -450,7 +450,7 @@ fn started(stat: &[u8]) -> Option<u64> {
 }
 
 fn machine() -> u64 {
-    let named = first_hex(std::fs::read("/etc/machine-id").unwrap_or_default());
+    let named = short_id("/etc/machine-id");
     let id = if named == 0 { boot() } else { named };
     if id == 0 {
         return 0;
@@ -485,21 +485,14 @@ fn booted_ms() -> u64 {
     since_epoch_ms(SystemTime::now()).saturating_sub(up_ms)
 }
 
-/// The first 32 bits of the kernel's identifier of this boot.
 fn boot() -> u64 {
-    boot_id()
-        .and_then(|id| u64::try_from(id >> 96).ok())
-        .unwrap_or(0)
+    short_id("/proc/sys/kernel/random/boot_id")
 }
 
-/// The first eight digits as a number.
-fn first_hex(text: Vec<u8>) -> u64 {
-    let digits = text
-        .get(..8)
-        .and_then(|digits| std::str::from_utf8(digits).ok());
-    digits
-        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .unwrap_or(0)
+/// The first 32 bits of the id in a file; 0 where it is not known.
+fn short_id(path: &str) -> u64 {
+    let bits = read_id(path).unwrap_or(0) >> 96;
+    u64::try_from(bits).expect("32 bits are left")
 }
 
 #[cfg(test)]

@@ -72,9 +72,9 @@ pub use kept_times::KeptTimes;
 pub use lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
-pub use proc::{Mount, boot_id, unescaped};
+pub use proc::{Mount, boot_id, mounts, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
-pub use region::{Region, mounts};
+pub use region::Region;
 pub use remembered::{Rememberable, Remembered, today};
 pub use remove::{
     RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,

@@ -12,12 +12,15 @@ use rustix::fs::{AtFlags, StatxFlags};
 /// only processes.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    parse_boot_id(text.trim_end())
+    read_id("/proc/sys/kernel/random/boot_id")
 }
 
-/// Reads 32 hexadecimal digits with dashes among them.
-fn parse_boot_id(text: &str) -> Option<u128> {
+/// The number in a file of 32 hexadecimal digits, with or without dashes among them.
+pub(crate) fn read_id(path: &str) -> Option<u128> {
+    parse_id(std::fs::read_to_string(path).ok()?.trim_end())
+}
+
+fn parse_id(text: &str) -> Option<u128> {
     u128::from_str_radix(&text.replace('-', ""), 16).ok()
 }
 
@@ -48,18 +51,18 @@ impl Mount {
             .filter_map(Self::parse)
     }
 
-    /// The mount by which a file was opened; if its number is not known, the one that `path`, which has no links, lies
-    /// in.
+    /// The mount by which a file was opened. If the kernel does not report that, as before Linux 5.8, it is the one
+    /// that `path`, a path of the file without links, lies in.
     #[must_use]
-    pub fn of_file(file: impl AsFd, path: &Path) -> Option<Self> {
-        let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-        Self::of(&mountinfo, mount_id(file), path)
+    pub fn of(mountinfo: &[u8], file: impl AsFd, path: &Path) -> Option<Self> {
+        Self::opened(mountinfo, file).or_else(|| Self::around(mountinfo, path))
     }
 
-    /// The mount of this number; if the number is not known, the one that a path without links lies in.
-    pub(crate) fn of(mountinfo: &[u8], id: Option<u64>, path: &Path) -> Option<Self> {
-        let by_id = id.and_then(|id| Self::all(mountinfo).find(|mount| mount.id == id));
-        by_id.or_else(|| Self::around(mountinfo, path))
+    /// The mount by which a file was opened; `None` if the kernel does not report it.
+    pub(crate) fn opened(mountinfo: &[u8], file: impl AsFd) -> Option<Self> {
+        let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+        let is_reported = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+        Self::all(mountinfo).find(|mount| is_reported && mount.id == stat.stx_mnt_id)
     }
 
     /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
@@ -96,10 +99,10 @@ impl Mount {
     }
 }
 
-/// The number of the mount by which a file was opened; `None` before Linux 5.8.
-pub(crate) fn mount_id(file: impl AsFd) -> Option<u64> {
-    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
-    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
+/// The mounts of this process, as the kernel reports them (`/proc/self/mountinfo`); empty if it does not.
+#[must_use]
+pub fn mounts() -> Vec<u8> {
+    std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
 fn shown(field: &[u8]) -> String {
@@ -184,11 +187,11 @@ mod tests {
     fn digits_are_read_over_their_dashes() {
         let number = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
         assert_eq!(
-            parse_boot_id("01234567-89ab-cdef-0123-456789abcdef"),
+            parse_id("01234567-89ab-cdef-0123-456789abcdef"),
             Some(number)
         );
         for other in ["", "-", "x", "101234567-89ab-cdef-0123-456789abcdef"] {
-            assert_eq!(parse_boot_id(other), None, "{other}");
+            assert_eq!(parse_id(other), None, "{other}");
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Where directories are in their file systems, whatever the path by which they are reached: a bind mount shows a part
 //! of a file system at another path.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{Mode, OFlags, open};
 
 use crate::proc::Mount;
 
@@ -21,10 +20,15 @@ pub struct Region {
 
 impl Region {
     /// The parts of file systems that lie at and below a path without links; the path's own part comes first. `mounts`
-    /// is what [`mounts`] returns.
+    /// is what [`mounts`](crate::mounts) returns.
     #[must_use]
     pub fn all_of(path: &Path, mounts: &[u8]) -> Vec<Self> {
-        let own = mount_of(path, mounts).and_then(|mount| {
+        let opened = open(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+        let mount = match opened {
+            Ok(opened) => Mount::of(mounts, opened, path),
+            Err(_) => Mount::around(mounts, path),
+        };
+        let own = mount.and_then(|mount| {
             let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
             Some((mount.device, root))
         });
@@ -62,19 +66,6 @@ impl Region {
         let position = other.position_in(self)?;
         Some((self.below.join(position), other.below.clone()))
     }
-}
-
-/// The mount that a path lies in.
-fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
-    let asked = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok();
-    let told = asked.filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
-    Mount::of(mounts, told.map(|stat| stat.stx_mnt_id), path)
-}
-
-/// The mounts of this process, as the kernel reports them (`/proc/self/mountinfo`); empty if it does not.
-#[must_use]
-pub fn mounts() -> Vec<u8> {
-    fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
 #[cfg(test)]

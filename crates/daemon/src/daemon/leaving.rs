@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use zmove_disk::Mount;
+use zmove_disk::{Mount, mounts};
 use zmove_receiver::WriteAccess;
 
 use super::{Daemon, Shared, moved};
@@ -53,5 +53,5 @@ impl Shared {
 }
 
 fn mount_around(path: &Path) -> Option<Mount> {
-    Mount::around(&std::fs::read("/proc/self/mountinfo").ok()?, path)
+    Mount::around(&mounts(), path)
 }

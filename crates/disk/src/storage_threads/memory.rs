@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::proc::{Mount, mount_id};
+use crate::proc::{Mount, mounts};
 use crate::remembered::{Rememberable, Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
@@ -63,12 +63,7 @@ impl StorageMemory {
     /// The memory of the file system that `file` is on.
     #[must_use]
     pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
-        let name = || {
-            name_of(
-                &std::fs::read("/proc/self/mountinfo").ok()?,
-                mount_id(file)?,
-            )
-        };
+        let name = || Mount::opened(&mounts(), file).map(|mount| name_of(&mount));
         let known = self
             .0
             .clone()
@@ -130,8 +125,7 @@ fn key(work: StorageWork, file_system: &str) -> String {
 }
 
 /// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.
-fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
-    let Mount { kind, source, .. } = Mount::all(mountinfo).find(|other| other.id == mount)?;
+fn name_of(Mount { kind, source, .. }: &Mount) -> String {
     let no_blank = |letter: char| {
         if letter.is_whitespace() || letter.is_control() {
             '_'
@@ -139,7 +133,7 @@ fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
             letter
         }
     };
-    Some(format!("{kind}:{source}").chars().map(no_blank).collect())
+    format!("{kind}:{source}").chars().map(no_blank).collect()
 }
 
 impl Rememberable for UsefulThreads {
@@ -203,9 +197,8 @@ mod tests {
     fn a_file_system_is_known_by_what_is_mounted() {
         let mountinfo = b"36 35 0:51 / /data rw,relatime shared:1 - nfs4 server:/ex\\040port rw\n\
             37 35 0:52 / /other rw - xfs /dev/sdb1 rw\n";
-        assert_eq!(name_of(mountinfo, 36).unwrap(), "nfs4:server:/ex_port");
-        assert_eq!(name_of(mountinfo, 37).unwrap(), "xfs:/dev/sdb1");
-        assert_eq!(name_of(mountinfo, 38), None);
+        let names: Vec<_> = Mount::all(mountinfo).map(|mount| name_of(&mount)).collect();
+        assert_eq!(names, ["nfs4:server:/ex_port", "xfs:/dev/sdb1"]);
     }
 
     #[test]

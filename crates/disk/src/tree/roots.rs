@@ -18,7 +18,7 @@ use zmove_types::FileNumber;
 use super::Tree;
 use super::trusted_path::{self, LinkOnWay};
 use crate::entry::{number_at, number_of};
-use crate::proc::{Mount, mount_id};
+use crate::proc::Mount;
 
 /// The roots of one client.
 #[derive(Clone, Debug)]
@@ -222,7 +222,7 @@ impl Around {
         let mounts = std::fs::read("/proc/self/mountinfo")?;
         let mut numbers: HashSet<_> = above(&path).collect();
         numbers.insert(number_of(directory)?);
-        if let Some(mount) = Mount::of(&mounts, mount_id(directory), &path) {
+        if let Some(mount) = Mount::of(&mounts, directory, &path) {
             let others = paths_of(&mounts, &mount, &path);
             numbers.extend(others.iter().flat_map(|other| above(other)));
         }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use zmove_disk::Mount;
+use zmove_disk::{Mount, mounts};
 
 use crate::sweep::result::Storage;
 
@@ -19,7 +19,7 @@ impl Storage {
     /// The storage of an open directory; `path`, which should lead to it, is for people.
     pub(crate) fn of(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let mount = Mount::of_file(directory, &path);
+        let mount = Mount::of(&mounts(), directory, &path);
         let (kind, source) =
             mount.map_or_else(Default::default, |mount| (mount.kind, mount.source));
         Ok(Self {
