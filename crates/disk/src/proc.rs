@@ -143,6 +143,22 @@ mod tests {
         42 22 0:37 /x\\040y /data rw - xfs /dev/vdc rw\nbroken\n";
 
     #[test]
+    fn a_mount_is_found_by_the_open_file_or_by_the_path() {
+        let file = tempfile::tempfile().unwrap();
+        let Some(id) = Mount::opened(&mounts(), &file).map(|mount| mount.id) else {
+            return eprintln!("skipped: this kernel does not number mounts");
+        };
+        let path = Path::new("/database");
+        let elsewhere = format!("{id} 22 0:99 / /elsewhere rw - xfs /dev/vdd rw\n");
+        let with_it = [elsewhere.as_bytes(), MOUNTS].concat();
+        let point = |mounts: &[u8]| Mount::of(mounts, &file, path).unwrap().point;
+        assert_eq!(point(&with_it), Path::new("/elsewhere"));
+        let other = format!("{} 1 0:1 / / rw - tmpfs tmpfs rw\n", id + 1);
+        assert_eq!(point(other.as_bytes()), Path::new("/"));
+        assert_eq!(Mount::of(b"", &file, path), None);
+    }
+
+    #[test]
     fn the_innermost_and_last_mount_counts() {
         let at = |path: &str| Mount::around(MOUNTS, Path::new(path)).unwrap();
         assert_eq!(at("/home").point, Path::new("/"));
