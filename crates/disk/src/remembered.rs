@@ -1,6 +1,6 @@
 //! Small files of what earlier work has found, one line for each thing that it is about: a key without blanks, and what
-//! is known in JSON. The line written last is at the end, the first line names the format version, and the file is replaced
-//! atomically.
+//! is known in JSON. The line written last is at the end, the first line names the format version, and the file is
+//! replaced atomically.
 //!
 //! It is advice only: a file that cannot be read or parsed is of no use as a whole, and is written anew.
 

@@ -1,11 +1,11 @@
 //! One read or write of an owned buffer, cut into parts that are in flight at once.
 //!
 //! ```text
-//!  caller ──RingRequest──► ring: RingPart ──slot──► kernel ──► RingPart ──Landed──► caller: all parts back → the buffer
+//!  caller ──RingRequest──► ring: RingPart ──slot──► kernel ──► RingPart ──Landed──► caller: all parts back → buffer
 //! ```
 //!
-//! **Invariant:** each [`RingPart`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached again
-//! only when every part has come back.
+//! **Invariant:** each [`RingPart`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached
+//! again only when every part has come back.
 #![expect(
     unsafe_code,
     reason = "buffers are shown in parts while the kernel fills others"
