@@ -9,8 +9,8 @@ use zmove_wire::{CopyOrder, GrantOrder, Greeting, Role, ToSource, WireError};
 
 use crate::copying;
 use crate::sending::{
-    Order, SendingError, SendingSession, Sent, cut_off, next, order, refuse_nonsense, send_files,
-    shown,
+    Order, PeerControl, SendingError, SendingSession, Sent, cut_off, next, order, refuse_nonsense,
+    send_files, shown,
 };
 use crate::transfers::Cut;
 
@@ -46,7 +46,7 @@ enum Asked {
 
 /// Greets the peer, and reads all that it asks for.
 async fn asked(session: &mut SendingSession) -> Result<Asked, SendingError> {
-    let (reader, writer) = &mut session.control;
+    let PeerControl { reader, writer } = &mut session.control;
     writer
         .greet(&Greeting::new(Role::Control, session.transfer))
         .await?;

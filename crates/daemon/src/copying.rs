@@ -19,9 +19,7 @@ use zmove_engine::{
 };
 use zmove_receiver::{Quota, unless_stopped};
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
-use zmove_transport::{
-    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, blocking,
-};
+use zmove_transport::{Claim, DialError, Fingerprint, Identity, Reach, blocking};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Intent, Place, Refusal,
@@ -33,8 +31,8 @@ use crate::copies::{Copies, RunningCopy};
 use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, cut_off,
-    job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
+    Order, Peer, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,
+    argument_of, cut_off, job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -46,8 +44,6 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that the other host is dialled again.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-type Control = (ControlReader, ControlWriter);
-
 /// Makes a copy to another host, or lets the client listen to one that it has ordered before.
 pub(crate) async fn copy(
     mut session: SendingSession,
@@ -58,7 +54,7 @@ pub(crate) async fn copy(
     let Some(copies) = session.copies.clone() else {
         return Err(refuse(session.control, no_copies()).await);
     };
-    let client = session.peer.0;
+    let client = session.peer.key;
     tokio::pin!(stop);
     if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
         // The copy goes on: only this client hears no more of it.
@@ -126,11 +122,7 @@ fn runs_already() -> Refusal {
 }
 
 /// Where the client may read, if it may have files sent to that place.
-fn rights(
-    authorized: &Authorized,
-    peer: &(Fingerprint, String),
-    to: &Place,
-) -> Result<ReadAccess, Refusal> {
+fn rights(authorized: &Authorized, peer: &Peer, to: &Place) -> Result<ReadAccess, Refusal> {
     let access = authorized.reads.clone().ok_or_else(|| may_not_read(peer))?;
     let is_there = |allowed: &String| {
         Remote::parse_endpoint(allowed).is_ok_and(|allowed| {
@@ -144,7 +136,7 @@ fn rights(
     if may {
         return Ok(access);
     }
-    let (key, name) = peer;
+    let Peer { key, name } = peer;
     let name = argument_of(name);
     let bracketed = if to.host.contains(':') {
         format!("[{}]", to.host)
@@ -161,7 +153,7 @@ fn rights(
 
 /// Accepts the order, and waits for what the copy begins with.
 async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
-    let (reader, writer) = &mut session.control;
+    let PeerControl { reader, writer } = &mut session.control;
     writer
         .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
         .await?;
@@ -177,19 +169,16 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
 }
 
 /// Lets a client listen to a copy that runs, in the place of whoever has listened before.
-async fn listen(
-    (reader, mut writer): Control,
-    running: &RunningCopy,
-) -> Result<Sent, SendingError> {
+async fn listen(mut control: PeerControl, running: &RunningCopy) -> Result<Sent, SendingError> {
     let follows = ToSender::Copy(CopyState::Follows { id: running.id });
-    writer.send(&encode_message(&follows)).await?;
+    control.writer.send(&encode_message(&follows)).await?;
     let words = running.relaying.attach();
-    follow((reader, writer), words).await;
+    follow(control, words).await;
     Ok(Sent::Told)
 }
 
 async fn tell_ended(
-    control: Control,
+    control: PeerControl,
     id: [u8; 16],
     ended: EndedCopy,
 ) -> Result<Sent, SendingError> {
@@ -208,7 +197,11 @@ fn last_word(copy: EndedCopy) -> Relay {
 }
 
 /// Tells a client the words of a copy, until either comes to its end.
-async fn follow((mut reader, mut writer): Control, mut words: UnboundedReceiver<Beside>) {
+async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
+    let PeerControl {
+        mut reader,
+        mut writer,
+    } = control;
     let gone = reader.receive();
     tokio::pin!(gone);
     loop {
@@ -231,7 +224,7 @@ async fn follow((mut reader, mut writer): Control, mut words: UnboundedReceiver<
 
 /// What is asked again before each session of a copy.
 struct Checked {
-    peer: (Fingerprint, String),
+    peer: Peer,
     claim: Claim,
     authorizer: Arc<Authorizer>,
     to: Place,
@@ -502,7 +495,7 @@ pub(crate) async fn tell_result(
     let Some(copies) = copies else {
         return Err(refuse(control, no_copies()).await);
     };
-    let looking = tokio::task::spawn_blocking(move || copies.result(peer.0, id, stop));
+    let looking = tokio::task::spawn_blocking(move || copies.result(peer.key, id, stop));
     match looking.await.ok().flatten() {
         Some(result) => answer(control, &ToSender::Result(result))
             .await
@@ -515,7 +508,7 @@ pub(crate) async fn tell_result(
     }
 }
 
-async fn answer(control: Control, message: &ToSender) -> Result<(), SendingError> {
+async fn answer(control: PeerControl, message: &ToSender) -> Result<(), SendingError> {
     Ok(say_last(control, &encode_message(message), LISTEN_TIMEOUT).await?)
 }
 
@@ -529,7 +522,10 @@ mod tests {
     fn sources_are_looked_for_again_beside_the_runtime() {
         let key = Fingerprint([1; 32]);
         let checked = Checked {
-            peer: (key, "tester".into()),
+            peer: Peer {
+                key,
+                name: "tester".into(),
+            },
             claim: Claim::again(key, Vec::new()),
             authorizer: Arc::new(Authorizer::Only(key)),
             to: Place {

@@ -44,7 +44,7 @@ use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{denied, refuse, refuse_peer, rights_unreadable, say_and_close};
 use crate::registry::{Found, LanesIn, Registry};
-use crate::sending::{self, KeyShare, SendingSession, Sent};
+use crate::sending::{self, KeyShare, Peer, PeerControl, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
@@ -552,12 +552,16 @@ impl Shared {
         let _until_it_has_ended = self.begin(live, Direction::Send, &who);
         let started = Instant::now();
         let limits = self.admissions.limits();
+        let (reader, writer) = control;
         let session = SendingSession {
             transfer: greeting.transfer,
             cipher: greeting.cipher,
-            control,
+            control: PeerControl { reader, writer },
             lanes,
-            peer: (who.key, who.name.clone()),
+            peer: Peer {
+                key: who.key,
+                name: who.name.clone(),
+            },
             claim,
             authorizer: Arc::clone(&self.authorizer),
             copies: self.copies.clone(),

@@ -100,7 +100,8 @@ impl NodeGrant {
             run: self.open.run,
             ..open.clone()
         };
-        let (Some(granted), Some(part)) = (&self.open.shared_job, &mut asked.shared_job) else {
+        let granted = self.open.shared_job.as_ref();
+        let Some((granted, part)) = granted.zip(asked.shared_job.as_mut()) else {
             return Err(denied("the grant is for a part in a job"));
         };
         part.node = granted.node.clone();

@@ -39,14 +39,27 @@ use crate::transfers::Cut;
 
 mod prepared;
 
+/// The key of a peer, and its name in `authorized_keys`.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) key: Fingerprint,
+    pub(crate) name: String,
+}
+
+/// Both directions of the control connection of a peer.
+pub(crate) struct PeerControl {
+    pub(crate) reader: ControlReader,
+    pub(crate) writer: ControlWriter,
+}
+
 /// One transfer about to be sent; its greeting has been read.
 pub(crate) struct SendingSession {
     pub(crate) transfer: TransferId,
     pub(crate) cipher: Cipher,
-    pub(crate) control: (ControlReader, ControlWriter),
+    pub(crate) control: PeerControl,
     pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    /// The peer's key and the name that it has here.
-    pub(crate) peer: (Fingerprint, String),
+    /// The receiver.
+    pub(crate) peer: Peer,
     /// What the peer has proved, and by that may do.
     pub(crate) claim: Claim,
     pub(crate) authorized: Authorized,
@@ -209,7 +222,7 @@ impl SendingSession {
         };
         tokio::select! {
             prepared = prepare(self.share.clone(), order, access, target) => Ok(prepared),
-            said = self.control.0.receive_within(FETCH_BYTES_MAX) => Err(match said {
+            said = self.control.reader.receive_within(FETCH_BYTES_MAX) => Err(match said {
                 Ok(Some(_)) => WireError::OutOfOrder { what: "a second order" }.into(),
                 Ok(None) => ControlError::Closed.into(),
                 Err(error) => error.into(),
@@ -233,7 +246,7 @@ pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     shown
 }
 
-pub(crate) fn may_not_read((key, name): &(Fingerprint, String)) -> Refusal {
+pub(crate) fn may_not_read(Peer { key, name }: &Peer) -> Refusal {
     let name = argument_of(name);
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
@@ -250,20 +263,14 @@ pub(crate) fn argument_of(name: &str) -> &str {
     }
 }
 
-pub(crate) async fn refuse(
-    control: (ControlReader, ControlWriter),
-    refusal: Refusal,
-) -> SendingError {
+pub(crate) async fn refuse(control: PeerControl, refusal: Refusal) -> SendingError {
     let words = encode_message(&ToSender::Refused(refusal.clone()));
     let _peer_gone = say_last(control, &words, CLOSE_TIMEOUT).await;
     SendingError::Refused(refusal)
 }
 
 /// Tells a peer why what it has said is not understood.
-pub(crate) async fn refuse_nonsense(
-    control: (ControlReader, ControlWriter),
-    error: SendingError,
-) -> SendingError {
+pub(crate) async fn refuse_nonsense(control: PeerControl, error: SendingError) -> SendingError {
     let SendingError::Control(ControlError::Wire(error)) = error else {
         return error;
     };
@@ -275,7 +282,7 @@ pub(crate) async fn refuse_nonsense(
 }
 
 /// Refuses a peer whose transfer is ended from outside before it has begun.
-pub(crate) async fn cut_off(control: (ControlReader, ControlWriter), cut: Cut) -> SendingError {
+pub(crate) async fn cut_off(control: PeerControl, cut: Cut) -> SendingError {
     let refusal = cut.refusal();
     refuse(control, refusal.clone()).await;
     SendingError::CutOff(refusal)
@@ -284,7 +291,10 @@ pub(crate) async fn cut_off(control: (ControlReader, ControlWriter), cut: Cut) -
 /// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them
 /// on their way. Takes no longer than `patience`.
 pub(crate) async fn say_last(
-    (mut reader, mut writer): (ControlReader, ControlWriter),
+    PeerControl {
+        mut reader,
+        mut writer,
+    }: PeerControl,
     words: &[u8],
     patience: Duration,
 ) -> Result<(), ControlError> {

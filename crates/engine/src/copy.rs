@@ -16,14 +16,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_sender::{SessionFate, Standing, Summary};
-use zmove_transport::{
-    ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair,
-};
+use zmove_transport::{Channel, ChannelDialler, ControlReader, Fingerprint, Signed, control_pair};
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, GrantToken, Intent, Receipt,
-    Refusal, RefusalCode, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, WireError,
-    decode_message, encode_message,
+    Begin, CopyOrder, CopyResult, CopyState, GrantOrder, GrantToken, Greeting, Intent, Receipt,
+    Refusal, RefusalCode, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
+    WireError, decode_message, encode_message,
 };
 
 use crate::dial::Connector;
@@ -188,7 +186,7 @@ impl RemoteCopy<'_> {
         }));
         let listener = self.source.connector.listener;
         let asking = say(
-            control_pair(channel),
+            channel,
             order,
             self.list.clone(),
             run.standing.patience,
@@ -209,7 +207,7 @@ impl RemoteCopy<'_> {
                 id
             }
             ToSender::Copy(CopyState::Ready) => {
-                let token = self.grant((run, hosts), source).await?;
+                let token = self.grant(run, hosts, source).await?;
                 let key = run.key.map_or([0; 32], |key| key.0);
                 let begin = ToSource::Begin(Begin { grant: token, key });
                 run.id = Some(self.order.id);
@@ -252,7 +250,8 @@ impl RemoteCopy<'_> {
     /// Has the host with the target let the host with the key `source` send this copy.
     async fn grant(
         &self,
-        (run, hosts): (&mut CopyRun, &Hosts<'_>),
+        run: &mut CopyRun,
+        hosts: &Hosts<'_>,
         source: Fingerprint,
     ) -> Result<GrantToken, PushError> {
         let (channel, dialler) = hosts.target.connect_control().await?;
@@ -273,13 +272,7 @@ impl RemoteCopy<'_> {
             entries_max: self.entries_max,
         };
         let order = ToSource::Grant(Box::new(order));
-        let asking = say(
-            control_pair(channel),
-            order,
-            None,
-            run.standing.patience,
-            &*self.observer,
-        );
+        let asking = say(channel, order, None, run.standing.patience, &*self.observer);
         let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.standing.patience), asking).await;
         let answer = asked
             .unwrap_or(Err(PullError::Silent))
@@ -365,7 +358,7 @@ impl RemoteCopy<'_> {
         let receipt = match &told.receipt {
             Some(signed) => {
                 let target = self.order.fetch.open.target.as_slice();
-                Some(checked(signed, (id, target), run.key).ok_or(PullError::Receipt)?)
+                Some(checked(signed, id, target, run.key).ok_or(PullError::Receipt)?)
             }
             None if moves => return Err(PullError::Receipt),
             None => None,
@@ -421,16 +414,18 @@ fn of_target(error: PullError) -> PullError {
 
 /// Says something to a daemon, and waits for its answer.
 async fn say(
-    control: (ControlReader, ControlWriter),
+    channel: Channel,
     wanted: ToSource,
     list: Option<Arc<[u8]>>,
     patience: Duration,
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
     let transfer = fresh_transfer().map_err(|source| PullError::Control(source.into()))?;
+    let (reader, writer) = control_pair(channel);
     ask(
-        control,
-        (transfer, Cipher::Tls),
+        reader,
+        writer,
+        Greeting::new(Role::Fetch, transfer),
         wanted,
         list,
         patience,
@@ -443,7 +438,8 @@ async fn say(
 /// of this client that runs, which the host with the sources says is the one that was ordered.
 fn checked(
     signed: &SignedReceipt,
-    (id, target): ([u8; 16], &[u8]),
+    id: [u8; 16],
+    target: &[u8],
     key: Option<Fingerprint>,
 ) -> Option<Receipt> {
     let (signer, receipt) = read_receipt(signed)?;
@@ -529,15 +525,9 @@ pub async fn copy_result(
         id,
         stop: after == After::Stops,
     };
-    let answer = say(
-        control_pair(channel),
-        wanted,
-        None,
-        Duration::ZERO,
-        observer,
-    )
-    .await?
-    .answer;
+    let answer = say(channel, wanted, None, Duration::ZERO, observer)
+        .await?
+        .answer;
     dialler.close().await;
     match answer {
         ToSender::Result(result) => Ok((key, result)),
@@ -633,18 +623,18 @@ mod tests {
             signature,
         };
         let key = Some(identity.fingerprint());
-        assert_eq!(checked(&signed, ([1; 16], b"asked"), key), Some(receipt));
-        assert_eq!(checked(&signed, ([9; 16], b"asked"), key), None);
-        assert_eq!(checked(&signed, ([1; 16], b"other"), key), None);
+        assert_eq!(checked(&signed, [1; 16], b"asked", key), Some(receipt));
+        assert_eq!(checked(&signed, [9; 16], b"asked", key), None);
+        assert_eq!(checked(&signed, [1; 16], b"other", key), None);
         assert_eq!(
-            checked(&signed, ([1; 16], b"asked"), Some(Fingerprint([9; 32]))),
+            checked(&signed, [1; 16], b"asked", Some(Fingerprint([9; 32]))),
             None
         );
-        assert_eq!(checked(&signed, ([1; 16], b"asked"), None), None);
+        assert_eq!(checked(&signed, [1; 16], b"asked", None), None);
         let forged = SignedReceipt {
             signature: vec![0; 8],
             ..signed
         };
-        assert_eq!(checked(&forged, ([1; 16], b"asked"), key), None);
+        assert_eq!(checked(&forged, [1; 16], b"asked", key), None);
     }
 }

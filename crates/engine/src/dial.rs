@@ -271,7 +271,7 @@ impl Connector<'_> {
         let quic_first = choice::quic_head_start(settings, known, need).await;
         let by_quic = quic_first.is_some() || settings.reach.transport == TransportChoice::Quic;
         let window = known.and_then(|known| known.window).filter(|_| by_quic);
-        if let (Some(known), Some(_)) = (known, window) {
+        if let Some(known) = known.filter(|_| window.is_some()) {
             paths.take_window(known, listener);
         }
         Recalled {

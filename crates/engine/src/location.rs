@@ -191,7 +191,8 @@ impl Location {
                 _ => return Ok((location, Vec::new())),
             }
         };
-        let (first, last) = (&bytes[..comma], &bytes[comma + 1..]);
+        let first = &bytes[..comma];
+        let last = &bytes[comma + 1..];
         let Self::Remote(last) = Self::parse(OsStr::from_bytes(last), start)? else {
             return Err(LocationError::NoHost(show(bytes)));
         };

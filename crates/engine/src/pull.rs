@@ -24,14 +24,15 @@ use tokio::task::JoinHandle;
 use zmove_disk::RemovalBudget;
 use zmove_receiver::{
     NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
-    TransferMeter, run_session,
+    run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Standing, Summary};
 use zmove_transport::{LaneError, LaneSource};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    Compare, Fetch, Intent, LaneOrder, Open, Proof, TargetState, ToSender, ToSource, WireError,
+    Compare, Fetch, Greeting, Intent, LaneOrder, Open, Proof, Role, TargetState, ToSender,
+    ToSource, WireError,
 };
 
 use crate::dial::{Connected, Dialled, Transferred};
@@ -165,7 +166,7 @@ impl RemotePull<'_> {
         let Dialled {
             transfer,
             cipher,
-            control,
+            control: (reader, writer),
             connection,
             lanes,
             supply,
@@ -173,9 +174,14 @@ impl RemotePull<'_> {
         let run_id = *run.id.get_or_insert(transfer.0);
         let (fetch, own_open) = self.order(run_id, lane_order(&supply)).await;
         let wanted = ToSource::Fetch(Box::new(fetch));
+        let greeting = Greeting {
+            cipher,
+            ..Greeting::new(Role::Fetch, transfer)
+        };
         let asking = ask(
-            control,
-            (transfer, cipher),
+            reader,
+            writer,
+            greeting,
             wanted,
             self.list.clone(),
             run.standing.patience,
@@ -207,12 +213,11 @@ impl RemotePull<'_> {
         } = converse(self.sources.clone(), Arc::clone(&relayed), asked.reader);
         let open = Box::new(own_open);
         let forwarded = forward(lanes, dialled);
-        let meter = Arc::<TransferMeter>::default();
         let session = Session {
             opening: Opening::Ordered { open, shape },
             failed_lanes: Some(forwarded.failed_lanes),
             connection,
-            config: self.receiver_config(run, &meter, &relayed),
+            config: self.receiver_config(run, &relayed),
             ..Session::new(transfer, (reader, asked.writer.greeted()), forwarded.lanes)
         };
         let receiving = Receiving {
@@ -243,12 +248,7 @@ impl RemotePull<'_> {
         (fetch, own_open)
     }
 
-    fn receiver_config(
-        &self,
-        run: &mut PullRun,
-        meter: &Arc<TransferMeter>,
-        relayed: &Arc<Relayed>,
-    ) -> ReceiverConfig {
+    fn receiver_config(&self, run: &mut PullRun, relayed: &Arc<Relayed>) -> ReceiverConfig {
         // The host was told the same, and need not keep to it.
         let removals = run
             .removals
@@ -267,7 +267,7 @@ impl RemotePull<'_> {
                 ..Rights::default()
             },
             top_names: self.sources.top_names(),
-            meter: Arc::clone(meter),
+            meter: Arc::default(),
             brought: Some(Arc::clone(&run.brought)),
             ..self.receiver.clone()
         }

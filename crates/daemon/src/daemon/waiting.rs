@@ -12,7 +12,7 @@ use crate::admission::{Queued, Slot, Turn};
 use crate::event::{DaemonEvent, Rejection};
 use crate::refusals::REFUSAL_TIMEOUT;
 use crate::registry::Registered;
-use crate::sending::say_last;
+use crate::sending::{PeerControl, say_last};
 use crate::transfers::{Cut, Live, Who};
 
 /// How often it is checked whether the sender of a queued transfer is still connected.
@@ -111,7 +111,9 @@ impl Shared {
             Waited::CutOff(cut) => {
                 let refusal = encode_message(&ToSender::Refused(cut.refusal()));
                 if let Some(_told) = self.admissions.tell(key) {
-                    let _peer_gone = say_last(waiter.control, &refusal, REFUSAL_TIMEOUT).await;
+                    let (reader, writer) = waiter.control;
+                    let control = PeerControl { reader, writer };
+                    let _peer_gone = say_last(control, &refusal, REFUSAL_TIMEOUT).await;
                 }
             }
         }

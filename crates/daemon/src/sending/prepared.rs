@@ -49,17 +49,17 @@ impl Prepared {
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
         tokio::pin!(stop);
-        let (reader, mut writer) = session.control;
+        let mut control = session.control;
         let lanes_max = session.share.portion.lanes;
         let beginning = async {
             let lease = session.run_leases.acquire(self.fetch.open.run).await;
             let fetching = ToSender::Fetching(Fetching { lanes_max });
-            writer.send(&encode_message(&fetching)).await?;
+            control.writer.send(&encode_message(&fetching)).await?;
             Ok::<_, SendingError>(lease)
         };
         let lease = match unless_stopped(stop.as_mut(), beginning).await {
             Ok(lease) => lease?,
-            Err(cut) => return Err(cut_off((reader, writer), cut).await),
+            Err(cut) => return Err(cut_off(control, cut).await),
         };
         let quota = session.share.quota;
         let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
@@ -81,7 +81,7 @@ impl Prepared {
         let link = Link {
             transfer: session.transfer,
             cipher: session.cipher,
-            control: (reader, writer),
+            control: (control.reader, control.writer),
             lanes: session.lanes,
             supply: Some(supply),
             relay: Some(relay),

@@ -34,7 +34,8 @@ pub(super) async fn quic_head_start(
         && settings.reach.socket.congestion.is_none()
         && settings.cipher == Cipher::Tls
         && settings.limit.is_none();
-    let (known, need) = (known.filter(|_| free)?, need?);
+    let known = known.filter(|_| free)?;
+    let need = need?;
     let most = bytes_max(&known)?;
     let round_trip = known.window?.round_trip;
     let until = tokio::time::Instant::now() + round_trip / SCAN_SHARE;

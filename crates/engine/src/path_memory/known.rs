@@ -69,15 +69,14 @@ impl Known {
         round_trip: Duration,
         bytes_per_second: u64,
     ) -> Self {
-        let (rates, window) = (Rates::default(), None);
         Self {
             lanes,
             loss_tolerant,
             round_trip,
             bytes_per_second,
             day: today(),
-            rates,
-            window,
+            rates: Rates::default(),
+            window: None,
         }
     }
 

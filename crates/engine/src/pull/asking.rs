@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter};
-use zmove_types::{Event, Observer, TransferId};
+use zmove_types::{Event, Observer};
 use zmove_wire::limits::FETCH_LIST_PART_BYTES_MAX;
 use zmove_wire::{
-    Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, decode_message,
-    encode_message,
+    Greeting, Refusal, RefusalCode, ToSender, ToSource, Waiting, decode_message, encode_message,
 };
 
 use crate::error::PullError;
@@ -29,17 +28,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Says what is wanted, and waits until the host does it; in its queue for `patience`.
 pub(crate) async fn ask(
-    (mut reader, writer): (ControlReader, ControlWriter),
-    (transfer, cipher): (TransferId, Cipher),
+    mut reader: ControlReader,
+    writer: ControlWriter,
+    greeting: Greeting,
     wanted: ToSource,
     list: Option<Arc<[u8]>>,
     patience: Duration,
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
-    let greeting = Greeting {
-        cipher,
-        ..Greeting::new(Role::Fetch, transfer)
-    };
     // Who is asked to send has no other target than its sources.
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
     // Beside the answers: a host that has no room yet does not read a long list.
