@@ -66,7 +66,7 @@ pub(crate) struct Queued {
 
 /// What has become of a place in the queue.
 #[derive(Debug)]
-pub(crate) enum Turn {
+pub(crate) enum QueueStep {
     Seated(Slot),
     /// So many of the same key are before this one now.
     MovedUp(usize),
@@ -256,16 +256,16 @@ impl Queued {
     }
 
     /// Waits for the slot, or until fewer of the same key are before this one.
-    pub(crate) async fn turn(&mut self) -> Option<Turn> {
+    pub(crate) async fn turn(&mut self) -> Option<QueueStep> {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         loop {
             tokio::select! {
-                slot = &mut self.slot => return slot.ok().map(Turn::Seated),
+                slot = &mut self.slot => return slot.ok().map(QueueStep::Seated),
                 _ = looks.tick() => {
                     let ahead = self.admissions.0.book.lock().queue.ahead_of(self.key, self.number);
                     if let Some(ahead) = ahead.filter(|ahead| *ahead < self.ahead) {
                         self.ahead = ahead;
-                        return Some(Turn::MovedUp(ahead));
+                        return Some(QueueStep::MovedUp(ahead));
                     }
                 }
             }

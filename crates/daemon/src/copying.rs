@@ -320,7 +320,7 @@ async fn push(
                 home: copies.home(),
                 remote: &remote,
                 settings: &settings,
-                listener: &Notices {
+                listener: &CopyNotices {
                     relaying,
                     begun: AtomicBool::new(false),
                 },
@@ -364,12 +364,12 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
 }
 
 /// What happens between sessions, told to the client.
-struct Notices<'a> {
+struct CopyNotices<'a> {
     relaying: &'a Arc<Relaying>,
     begun: AtomicBool,
 }
 
-impl Listener for Notices<'_> {
+impl Listener for CopyNotices<'_> {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins { .. } if self.begun.swap(true, Ordering::Relaxed) => {

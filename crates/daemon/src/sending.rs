@@ -34,7 +34,7 @@ use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::Copies;
 use crate::refusals::denied;
 use crate::relaying::{Relaying, TELL_EVERY};
-use crate::sources::{ReadAccess, Sources};
+use crate::sources::{FoundSources, ReadAccess};
 use crate::transfers::Cut;
 
 mod prepared;
@@ -479,12 +479,12 @@ pub(crate) fn job(
     quota: &Quota,
     stopping: &AtomicBool,
 ) -> Result<Found, Refusal> {
-    let Sources {
+    let FoundSources {
         roots,
         shape,
         missing,
         held,
-    } = Sources::find(&fetch.sources, access, quota, stopping)?;
+    } = FoundSources::find(&fetch.sources, access, quota, stopping)?;
     let path_list = list.zip(fetch.list).map(|(bytes, order)| {
         let separator = if order.nul {
             Separator::Nul

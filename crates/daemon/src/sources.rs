@@ -34,7 +34,7 @@ pub(crate) enum ReadAccess {
 
 /// The sources that exist.
 #[derive(Debug)]
-pub(crate) struct Sources {
+pub(crate) struct FoundSources {
     pub(crate) roots: Vec<ScanRoot>,
     /// The shape that they give the target.
     pub(crate) shape: TargetShape,
@@ -60,7 +60,7 @@ struct Search<'a> {
 }
 
 /// The directory that sources are looked for in.
-enum Ground {
+enum SearchGround {
     /// A root of the key, and its path.
     Root(Arc<OwnedFd>, PathBuf),
     /// The file system as this process sees it.
@@ -73,7 +73,7 @@ struct Source {
     /// The name at the target; `None` where its contents are meant.
     top: Option<Name>,
     is_directory: bool,
-    ground: Arc<Ground>,
+    ground: Arc<SearchGround>,
     /// The path on the ground.
     path: Vec<u8>,
 }
@@ -100,7 +100,7 @@ impl From<Refusal> for Unusable {
 
 /// The path of a source on its ground, as bytes; without an empty or single-dot component where it is beneath a root.
 struct Wanted {
-    ground: Arc<Ground>,
+    ground: Arc<SearchGround>,
     /// The components, each perhaps a glob.
     path: Vec<u8>,
     /// Whether the contents of a directory are meant.
@@ -116,7 +116,7 @@ const PATH_BYTES: usize = 64;
 const SOURCE_BYTES: usize = 512;
 const SOURCE_PATHS: usize = 6;
 
-impl Sources {
+impl FoundSources {
     /// Finds the sources that were asked for; gives up when `stopping` is set. May block on files.
     ///
     /// # Errors
@@ -217,7 +217,7 @@ impl Search<'_> {
         let ReadAccess::Beneath(roots) = self.access else {
             let path = if source.is_empty() { b"." } else { source };
             return Ok(Wanted {
-                ground: Arc::new(Ground::Own),
+                ground: Arc::new(SearchGround::Own),
                 path: path.to_vec(),
                 contents,
                 root_name: None,
@@ -231,7 +231,10 @@ impl Search<'_> {
             .next()
             .filter(|_| clean.is_root() && !contents);
         Ok(Wanted {
-            ground: Arc::new(Ground::Root(self.open_root(roots, root)?, root.to_owned())),
+            ground: Arc::new(SearchGround::Root(
+                self.open_root(roots, root)?,
+                root.to_owned(),
+            )),
             path: clean.as_bytes().to_vec(),
             contents: contents || clean.is_root(),
             root_name: last.map(<[u8]>::to_vec),
@@ -262,8 +265,12 @@ impl Search<'_> {
     }
 
     /// The directory that holds a source beneath a root, opened once for all sources in it.
-    fn open_parent(&mut self, ground: &Ground, parent: &RelPath) -> Result<Arc<OwnedFd>, Unusable> {
-        let Ground::Root(root, _) = ground else {
+    fn open_parent(
+        &mut self,
+        ground: &SearchGround,
+        parent: &RelPath,
+    ) -> Result<Arc<OwnedFd>, Unusable> {
+        let SearchGround::Root(root, _) = ground else {
             return Err(Unusable::Missing(Errno::INVAL.into()));
         };
         if parent.is_root() {
@@ -340,7 +347,7 @@ impl Search<'_> {
     /// read.
     fn list(
         &mut self,
-        ground: &Ground,
+        ground: &SearchGround,
         path: &[u8],
         mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
@@ -387,8 +394,8 @@ impl Search<'_> {
         let (top, prefix) = top_of(name)?;
         let root = ScanRoot::new(shown, prefix);
         let root = match **ground {
-            Ground::Own => root,
-            Ground::Root(..) => {
+            SearchGround::Own => root,
+            SearchGround::Root(..) => {
                 let (parent, below) = self.place_beneath(ground, path, is_directory)?;
                 root.beneath(parent, below)
             }
@@ -405,7 +412,7 @@ impl Search<'_> {
     /// The directory that holds a source beneath a root, and its path there.
     fn place_beneath(
         &mut self,
-        ground: &Ground,
+        ground: &SearchGround,
         path: &[u8],
         is_directory: bool,
     ) -> Result<(Arc<OwnedFd>, RelPath), Unusable> {
@@ -460,7 +467,7 @@ impl Search<'_> {
     }
 }
 
-impl Ground {
+impl SearchGround {
     fn shown(&self, path: &[u8]) -> PathBuf {
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         match self {
@@ -547,12 +554,12 @@ mod tests {
     use zmove_receiver::{Limits, Quotas};
     use zmove_transport::Fingerprint;
 
-    fn find(root: &Path, sources: &[&str], quota: &Quota) -> Result<Sources, Refusal> {
+    fn find(root: &Path, sources: &[&str], quota: &Quota) -> Result<FoundSources, Refusal> {
         let asked: Vec<_> = sources
             .iter()
             .map(|path| SourcePath(path.as_bytes().to_vec()))
             .collect();
-        Sources::find(
+        FoundSources::find(
             &asked,
             &ReadAccess::Beneath(vec![root.to_owned()].into()),
             quota,
@@ -735,7 +742,8 @@ mod tests {
         let asked = [SourcePath(b"a/*".to_vec())];
         let access = ReadAccess::Beneath(vec![home.path().to_owned()].into());
         let refusal =
-            Sources::find(&asked, &access, &Quota::default(), &AtomicBool::new(true)).unwrap_err();
+            FoundSources::find(&asked, &access, &Quota::default(), &AtomicBool::new(true))
+                .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Stopping);
     }
 }

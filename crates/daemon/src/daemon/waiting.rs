@@ -8,7 +8,7 @@ use zmove_transport::PathProbe;
 use zmove_wire::{Greeting, Role, ToSender, Waiting, encode_message};
 
 use super::{Control, RUNNING_ALREADY, Shared};
-use crate::admission::{Queued, Slot, Turn};
+use crate::admission::{QueueStep, Queued, Slot};
 use crate::event::{DaemonEvent, Rejection};
 use crate::refusals::REFUSAL_TIMEOUT;
 use crate::registry::Registered;
@@ -131,8 +131,8 @@ impl Shared {
         };
         tokio::select! {
             turn = place.turn() => match turn {
-                Some(Turn::Seated(slot)) => Waited::Slot(slot),
-                Some(Turn::MovedUp(ahead)) => Waited::MovedUp(ahead),
+                Some(QueueStep::Seated(slot)) => Waited::Slot(slot),
+                Some(QueueStep::MovedUp(ahead)) => Waited::MovedUp(ahead),
                 None => Waited::Gone,
             },
             () = gone => Waited::Gone,

@@ -34,7 +34,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
 ) -> Result<Connected<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
-    let lane = |number| Lane::new(number, transfer, cipher);
+    let lane = |number| DialledLane::new(number, transfer, cipher);
     let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
@@ -112,7 +112,7 @@ const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 async fn dial_more<L: LaneEnd>(
     dialler: ChannelDialler,
     kind: MoreLanes,
-    mut next: Lane,
+    mut next: DialledLane,
     lanes: LanesIn<L>,
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
@@ -182,7 +182,7 @@ impl LaneEnd for Box<dyn LaneSource> {
 
 /// A lane to be dialled.
 #[derive(Clone, Copy)]
-struct Lane {
+struct DialledLane {
     number: u16,
     transfer: TransferId,
     cipher: Cipher,
@@ -190,7 +190,7 @@ struct Lane {
     one_of: Option<u16>,
 }
 
-impl Lane {
+impl DialledLane {
     /// A lane of the first ones.
     const fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
         Self {
@@ -205,7 +205,7 @@ impl Lane {
 /// Dials one lane; it is dropped again if the path turns out to need fewer. The permit is held until it is taken.
 fn spawn_lane<L: LaneEnd>(
     dialler: &ChannelDialler,
-    lane: Lane,
+    lane: DialledLane,
     lanes: &LanesIn<L>,
     mut wanted: watch::Receiver<Option<u16>>,
     permit: Option<OwnedSemaphorePermit>,
@@ -246,7 +246,7 @@ fn lane_error(error: DialError) -> LaneError {
 /// Sends the greeting on a connection, which becomes one of `count` lanes.
 async fn make_lane<L: LaneEnd>(
     mut channel: Channel,
-    lane: Lane,
+    lane: DialledLane,
     count: u16,
 ) -> Result<L, LaneError> {
     let greeting = Greeting {
@@ -275,7 +275,7 @@ mod tests {
         let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach)
             .await
             .unwrap();
-        let first = Lane {
+        let first = DialledLane {
             number: 0,
             transfer: TransferId([1; 16]),
             cipher: Cipher::Tls,

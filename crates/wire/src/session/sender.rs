@@ -35,7 +35,7 @@ pub struct SenderTransfer<W> {
     unfinished: u64,
     issued: u64,
     mismatches: u64,
-    outstanding: HashMap<ItemId, Outstanding<W>>,
+    outstanding: HashMap<ItemId, OutstandingItem<W>>,
     unpublished: HashMap<ItemId, (W, Load)>,
     /// The load of all items that are outstanding or unpublished.
     load: Load,
@@ -43,7 +43,7 @@ pub struct SenderTransfer<W> {
 }
 
 #[derive(Debug)]
-struct Outstanding<W> {
+struct OutstandingItem<W> {
     work: W,
     tries: u8,
     last_word: LastWord,
@@ -132,7 +132,7 @@ impl<W> SenderTransfer<W> {
         }
         self.outstanding.insert(
             item,
-            Outstanding {
+            OutstandingItem {
                 work,
                 tries,
                 last_word,
@@ -171,7 +171,7 @@ impl<W> SenderTransfer<W> {
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn stored(&mut self, item: ItemId) -> Result<Receipt<'_, W>, WireError> {
-        let Outstanding {
+        let OutstandingItem {
             work, last_word, ..
         } = self.receipt(item)?;
         let LastWord::Published(load) = last_word else {
@@ -201,7 +201,7 @@ impl<W> SenderTransfer<W> {
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn mismatch(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
-        let Outstanding { work, tries, .. } = self.settle(item)?;
+        let OutstandingItem { work, tries, .. } = self.settle(item)?;
         if tries >= RESENDS_MAX {
             return Ok(Resend::GiveUp(work));
         }
@@ -217,13 +217,13 @@ impl<W> SenderTransfer<W> {
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn lost(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
-        let Outstanding { work, tries, .. } = self.settle(item)?;
+        let OutstandingItem { work, tries, .. } = self.settle(item)?;
         self.unfinished += 1;
         Ok(Resend::Again { work, tries })
     }
 
     /// Takes an item out that has failed to arrive.
-    fn settle(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
+    fn settle(&mut self, item: ItemId) -> Result<OutstandingItem<W>, WireError> {
         let outstanding = self.receipt(item)?;
         self.mismatches += 1;
         if let LastWord::Published(load) = outstanding.last_word {
@@ -232,7 +232,7 @@ impl<W> SenderTransfer<W> {
         Ok(outstanding)
     }
 
-    fn receipt(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
+    fn receipt(&mut self, item: ItemId) -> Result<OutstandingItem<W>, WireError> {
         self.outstanding
             .remove(&item)
             .ok_or(WireError::OutOfOrder { what: "a receipt" })
