@@ -114,7 +114,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
 /// Outside crates that only some may use.
 const RESERVED: [(&str, &[&str]); 37] = [
     ("axum", &["api"]),
-    ("utoipa", &["api"]),
+    ("utoipa", &["api", "jobs"]),
     ("utoipa-axum", &["api"]),
     (
         "tokio",

@@ -183,15 +183,6 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_found_by_its_number_or_by_the_path() {
-        let numbered =
-            |id, path: &str| Mount::of(MOUNTS, id, Path::new(path)).map(|mount| mount.id);
-        assert_eq!(numbered(Some(40), "/"), Some(40));
-        assert_eq!(numbered(None, "/data/x"), Some(42));
-        assert_eq!(numbered(Some(77), "/database"), Some(22));
-    }
-
-    #[test]
     fn every_line_that_makes_sense_is_a_mount() {
         assert_eq!(
             Mount::all(MOUNTS).map(|mount| mount.id).collect::<Vec<_>>(),
