@@ -8,8 +8,8 @@
 //! | *range* | groups of a large file are sent | nothing |
 //! | *large file* | a file of which ranges are sent gets its name | nothing |
 //!
-//! An item carries what its announcer has seen of the directories that it is about ([`zmove_scan::DirectoryMark`]): a node that
-//! sees others there gives it back and leaves the job, and at the node that leads they fail.
+//! An item carries what its announcer has seen of the directories that it is about ([`zmove_scan::DirectoryMark`]): a
+//! node that sees others there gives it back and leaves the job, and at the node that leads they fail.
 //!
 //! **Invariant:** an item's id follows from what it says, so a queue passes over an item that it has had. Each *pass*
 //! over the sources has ids of its own. Who does an item again finds what is at the target, and does the rest.
