@@ -85,33 +85,41 @@ fn hostile_names() -> Vec<Vec<u8>> {
 
 /// A batch head of one directory with one entry, a directory itself.
 fn head_of(directory: &[u8], entry: &[u8]) -> Vec<u8> {
-    let directory_bytes = u16::try_from(directory.len()).unwrap().to_le_bytes();
-    let entry_bytes = [u8::try_from(entry.len()).unwrap()];
-    let (one, mode, mtime) = (1_u32.to_le_bytes(), 0o755_u32.to_le_bytes(), [0; 12]);
+    let one = [1];
+    let directory_tag = [1];
+    let mode = [0xED, 0x03];
+    let mtime = [0, 0];
+    let no_extra = [0];
     [
         &one[..],
-        &directory_bytes,
-        directory,
+        &with_length(directory),
         &one,
-        &[2],
-        &entry_bytes,
-        entry,
+        &directory_tag,
+        &with_length(entry),
         &mode,
         &mtime,
+        &no_extra,
     ]
     .concat()
+}
+
+/// These bytes behind their length.
+fn with_length(bytes: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    let mut left = bytes.len();
+    while left > 0x7F {
+        encoded.push(0x80 | u8::try_from(left & 0x7F).unwrap());
+        left >>= 7;
+    }
+    encoded.push(u8::try_from(left).unwrap());
+    encoded.extend(bytes);
+    encoded
 }
 
 #[test]
 fn names_that_climb_or_are_none_break_the_transfer_off() {
     for hostile in hostile_names() {
-        let batches = [
-            head_of(&hostile, b"x"),
-            head_of(b"a", &hostile[..hostile.len().min(255)]),
-        ];
-        // a name cannot even be told longer than 255 bytes
-        let count = if hostile.len() > 255 { 1 } else { 2 };
-        for head in batches.into_iter().take(count) {
+        for head in [head_of(&hostile, b"x"), head_of(b"a", &hostile)] {
             let yard = Yard::new();
             let intruded = Intruder::new(&yard.root()).does(vec![raw_batch(0, head, b"")]);
             assert!(intruded.ended.is_err(), "{hostile:?}");
@@ -129,15 +137,8 @@ fn names_that_climb_or_are_none_break_the_transfer_off() {
 fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
     let declares = |name: &[u8]| {
         let yard = Yard::new();
-        let mut head = u16::try_from(name.len()).unwrap().to_le_bytes().to_vec();
-        head.extend(name);
-        head.extend(
-            &FileHead {
-                path: path("n"),
-                ..large_head("n", 0o644)
-            }
-            .encode()[3..],
-        );
+        let after_path = &large_head("n", 0o644).encode()[with_length(b"n").len()..];
+        let head = [&with_length(name), after_path].concat();
         let header = FrameHeader {
             kind: FrameKind::Declare,
             ..FrameHeader::default()

@@ -781,8 +781,8 @@ fn links_beyond_the_target_end_the_transfer() {
     let head = Batch { groups }.encode();
     for first in ["aaaaaaaaa", "../secret", "/..secret", "d/../d/dd", ""] {
         let mut head = head.clone();
-        head.truncate(head.len() - 11);
-        head.extend(u16::try_from(first.len()).unwrap().to_le_bytes());
+        head.truncate(head.len() - 10);
+        head.push(u8::try_from(first.len()).unwrap());
         head.extend(first.as_bytes());
         let intruded = intruder(&root).does(vec![raw_batch(0, head, b"")]);
         // a name within the target is only not there
