@@ -12,13 +12,13 @@ use tokio::sync::{Notify, oneshot};
 #[derive(Debug)]
 pub(crate) struct ConnectionRoom {
     places_max: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenPlaces>,
     /// Notified whenever a place may be free.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenPlaces {
     places: Vec<Place>,
     /// The last number that was given to a place or to the begin of a wait.
     last: u64,
@@ -92,12 +92,12 @@ impl ConnectionRoom {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, TakenPlaces> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
+impl TakenPlaces {
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last

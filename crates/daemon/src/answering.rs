@@ -29,15 +29,15 @@ pub(crate) async fn answer(
         Err(cut) => return Err(cut_off(session.control, cut).await),
     };
     match asked {
-        Asked::Files(order) => send_files(session, order, stop).await,
-        Asked::Copy(copy, order) => copying::copy(session, *copy, order, stop).await,
-        Asked::Grant(order) => copying::grant(session, *order).await,
-        Asked::Result { id, stop } => copying::tell_result(session, id, stop).await,
+        PeerOrder::Files(order) => send_files(session, order, stop).await,
+        PeerOrder::Copy(copy, order) => copying::copy(session, *copy, order, stop).await,
+        PeerOrder::Grant(order) => copying::grant(session, *order).await,
+        PeerOrder::Result { id, stop } => copying::tell_result(session, id, stop).await,
     }
 }
 
 /// What a peer asks for.
-enum Asked {
+enum PeerOrder {
     Files(Order),
     Copy(Box<CopyOrder>, Order),
     Grant(Box<GrantOrder>),
@@ -45,7 +45,7 @@ enum Asked {
 }
 
 /// Greets the peer, and reads all that it asks for.
-async fn asked(session: &mut SendingSession) -> Result<Asked, SendingError> {
+async fn asked(session: &mut SendingSession) -> Result<PeerOrder, SendingError> {
     let PeerControl { reader, writer } = &mut session.control;
     writer
         .greet(&Greeting::new(Role::Control, session.transfer))
@@ -55,15 +55,15 @@ async fn asked(session: &mut SendingSession) -> Result<Asked, SendingError> {
         ToSource::Fetch(fetch) => {
             let order = order(reader, *fetch, held).await?;
             session.meter.opened(&shown(&order.fetch));
-            Asked::Files(order)
+            PeerOrder::Files(order)
         }
         ToSource::Copy(copy) => {
             let order = order(reader, copy.fetch.clone(), held).await?;
             session.meter.opened(&shown(&order.fetch));
-            Asked::Copy(copy, order)
+            PeerOrder::Copy(copy, order)
         }
-        ToSource::Grant(order) => Asked::Grant(order),
-        ToSource::Result { id, stop } => Asked::Result { id, stop },
+        ToSource::Grant(order) => PeerOrder::Grant(order),
+        ToSource::Result { id, stop } => PeerOrder::Result { id, stop },
         ToSource::Listed { .. } | ToSource::Begin(_) => {
             return Err(WireError::OutOfOrder {
                 what: "a list, or a beginning, without an order",

@@ -40,14 +40,14 @@ struct Connections {
     max: usize,
     /// Connections whose handshake is under way, the oldest first.
     members: VecDeque<Member>,
-    counts: Counts,
+    counts: NetworkCounts,
     queue: Queue,
 }
 
 #[derive(Debug)]
 struct Member {
     number: u64,
-    source: Source,
+    source: Networks,
     since: Instant,
     /// Whether the client has sent its first message.
     spoken: bool,
@@ -66,21 +66,21 @@ struct Queue {
 #[derive(Debug)]
 struct Queued {
     number: u64,
-    source: Source,
+    source: Networks,
     /// The sender of the connection's place; dropped unused where there is no room.
     begins: oneshot::Sender<Place>,
 }
 
 /// The networks of a connection: of IPv6 the /48 of its site and the /64 of its host; of IPv4 the address for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Source {
+struct Networks {
     site: IpAddr,
     host: IpAddr,
 }
 
 /// The number of members of each network.
 #[derive(Debug, Default)]
-struct Counts {
+struct NetworkCounts {
     sites: HashMap<IpAddr, usize>,
     hosts: HashMap<IpAddr, usize>,
 }
@@ -122,7 +122,7 @@ impl PendingHandshakes {
     /// or never.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
-        let source = Source::of(address);
+        let source = Networks::of(address);
         let mut connections = self.0.connections.lock();
         connections.max = max.max(1);
         connections.queue.push(source, begins);
@@ -216,7 +216,7 @@ impl Connections {
 
     /// The member to close for `newcomer`, if one is late: of the network with the most members where that is above its
     /// share, else of any. Members of a host above the share go first, then silent ones, then the oldest.
-    fn victim(&self, newcomer: Source, now: Instant) -> Option<usize> {
+    fn victim(&self, newcomer: Networks, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;
         let goes = |member: &Member| {
@@ -236,14 +236,14 @@ impl Connections {
     }
 
     /// The most members that a network may have before one is closed at once for a connection of another network.
-    fn fair_share(&self, newcomer: Source) -> usize {
+    fn fair_share(&self, newcomer: Networks) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
     }
 }
 
 impl Queue {
-    fn push(&mut self, source: Source, begins: oneshot::Sender<Place>) {
+    fn push(&mut self, source: Networks, begins: oneshot::Sender<Place>) {
         self.entered += 1;
         self.len += 1;
         let queued = Queued {
@@ -255,7 +255,7 @@ impl Queue {
     }
 
     /// The connection whose turn is next with these members, and its place in the queue of its site.
-    fn first(&self, counts: &Counts) -> Option<(Source, usize)> {
+    fn first(&self, counts: &NetworkCounts) -> Option<(Networks, usize)> {
         let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
         let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
         let (site, waiting) = self
@@ -294,13 +294,13 @@ impl Queue {
     }
 }
 
-impl Counts {
-    fn add(&mut self, source: Source) {
+impl NetworkCounts {
+    fn add(&mut self, source: Networks) {
         *self.sites.entry(source.site).or_default() += 1;
         *self.hosts.entry(source.host).or_default() += 1;
     }
 
-    fn subtract(&mut self, source: Source) {
+    fn subtract(&mut self, source: Networks) {
         for (counts, network) in [
             (&mut self.sites, source.site),
             (&mut self.hosts, source.host),
@@ -314,17 +314,17 @@ impl Counts {
         }
     }
 
-    fn site(&self, source: Source) -> usize {
+    fn site(&self, source: Networks) -> usize {
         self.sites.get(&source.site).copied().unwrap_or(0)
     }
 
-    fn host(&self, source: Source) -> usize {
+    fn host(&self, source: Networks) -> usize {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
     /// The numbers of members of the networks of `one` and `other`, if the latter has more. Within a site the hosts
     /// count.
-    fn more_than(&self, one: Source, other: Source) -> Option<(usize, usize)> {
+    fn more_than(&self, one: Networks, other: Networks) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
         } else {
@@ -383,7 +383,7 @@ impl Drop for Place {
     }
 }
 
-impl Source {
+impl Networks {
     fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -621,13 +621,13 @@ mod tests {
             "2001:db8:0:1::1",
             "2001:db8:1::1",
         ]
-        .map(|text| Source::of(address(text)));
+        .map(|text| Networks::of(address(text)));
         assert_eq!(first, second);
         assert!(near.site == first.site && near.host != first.host && far.site != first.site);
         let v4 = address("192.0.2.1");
         assert_eq!(
-            Source::of(address("::ffff:192.0.2.1")),
-            Source { site: v4, host: v4 }
+            Networks::of(address("::ffff:192.0.2.1")),
+            Networks { site: v4, host: v4 }
         );
     }
 }
