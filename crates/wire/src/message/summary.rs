@@ -97,7 +97,7 @@ impl AtBest {
     /// What was acknowledged within a round trip.
     #[must_use]
     pub fn in_round_trip(&self) -> u64 {
-        let micros = u128::from(self.bytes_per_second) * self.round_trip.as_micros();
+        let micros = u128::from(self.bytes_per_second).saturating_mul(self.round_trip.as_micros());
         u64::try_from(micros / 1_000_000).unwrap_or(u64::MAX)
     }
 }
@@ -256,7 +256,9 @@ impl PathReport {
     /// pace.
     #[must_use]
     pub fn congestion_share(&self) -> f64 {
-        let others = self.receive_window_limited + self.send_buffer_limited;
+        let others = self
+            .receive_window_limited
+            .saturating_add(self.send_buffer_limited);
         share(self.busy.saturating_sub(others), self.busy)
     }
 
@@ -354,6 +356,22 @@ mod tests {
             bytes_retransmitted: retransmitted,
             ..PathReport::default()
         }
+    }
+
+    /// A host may send any times and rates.
+    #[test]
+    fn the_longest_times_are_no_overflow() {
+        let report = PathReport {
+            receive_window_limited: Duration::MAX,
+            send_buffer_limited: Duration::MAX,
+            ..report(0, 0, 0)
+        };
+        assert!(report.congestion_share().abs() < f64::EPSILON);
+        let at_best = AtBest {
+            bytes_per_second: u64::MAX,
+            round_trip: Duration::MAX,
+        };
+        assert_eq!(at_best.in_round_trip(), u64::MAX);
     }
 
     #[test]
