@@ -23,7 +23,11 @@ impl Region {
     /// is what [`mounts`](crate::mounts) returns.
     #[must_use]
     pub fn all_of(path: &Path, mounts: &[u8]) -> Vec<Self> {
-        let opened = open(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+        let opened = open(
+            path,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         let mount = match opened {
             Ok(opened) => Mount::of(mounts, opened, path),
             Err(_) => Mount::around(mounts, path),
