@@ -133,6 +133,10 @@ impl Relayed {
     }
 
     fn tell(&self, mut event: Event) {
+        // Only this host says that it waits: the display remembers each cause, and shows it as a state.
+        if let Event::Waiting { message } | Event::HeldUp { by: message } = event {
+            event = Event::Warned { message };
+        }
         let mut heard = self.heard.lock();
         match &mut event {
             Event::FirstByte(after) => {
@@ -142,15 +146,19 @@ impl Relayed {
             Event::Sampled(sample) => {
                 sample.elapsed = self.offset.saturating_add(sample.elapsed);
             }
-            Event::LaneUp { lanes } => heard.lanes = heard.lanes.max(*lanes),
+            Event::LaneUp { lanes } => {
+                *lanes = (*lanes).min(usize::from(LANES_MAX));
+                heard.lanes = heard.lanes.max(*lanes);
+            }
             Event::Answered => drop(heard.answered.get_or_insert_with(Instant::now)),
             Event::Resent { what: text }
             | Event::Failed { message: text }
             | Event::NotKept { message: text }
-            | Event::Warned { message: text }
-            | Event::Waiting { message: text }
-            | Event::HeldUp { by: text } => *text = printable(text),
-            Event::Limited { by } => *by = printable(by).into(),
+            | Event::Warned { message: text } => *text = printable(text),
+            Event::Limited { by } => {
+                let stage: String = by.chars().take(STAGE_CHARS_MAX).collect();
+                *by = printable(&stage).into();
+            }
             Event::Listed { changes } => {
                 for change in changes {
                     if let ChangeKind::Changed(why) = &mut change.kind {
@@ -193,6 +201,9 @@ impl fmt::Debug for Relayed {
         f.debug_struct("Relayed").finish_non_exhaustive()
     }
 }
+
+/// The longest name of a stage that is shown.
+const STAGE_CHARS_MAX: usize = 40;
 
 #[cfg(test)]
 mod tests {
