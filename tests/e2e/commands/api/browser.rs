@@ -10,6 +10,9 @@ use tempfile::TempDir;
 
 use crate::support::harness::{PATIENCE, has_program, skip};
 
+/// The key under which WebDriver answers with an element.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
 /// A browser, which ends with it.
 pub(super) struct Browser {
     driver: Child,
@@ -166,52 +169,45 @@ impl Browser {
         }
     }
 
+    /// Asks something of an element, once it is there. The page may draw the element anew at any
+    /// time: then the new one is asked.
     #[track_caller]
-    fn find(&self, selector: &str) -> String {
-        self.wait_until(&format!("document.querySelector({})", json!(selector)));
-        let found = self.command(
-            "/element",
-            &json!({ "using": "css selector", "value": selector }),
-        );
-        let id = found
-            .as_object()
-            .unwrap()
-            .values()
-            .next()
-            .unwrap()
-            .as_str()
-            .unwrap();
-        format!("/element/{id}")
+    fn ask(&self, method: &str, selector: &str, question: &str, body: &Value) -> Value {
+        let until = Instant::now() + PATIENCE;
+        let by_selector = json!({ "using": "css selector", "value": selector });
+        loop {
+            let found = self.say("POST", "/element", &by_selector);
+            let answer = match found[ELEMENT].as_str() {
+                Some(id) => self.say(method, &format!("/element/{id}/{question}"), body),
+                None => found,
+            };
+            match answer["error"].as_str() {
+                None => return answer,
+                Some("no such element" | "stale element reference") if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Some(_) => panic!("{question} of {selector}: {answer}"),
+            }
+        }
     }
 
     /// Clicks as a user does: not on what is covered, hidden or disabled.
     #[track_caller]
     pub(super) fn click(&self, selector: &str) {
-        // The page may draw the element anew after it was found.
-        loop {
-            let element = self.find(selector);
-            let clicked = self.say("POST", &format!("{element}/click"), &json!({}));
-            if clicked["error"] != "stale element reference" {
-                return assert!(clicked["error"].is_null(), "{selector}: {clicked}");
-            }
-        }
+        self.ask("POST", selector, "click", &json!({}));
     }
 
     /// Types into an element.
     #[track_caller]
     pub(super) fn write(&self, selector: &str, text: &str) {
-        let element = self.find(selector);
-        self.command(&format!("{element}/value"), &json!({ "text": text }));
+        self.ask("POST", selector, "value", &json!({ "text": text }));
     }
 
     /// The text of an element, once this one is there.
     #[track_caller]
     pub(super) fn text(&self, selector: &str) -> String {
-        let element = self.find(selector);
-        self.say("GET", &format!("{element}/text"), &Value::Null)
-            .as_str()
-            .unwrap()
-            .to_owned()
+        let text = self.ask("GET", selector, "text", &Value::Null);
+        text.as_str().unwrap().to_owned()
     }
 
     /// What DevTools can be told.
