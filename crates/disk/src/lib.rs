@@ -14,87 +14,67 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-mod abandoned;
-mod attributes;
-mod by_name;
-mod dead_mount;
-mod entry;
-mod file_io;
-mod final_names;
-mod guarded;
-mod hidden;
-mod holes;
-mod inheritance;
-mod kept_times;
-mod lease;
-mod link;
-mod new_files;
-mod proc;
-mod publish;
-mod region;
+mod metadata;
+mod opening;
+mod publishing;
 mod remembered;
-mod remove;
 mod replace_file;
-mod shared_job_directory;
-mod shared_job_names;
-mod special;
-mod staged;
-mod staging_directory;
-mod staging_place;
-mod storable_times;
-mod storage_threads;
-mod tree;
+mod shared_job;
+mod staging;
+mod storage;
 
-pub use abandoned::{remove_abandoned, remove_leftover};
-pub use attributes::renew_times;
-pub use by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
-pub use dead_mount::{CauseAt, is_gone};
-pub use entry::metadata::{Miss, Wanted};
-pub use entry::open_own::{hold_new, open_own};
-pub use entry::proven::ProvenKinds;
-pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, NameAt, mode_without_acl};
-pub use entry::{
+pub use metadata::attributes::renew_times;
+pub use metadata::entry::metadata::{Miss, Wanted};
+pub use metadata::entry::open_own::{hold_new, open_own};
+pub use metadata::entry::proven::ProvenKinds;
+pub use metadata::entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, NameAt, mode_without_acl};
+pub use metadata::entry::{
     FileIdentity, is_kept_by_other_names, is_of_another_user, is_refused_to_others, is_same_file,
     number_at, number_of, retouch, set_file_mtime,
 };
-pub use file_io::contents::ContentsWriter;
-pub use file_io::data_file::{DataFile, Direct, free_bytes};
-pub use file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};
-pub use file_io::storage_engine::StorageEngine;
-pub use file_io::storage_reader::{BUFFER_BYTES, StorageReader, StoredFile, value_or_zeros};
-pub use file_io::{FileIo, Moved, Slices, Way};
-pub use hidden::{
-    Hidden, LastingNames, has_process_ended, hidden_in, is_hidden, is_part, is_passing,
-    make_hidden, own_process,
-};
-pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
-pub use kept_times::KeptTimes;
-pub use lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
-pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
-pub use new_files::NewFiles;
-pub use proc::{Mount, boot_id, mounts, unescaped};
-pub use publish::{Replace, place_symlink, publish_file, publish_from};
-pub use region::Region;
-pub use remembered::{Rememberable, Remembered, today};
-pub use remove::{
+pub use metadata::kept_times::KeptTimes;
+pub use metadata::storable_times::{is_beyond_range, is_held_everywhere};
+pub use opening::by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
+pub use opening::dead_mount::{CauseAt, is_gone};
+pub use opening::proc::{Mount, boot_id, mounts, unescaped};
+pub use opening::region::Region;
+pub use opening::tree::roots::{OwnPaths, RootGuard, Roots};
+pub use opening::tree::trusted_path::path_parts;
+pub use opening::tree::{DirectoryModes, Tree, open_beneath};
+pub use publishing::lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
+pub use publishing::link::{Linked, NonRegular, place_link, place_link_to_non_regular};
+pub use publishing::publish::{Replace, place_symlink, publish_file, publish_from};
+pub use publishing::remove::{
     RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,
 };
+pub use publishing::special::{is_special_at, place_special};
+pub use remembered::{Rememberable, Remembered, today};
 pub use replace_file::replace_file;
-pub use shared_job_directory::{
+pub use shared_job::directory::{
     DEAD_AFTER, GroupOfNew, Heartbeat, JOB_ENDED, JOURNAL_PREFIX, JobSession, LOOK_AGAIN_AFTER,
     PART_GONE, PartFound, SharedJobDirectory, SharedJobError, Sign, UNSEEN_MAX, WatchedJob,
     jobs_in,
 };
-pub use shared_job_names::is_shared_job_name;
-pub use special::{is_special_at, place_special};
-pub use staged::Staged;
-pub use staged::existing::{Change, Existing};
-pub use staging_directory::{Answers, StagingDirectory, set_usual_mode};
-pub use staging_place::StagingPlace;
-pub use storable_times::{is_beyond_range, is_held_everywhere};
-pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
-pub use storage_threads::{StorageThreads, Task, Turn, cores};
-pub use tree::roots::{OwnPaths, RootGuard, Roots};
-pub use tree::trusted_path::path_parts;
-pub use tree::{DirectoryModes, Tree, open_beneath};
+pub use shared_job::names::is_shared_job_name;
+pub use staging::abandoned::{remove_abandoned, remove_leftover};
+pub use staging::hidden::{
+    Hidden, LastingNames, has_process_ended, hidden_in, is_hidden, is_part, is_passing,
+    make_hidden, own_process,
+};
+pub use staging::new_files::NewFiles;
+pub use staging::staged::Staged;
+pub use staging::staged::existing::{Change, Existing};
+pub use staging::staging_directory::{Answers, StagingDirectory, set_usual_mode};
+pub use staging::staging_place::StagingPlace;
+pub use storage::file_io::contents::ContentsWriter;
+pub use storage::file_io::data_file::{DataFile, Direct, free_bytes};
+pub use storage::file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};
+pub use storage::file_io::storage_engine::StorageEngine;
+pub use storage::file_io::storage_reader::{
+    BUFFER_BYTES, StorageReader, StoredFile, value_or_zeros,
+};
+pub use storage::file_io::{FileIo, Moved, Slices, Way};
+pub use storage::holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
+pub use storage::storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
+pub use storage::storage_threads::{StorageThreads, Task, Turn, cores};
 pub use zmove_uring::{Ring, RingConfig, Span, Unavailable, cached_bytes, close};

@@ -1,0 +1,112 @@
+//! The calls that change the attributes of an entry: its mode, owner, times and extended attributes.
+//!
+//! **Invariant:** nothing else in this crate or in the receiver's makes these calls. Each takes a [`Permit`], so none
+//! is made after the sender has gone. An entry under a hidden name needs none ([`Permit::for_hidden`]). Calls that
+//! change one entry together share one permit.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Result;
+use zmove_types::Name;
+
+use crate::metadata::entry::xattrs::{Descriptor, by_descriptor};
+use crate::publishing::lease::Permit;
+
+impl Descriptor<'_> {
+    pub(crate) fn set_mode(self, _permit: &Permit<'_>, mode: Mode) -> Result<()> {
+        match self {
+            Self::Open(file) => rustix::fs::fchmod(file, mode),
+            Self::PathOnly(file) => rustix::fs::chmod(by_descriptor(file), mode),
+        }
+    }
+
+    pub(crate) fn set_owner(
+        self,
+        _permit: &Permit<'_>,
+        user: Option<Uid>,
+        group: Option<Gid>,
+    ) -> Result<()> {
+        match self {
+            Self::Open(file) => rustix::fs::fchown(file, user, group),
+            Self::PathOnly(file) => {
+                rustix::fs::chownat(file, c"", user, group, AtFlags::EMPTY_PATH)
+            }
+        }
+    }
+
+    pub(crate) fn set_times(self, _permit: &Permit<'_>, times: &Timestamps) -> Result<()> {
+        match self {
+            Self::Open(file) => rustix::fs::futimens(file, times),
+            Self::PathOnly(file) => rustix::fs::utimensat(
+                rustix::fs::CWD,
+                by_descriptor(file),
+                times,
+                AtFlags::empty(),
+            ),
+        }
+    }
+
+    pub(crate) fn write_xattr(self, _permit: &Permit<'_>, name: &[u8], value: &[u8]) -> Result<()> {
+        let flags = XattrFlags::empty();
+        match self {
+            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
+            Self::PathOnly(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
+        }
+    }
+
+    pub(crate) fn erase_xattr(self, _permit: &Permit<'_>, name: &[u8]) -> Result<()> {
+        match self {
+            Self::Open(file) => rustix::fs::fremovexattr(file, name),
+            Self::PathOnly(file) => rustix::fs::removexattr(by_descriptor(file), name),
+        }
+    }
+}
+
+/// Sets the times of an entry by its name. A link is not followed.
+pub(crate) fn set_times_at(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: &Name,
+    times: &Timestamps,
+) -> Result<()> {
+    rustix::fs::utimensat(
+        directory,
+        name.as_os_str(),
+        times,
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
+}
+
+/// Sets the group of an entry by its name. A link is not followed.
+pub(crate) fn set_group_at(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: &Name,
+    group: Gid,
+) -> Result<()> {
+    rustix::fs::chownat(
+        directory,
+        name.as_os_str(),
+        None,
+        Some(group),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
+}
+
+/// Sets the times of an open directory to what they are: a change that leaves no trace.
+///
+/// # Errors
+/// The system's error.
+pub fn renew_times(permit: Permit<'_>, directory: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(directory)?;
+    let time = |tv_sec, nanoseconds: u64| Timespec {
+        tv_sec,
+        tv_nsec: nanoseconds.try_into().unwrap_or(0),
+    };
+    let times = Timestamps {
+        last_access: time(stat.st_atime, stat.st_atime_nsec),
+        last_modification: time(stat.st_mtime, stat.st_mtime_nsec),
+    };
+    Descriptor::Open(directory.as_fd()).set_times(&permit, &times)
+}

@@ -1,0 +1,420 @@
+//! Entries of a file system: their identity, by which a change is noticed, and their mode and times.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{FileType, Stat, Timespec, Timestamps, UTIME_NOW};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
+use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
+
+pub(crate) mod metadata;
+pub(crate) mod open_own;
+pub(crate) mod proven;
+pub(crate) mod xattrs;
+
+use crate::opening::by_name::stat_at;
+use crate::publishing::lease::{Lease, Permit};
+use metadata::{Miss, Wanted};
+use open_own::open_own;
+use proven::ProvenKinds;
+use xattrs::Descriptor;
+
+/// The properties of a source file that must not differ between the first look and the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// When the contents last changed.
+    pub mtime: Timestamp,
+    /// When anything last changed, as the kernel alone can set it.
+    pub ctime: Timestamp,
+    /// The inode number.
+    pub inode: u64,
+    /// The device number of the file system.
+    pub device: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner and group.
+    pub ids: Ids,
+    /// Whether the entry is a regular file.
+    pub regular: bool,
+    /// How many names it has.
+    pub names: u64,
+}
+
+impl FileIdentity {
+    /// Looks at an open file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn of(file: impl AsFd) -> io::Result<Self> {
+        Ok(Self::from_stat(&rustix::fs::fstat(file)?))
+    }
+
+    /// Looks at an entry of a directory without following a link.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
+        Ok(Self::from_stat(&stat_at(directory, name)?))
+    }
+
+    /// Mode and time to be carried over.
+    #[must_use]
+    pub fn metadata(&self) -> Metadata {
+        Metadata::new(self.mode, self.mtime)
+    }
+
+    /// What a look at an entry says.
+    #[must_use]
+    pub fn from_stat(stat: &Stat) -> Self {
+        Self {
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),
+            ctime: timestamp(stat.st_ctime, stat.st_ctime_nsec),
+            inode: stat.st_ino,
+            device: stat.st_dev,
+            mode: stat.st_mode & 0o7777,
+            ids: Ids {
+                user: stat.st_uid,
+                group: stat.st_gid,
+            },
+            regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+            names: stat.st_nlink,
+        }
+    }
+}
+
+pub(crate) fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
+    Timestamp {
+        seconds,
+        nanos: u32::try_from(nanos).unwrap_or(0),
+    }
+}
+
+/// The device and inode of an open file.
+///
+/// # Errors
+/// The system's error.
+pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
+    Ok(of_stat(&rustix::fs::fstat(file)?))
+}
+
+/// The device and inode of the entry with that name; a symbolic link is not followed.
+///
+/// # Errors
+/// The system's error.
+pub fn number_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<FileNumber> {
+    Ok(of_stat(&stat_at(directory, name)?))
+}
+
+/// Whether an entry of a directory is a directory itself, without following a link.
+pub(crate) fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
+    stat_at(parent, name)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Whether two open files are one; `false` where the system cannot tell.
+#[must_use]
+pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
+    matches!((number_of(one), number_of(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+const fn of_stat(stat: &Stat) -> FileNumber {
+    FileNumber {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    }
+}
+
+/// Sets the metadata of a regular file if it still is what it was `judged` to be; returns what it did not get.
+/// Anything else is not even opened: a device may do something then, and nobody but its owner says who may use
+/// it. A change of the same length between the last look and the time cannot be noticed.
+///
+/// # Errors
+/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed, or that has
+/// other names and is to get another owner, `EPERM` for one of another user, whose mode and time are that user's.
+pub fn retouch(
+    lease: &Lease,
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    judged: &FileIdentity,
+    wanted: &Wanted<'_>,
+    proven: &ProvenKinds,
+) -> io::Result<Vec<Miss>> {
+    let there = FileIdentity::at(directory, name)?;
+    if !there.regular {
+        return Err(Errno::INVAL.into());
+    }
+    let file = open_own(lease, directory, name)?;
+    let opened = FileIdentity::of(&file)?;
+    // Where opening the file took another mode, its last change is that.
+    let is_it = FileIdentity {
+        ctime: there.ctime,
+        ..opened
+    } == there;
+    if there != *judged || !is_it {
+        return Err(Errno::BUSY.into());
+    }
+    if is_kept_by_other_names(&FileIdentity::of(&file)?, wanted) {
+        return Err(Errno::BUSY.into());
+    }
+    let misses = wanted.set(lease.permit()?, Descriptor::Open(file.as_fd()), proven)?;
+    if is_refused_to_others(opened.ids, &misses) {
+        return Err(Errno::PERM.into());
+    }
+    if wanted.mtime.is_some() && FileIdentity::of(&file)?.bytes != judged.bytes {
+        return Err(Errno::BUSY.into());
+    }
+    Ok(misses)
+}
+
+/// Whether a file would get another owner and keeps its own, since it has other names: a local user may have given one
+/// of these to a file of somebody else. Only a new file gets that owner.
+#[must_use]
+pub fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
+    wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
+}
+
+/// Whether an entry with these owners did not get its mode or its time because it belongs to another user.
+#[must_use]
+pub fn is_refused_to_others(has: Ids, misses: &[Miss]) -> bool {
+    misses.iter().any(Miss::is_of_an_owner) && is_of_another_user(has)
+}
+
+/// Whether an entry with these owners belongs to another user, for whom this thread may not act.
+#[must_use]
+pub fn is_of_another_user(has: Ids) -> bool {
+    let may_act_for_all =
+        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER));
+    has.user != rustix::process::geteuid().as_raw() && !may_act_for_all()
+}
+
+/// Whether this thread may give files to other users; where that is unknown, it counts as able to.
+pub(crate) fn may_give_away() -> bool {
+    capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
+}
+
+/// Sets the modification time of an open file, and the present as its time of access: some file systems ignore a
+/// request that sets one of the two alone.
+///
+/// # Errors
+/// The system's error.
+pub fn set_file_mtime(permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
+    Ok(Descriptor::Open(file.as_fd()).set_times(&permit, &with_access_now(mtime))?)
+}
+
+/// Timestamps that set the modification time, and the present as the time of access.
+pub(crate) fn with_access_now(mtime: Timestamp) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        },
+        last_modification: timespec(mtime),
+    }
+}
+
+pub(crate) fn timespec(time: Timestamp) -> Timespec {
+    Timespec {
+        tv_sec: time.seconds,
+        tv_nsec: time.nanos.into(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rustix::fs::Mode;
+    use std::fs::File;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    /// [`super::retouch`], where no file system has shown yet what it keeps.
+    fn retouch(
+        directory: BorrowedFd<'_>,
+        name: &Name,
+        judged: &FileIdentity,
+        wanted: &Wanted<'_>,
+    ) -> io::Result<Vec<Miss>> {
+        super::retouch(
+            &Lease::constant(),
+            directory,
+            name,
+            judged,
+            wanted,
+            &ProvenKinds::default(),
+        )
+    }
+
+    /// Gives a file mode and time.
+    pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
+        let wanted = Wanted::mode_and_time(metadata);
+        let misses = wanted.set(
+            Permit::for_hidden(),
+            Descriptor::Open(file.as_fd()),
+            &ProvenKinds::default(),
+        )?;
+        assert_eq!(misses, []);
+        Ok(())
+    }
+
+    fn wanted(mode: u32, mtime: Option<Timestamp>) -> Wanted<'static> {
+        Wanted {
+            mode,
+            mtime,
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_regular_file_is_retouched() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = File::open(home.path()).unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        std::fs::create_dir(home.path().join("directory")).unwrap();
+        std::os::unix::fs::symlink("precious", home.path().join("link")).unwrap();
+        let node = |name, kind| rustix::fs::mknodat(&fd, name, kind, Mode::RUSR, 0);
+        node("fifo", FileType::Fifo).unwrap();
+        node("socket", FileType::Socket).unwrap();
+        // Only root can make a device node.
+        let device = node("device", FileType::CharacterDevice).is_ok();
+        let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
+        let names = ["directory", "link", "fifo", "socket", "device"];
+        let metadata = Metadata::new(
+            0o777,
+            Timestamp {
+                seconds: 3,
+                nanos: 4,
+            },
+        );
+        for name in names.into_iter().filter(|name| device || *name != "device") {
+            let before = mode(name);
+            let there = Name::from_bytes(name.as_bytes()).unwrap();
+            let judged = FileIdentity::at(&fd, &there).unwrap();
+            let wanted = wanted(metadata.mode, Some(metadata.mtime));
+            assert!(
+                retouch(fd.as_fd(), &there, &judged, &wanted).is_err(),
+                "{name}"
+            );
+            assert_eq!(mode(name), before, "{name}");
+        }
+        assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
+    }
+
+    #[test]
+    fn a_file_with_other_names_gets_no_other_owner() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = File::open(home.path()).unwrap();
+        let name = Name::from_bytes(b"x").unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        std::fs::hard_link(home.path().join("precious"), home.path().join("x")).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        let given = Wanted {
+            owner: Some(judged.ids.user + 1),
+            may_own: true,
+            ..wanted(0o600, None)
+        };
+        let error = retouch(fd.as_fd(), &name, &judged, &given).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
+        assert_eq!(FileIdentity::at(&fd, &name).unwrap(), judged);
+        retouch(
+            fd.as_fd(),
+            &name,
+            &judged,
+            &Wanted {
+                owner: Some(judged.ids.user),
+                ..given
+            },
+        )
+        .unwrap();
+    }
+
+    /// What another program writes must not look as old as what was compared.
+    #[test]
+    fn a_file_that_has_changed_since_it_was_judged_keeps_its_time() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = File::open(home.path()).unwrap();
+        let name = Name::from_bytes(b"x").unwrap();
+        let path = home.path().join("x");
+        let of_second = |seconds| Timestamp { seconds, nanos: 0 };
+        std::fs::write(&path, "judged").unwrap();
+        set_file_mtime(
+            Permit::for_hidden(),
+            File::open(&path).unwrap().as_fd(),
+            of_second(3),
+        )
+        .unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        retouch(fd.as_fd(), &name, &judged, &wanted(0o604, None)).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        assert_eq!(judged.metadata(), Metadata::new(0o604, of_second(3)));
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        let replace = || {
+            std::fs::write(home.path().join("y"), "judged").unwrap();
+            std::fs::rename(home.path().join("y"), &path).unwrap();
+        };
+        let changes: [&dyn Fn(); 3] =
+            [&|| write("twice!"), &|| write("longer than that"), &replace];
+        for change in changes {
+            change();
+            let changed = retouch(
+                fd.as_fd(),
+                &name,
+                &judged,
+                &wanted(0o640, Some(of_second(7))),
+            )
+            .unwrap_err();
+            assert_eq!(Errno::from_io_error(&changed), Some(Errno::BUSY));
+            assert_ne!(path.metadata().unwrap().mtime(), 7);
+        }
+    }
+
+    #[test]
+    fn an_unreadable_file_is_retouched() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("x");
+        std::fs::write(&path, "data").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
+        let fd = File::open(home.path()).unwrap();
+        let name = Name::from_bytes(b"x").unwrap();
+        let metadata = Metadata::new(
+            0o440,
+            Timestamp {
+                seconds: 3,
+                nanos: 4,
+            },
+        );
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        retouch(
+            fd.as_fd(),
+            &name,
+            &judged,
+            &wanted(metadata.mode, Some(metadata.mtime)),
+        )
+        .unwrap();
+        let identity = FileIdentity::at(&fd, &name).unwrap();
+        assert_eq!(identity.metadata(), metadata);
+    }
+
+    #[test]
+    fn a_file_is_the_same_under_all_its_names_and_a_link_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        let (file, other) = (
+            File::create(at("file")).unwrap(),
+            File::create(at("other")).unwrap(),
+        );
+        std::fs::hard_link(at("file"), at("name")).unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        assert!(
+            is_same_file(&file, File::open(at("name")).unwrap()) && !is_same_file(&file, &other)
+        );
+        let directory = File::open(home.path()).unwrap();
+        let number = |name: &str| number_at(&directory, name).unwrap();
+        assert_eq!(number("name"), number_of(&file).unwrap());
+        assert!(![number("file"), number("other")].contains(&number("link")));
+        assert!(number_at(&directory, "nothing").is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! What a directory gives to entries that are made in it, for those that are made elsewhere and then get a name in it:
+//! the group of one with the setgid bit, and the access control list of one that has a default.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Gid, Mode};
+use rustix::io::Errno;
+use zmove_types::Name;
+
+use crate::metadata::attributes::set_group_at;
+use crate::metadata::entry::metadata::set_mode_if_allowed;
+use crate::metadata::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, Descriptor, default_acl};
+use crate::publishing::lease::Permit;
+
+/// What a directory gives to entries that are made in it.
+#[derive(Debug, Default)]
+pub(crate) struct Inheritance {
+    group: Option<Gid>,
+    acl: Option<Vec<u8>>,
+}
+
+impl Inheritance {
+    /// Looks at a directory.
+    pub(crate) fn of(directory: BorrowedFd<'_>) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(directory)?;
+        let is_setgid = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
+        let group = is_setgid.then(|| Gid::from_raw(stat.st_gid));
+        Ok(Self {
+            group,
+            acl: default_acl(directory)?,
+        })
+    }
+
+    /// Gives it to a file that was made elsewhere; its mode is still to be set. Returns whether there was anything to
+    /// give.
+    pub(crate) fn give_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
+        let entry = Descriptor::Open(file.as_fd());
+        let mut given = false;
+        if let Some(group) = self.group
+            && rustix::fs::fstat(file)?.st_gid != group.as_raw()
+        {
+            entry.set_owner(permit, None, Some(group))?;
+            given = true;
+        }
+        if let Some(acl) = &self.acl {
+            entry.write_xattr(permit, ACCESS_NAME.to_bytes(), acl)?;
+            given = true;
+        }
+        Ok(given)
+    }
+
+    /// Gives an entry that is no file, by its hidden name in a directory, the group.
+    pub(crate) fn give_group(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
+        let Some(group) = self.group else {
+            return Ok(());
+        };
+        Ok(set_group_at(Permit::for_hidden(), directory, name, group)?)
+    }
+}
+
+/// Has a directory with a hidden name give nothing to what is made in it.
+pub(crate) fn give_nothing(directory: BorrowedFd<'_>) -> io::Result<()> {
+    if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
+        set_mode_if_allowed(Permit::for_hidden(), directory, Mode::RWXU)?;
+    }
+    let erased =
+        Descriptor::Open(directory).erase_xattr(&Permit::for_hidden(), DEFAULT_NAME.to_bytes());
+    match erased {
+        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,381 @@
+//! How file systems store times, found by trial: a time is set on a file and read back.
+//!
+//! File systems differ in the smallest difference that they store (a nanosecond, a microsecond, a second, two seconds)
+//! and in the earliest and the latest time. Beyond those the kernel silently takes the nearest time that they have.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+use zmove_types::{Lock, Name, Timestamp};
+
+use crate::metadata::entry::{FileIdentity, set_file_mtime};
+use crate::metadata::storable_times::{UNIT_SECONDS_MAX, may_be_kept};
+use crate::opening::by_name::{create_at, unlink_at};
+use crate::publishing::lease::{Lease, Permit};
+use crate::staging::hidden::make_hidden;
+
+/// How each file system that a transfer meets stores times. Each is tried once, when a time has to be judged that is
+/// not there as it should be and may nevertheless be what the file system makes of it.
+#[derive(Debug, Default)]
+pub struct KeptTimes {
+    asked: Lock<HashMap<u64, Arc<Lock<Option<Keeping>>>>>,
+    /// What lets a trial give a file a hidden name, which changes the time of its directory. `None` for an inspection.
+    lease: Option<Lease>,
+}
+
+/// The resolution and range of the times that one file system stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Keeping {
+    /// The smallest difference of two times, in nanoseconds.
+    unit_ns: u64,
+    /// The earliest time, where there is one.
+    earliest: Option<Timestamp>,
+    /// The latest time, where there is one.
+    latest: Option<Timestamp>,
+}
+
+impl KeptTimes {
+    /// For an inspection, which changes nothing: tries a file system only with a file that has no name. Where there
+    /// are no such files, the unit is that of the directory's change time, and no range is known.
+    #[must_use]
+    pub fn of_inspection() -> Self {
+        Self::default()
+    }
+
+    /// For a transfer, which may change its target under this lease.
+    #[must_use]
+    pub fn under(lease: Lease) -> Self {
+        Self {
+            lease: Some(lease),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system
+    /// that cannot be tried, since nothing can be created in the directory, is taken for one that stores every time.
+    #[must_use]
+    pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
+        there == source || may_be_kept(there, source) && self.kept(directory, source) == there
+    }
+
+    /// What the file system of a directory makes of a time, as far as that can be tried.
+    #[must_use]
+    pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
+        self.keeping(directory.as_fd())
+            .map_or(time, |keeping| keeping.kept(time))
+    }
+
+    fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
+        let file_system = self.file_system(rustix::fs::fstat(directory)?.st_dev);
+        let mut known = file_system.lock();
+        if let Some(keeping) = *known {
+            return Ok(keeping);
+        }
+        // A failure is not remembered: another directory of the same file system may allow the trial.
+        let probe = match Probe::unnamed(directory) {
+            Ok(probe) => probe,
+            Err(_) => match &self.lease {
+                Some(lease) => Probe::named(lease, directory)?,
+                None => return Keeping::seen(directory),
+            },
+        };
+        let keeping = Keeping::ask(&probe)?;
+        *known = Some(keeping);
+        Ok(keeping)
+    }
+
+    /// The result for one file system, behind a lock of its own: one that hangs while it is tried holds up no other.
+    fn file_system(&self, device: u64) -> Arc<Lock<Option<Keeping>>> {
+        let mut asked = self.asked.lock();
+        Arc::clone(asked.entry(device).or_default())
+    }
+}
+
+impl Keeping {
+    /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
+    fn ask(probe: &Probe<'_>) -> io::Result<Self> {
+        let usual = probe.keeps(USUAL)?;
+        let Some(unit_ns) = units_ns().find(|unit| cut(USUAL, *unit) == usual) else {
+            // It changes times in another way than by cutting, or ignores them: only the same time counts as equal.
+            return Ok(Self {
+                unit_ns: 1,
+                earliest: None,
+                latest: None,
+            });
+        };
+        let limit = |far: Timestamp| {
+            let between = far.min(USUAL)..=far.max(USUAL);
+            let kept = probe.keeps(far).ok()?;
+            (kept != cut(far, unit_ns) && between.contains(&kept)).then_some(kept)
+        };
+        let at = |seconds| Timestamp { seconds, nanos: 0 };
+        Ok(Self {
+            unit_ns,
+            earliest: limit(at(-FAR_SECONDS)),
+            latest: limit(at(FAR_SECONDS)),
+        })
+    }
+
+    /// Infers the resolution from the time at which the directory was last changed. The kernel sets that time, and cuts
+    /// off what the file system cannot store.
+    fn seen(directory: BorrowedFd<'_>) -> io::Result<Self> {
+        let changed = FileIdentity::of(directory)?.ctime;
+        let unit_ns = units_ns().rev().find(|unit| cut(changed, *unit) == changed);
+        Ok(Self {
+            unit_ns: unit_ns.unwrap_or(1),
+            earliest: None,
+            latest: None,
+        })
+    }
+
+    fn kept(self, time: Timestamp) -> Timestamp {
+        match (self.earliest, self.latest) {
+            (Some(earliest), _) if time.seconds <= earliest.seconds => earliest,
+            (_, Some(latest)) if time.seconds >= latest.seconds => latest,
+            _ => cut(time, self.unit_ns),
+        }
+    }
+}
+
+/// A time cut down to a whole unit.
+fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
+    let Timestamp { seconds, nanos } = time;
+    let unit_seconds =
+        i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
+    if unit_seconds > 0 {
+        return Timestamp {
+            seconds: seconds - seconds.rem_euclid(unit_seconds),
+            nanos: 0,
+        };
+    }
+    let unit = u32::try_from(unit_ns).expect("a unit below a second");
+    Timestamp {
+        seconds,
+        nanos: nanos - nanos % unit,
+    }
+}
+
+/// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
+struct Probe<'a> {
+    file: File,
+    named: Option<HiddenProbe<'a>>,
+}
+
+/// A file with a hidden name in a directory, which had these properties before.
+struct HiddenProbe<'a> {
+    lease: &'a Lease,
+    directory: BorrowedFd<'a>,
+    name: Name,
+    before: FileIdentity,
+}
+
+impl<'a> Probe<'a> {
+    fn unnamed(directory: BorrowedFd<'_>) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, c".", flags, MODE)?;
+        Ok(Self {
+            file: file.into(),
+            named: None,
+        })
+    }
+
+    fn named(lease: &'a Lease, directory: BorrowedFd<'a>) -> io::Result<Self> {
+        let before = FileIdentity::of(directory)?;
+        let make = |name: &Name| create_at(directory, name, MODE);
+        let (name, file) = make_hidden(directory, make)?;
+        Ok(Self {
+            file,
+            named: Some(HiddenProbe {
+                lease,
+                directory,
+                name,
+                before,
+            }),
+        })
+    }
+
+    fn keeps(&self, time: Timestamp) -> io::Result<Timestamp> {
+        set_file_mtime(Permit::for_hidden(), self.file.as_fd(), time)?;
+        Ok(FileIdentity::of(&self.file)?.mtime)
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        let Some(named) = &self.named else {
+            return;
+        };
+        let _best_effort = unlink_at(named.directory, &named.name);
+        // Leave the directory with the time that it had.
+        if let Ok(permit) = named.lease.permit() {
+            let _best_effort = set_file_mtime(permit, named.directory, named.before.mtime);
+        }
+    }
+}
+
+const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// A time that every file system can store: an odd second, and no digit of the fraction is 0.
+const USUAL: Timestamp = Timestamp {
+    seconds: 1_000_000_001,
+    nanos: 987_654_321,
+};
+/// About 35,000 years: beyond the range of file systems that have a limit. More may overflow where a server counts in
+/// nanoseconds.
+const FAR_SECONDS: i64 = 1 << 40;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
+/// that explains an answer counts.
+fn units_ns() -> impl DoubleEndedIterator<Item = u64> {
+    (0..10)
+        .map(|zeros| 10_u64.pow(zeros))
+        .chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn at(seconds: i64, nanos: u32) -> Timestamp {
+        Timestamp { seconds, nanos }
+    }
+
+    #[test]
+    fn each_unit_is_told_from_the_others() {
+        for (number, unit) in units_ns().enumerate() {
+            let found = units_ns().position(|other| cut(USUAL, other) == cut(USUAL, unit));
+            assert_eq!(found, Some(number));
+        }
+    }
+
+    #[test]
+    fn times_are_cut_off_downwards_also_before_1970() {
+        let both_ways = [
+            (1, 734_000_001),
+            (1_000, 734_000_000),
+            (NANOS_PER_SECOND, 0),
+        ];
+        for (unit, nanos) in both_ways {
+            assert_eq!(cut(at(7, 734_000_001), unit), at(7, nanos));
+            assert_eq!(cut(at(-7, 734_000_001), unit), at(-7, nanos));
+        }
+        assert_eq!(cut(at(7, 1), 2 * NANOS_PER_SECOND), at(6, 0));
+        assert_eq!(cut(at(-7, 1), 2 * NANOS_PER_SECOND), at(-8, 0));
+    }
+
+    #[test]
+    fn what_is_beyond_the_range_becomes_its_end() {
+        let limits = Keeping {
+            unit_ns: 1_000,
+            earliest: Some(at(-10, 0)),
+            latest: Some(at(10, 0)),
+        };
+        let pairs = [
+            (at(-11, 5_000), at(-10, 0)),
+            (at(-10, 5_000), at(-10, 0)),
+            (at(-9, 5_001), at(-9, 5_000)),
+            (at(9, 5_001), at(9, 5_000)),
+            (at(10, 5_000), at(10, 0)),
+            (at(11, 5_000), at(10, 0)),
+        ];
+        pairs
+            .into_iter()
+            .for_each(|(source, kept)| assert_eq!(limits.kept(source), kept));
+        let none = Keeping {
+            unit_ns: 1,
+            earliest: None,
+            latest: None,
+        };
+        assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
+    }
+
+    /// The file system behaves as was found, and the trial has left nothing behind.
+    #[test]
+    fn a_file_system_is_believed() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let before = FileIdentity::of(&directory).unwrap();
+        let times = KeptTimes::under(Lease::constant());
+        let year = 31_556_952;
+        let sources = [
+            -120 * year,
+            -year,
+            year,
+            40 * year,
+            70 * year,
+            530 * year,
+            FAR_SECONDS,
+        ];
+        let asked: Vec<_> = sources
+            .map(|seconds| times.kept(&directory, at(seconds, 734_567_891)))
+            .into();
+        assert_eq!(FileIdentity::of(&directory).unwrap(), before);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let file = File::create(home.path().join("f")).unwrap();
+        for (seconds, kept) in sources.into_iter().zip(asked) {
+            let source = at(seconds, 734_567_891);
+            set_file_mtime(Permit::for_hidden(), file.as_fd(), source).unwrap();
+            assert_eq!(FileIdentity::of(&file).unwrap().mtime, kept);
+            assert!(times.is_kept(&directory, kept, source));
+            assert!(!times.is_kept(&directory, at(kept.seconds - 1, kept.nanos), source));
+        }
+        if times.kept(&directory, at(7, 1)) == at(7, 1) {
+            assert!(!times.is_kept(
+                &directory,
+                at(seconds_of_2001(), 0),
+                at(seconds_of_2001(), 734_000_000)
+            ));
+        }
+    }
+
+    fn seconds_of_2001() -> i64 {
+        USUAL.seconds
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_while_it_is_asked_holds_up_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let device = rustix::fs::fstat(&directory).unwrap().st_dev;
+        let times = KeptTimes::under(Lease::constant());
+        let (told, answer) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let hanging = times.file_system(device);
+            let hangs = hanging.lock();
+            scope.spawn(|| times.kept(&directory, at(7, 1)));
+            // One reference is in the table, one here, one with the thread that is about to try the file system.
+            while Arc::strong_count(&hanging) < 3 {
+                std::thread::yield_now();
+            }
+            scope.spawn(|| told.send(times.file_system(device + 1).lock().is_none()));
+            assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(true));
+            drop(hangs);
+        });
+    }
+
+    #[test]
+    fn a_probe_with_a_name_goes_and_the_directory_keeps_its_time() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        set_file_mtime(Permit::for_hidden(), directory.as_fd(), at(9, 8)).unwrap();
+        let before = FileIdentity::of(&directory).unwrap();
+        let name = crate::LastingNames::new("t").name();
+        let file = File::create(home.path().join(name.as_os_str())).unwrap();
+        drop(Probe {
+            file,
+            named: Some(HiddenProbe {
+                lease: &Lease::constant(),
+                directory: directory.as_fd(),
+                name,
+                before,
+            }),
+        });
+        assert_eq!(FileIdentity::of(&directory).unwrap().mtime, at(9, 8));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,86 @@
+//! Mounts whose file system is gone: a FUSE server that has ended, or a file server that has lost its state. Each
+//! access fails, and the error alone does not show that a mount is the cause.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use zmove_types::Escaped;
+
+use crate::opening::proc::{Mount, mounts};
+
+/// The error of an operation on a path, for a message. It names the mount if the file system there is gone.
+#[derive(Clone, Copy, Debug)]
+pub struct CauseAt<'a> {
+    /// The error.
+    pub error: &'a io::Error,
+    /// The path as the operation had it.
+    pub path: &'a Path,
+}
+
+impl fmt::Display for CauseAt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)?;
+        let mount = is_gone(self.error).then(|| dead_mount_around(self.path));
+        match mount.flatten() {
+            Some(Mount { point, kind, .. }) => write!(
+                f,
+                " ('{}' is mounted there, of type {kind}, and does not answer; mount it again)",
+                Escaped::path(&point)
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether an error says that a file system is gone. ESTALE may also be about a single file.
+#[must_use]
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOTCONN | Errno::STALE | Errno::SHUTDOWN | Errno::HOSTDOWN)
+    )
+}
+
+/// The mount around a path, if its file system is gone.
+fn dead_mount_around(path: &Path) -> Option<Mount> {
+    let mount = Mount::around(&mounts(), &without_links(path)?)?;
+    let asked = mount.point.metadata();
+    asked.is_err_and(|error| is_gone(&error)).then_some(mount)
+}
+
+/// The path with the links resolved that can be resolved: nothing can be resolved behind a dead mount.
+fn without_links(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find_map(|ancestor| {
+        let real = ancestor.canonicalize().ok()?;
+        Some(real.join(absolute.strip_prefix(ancestor).ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_answers_is_not_named() {
+        let home = tempfile::tempdir().unwrap();
+        for errno in [Errno::STALE, Errno::NOTCONN, Errno::NOENT] {
+            let cause = CauseAt {
+                error: &errno.into(),
+                path: home.path(),
+            };
+            assert_eq!(cause.to_string(), io::Error::from(errno).to_string());
+        }
+    }
+
+    #[test]
+    fn links_are_resolved_as_far_as_they_lead() {
+        let home = tempfile::tempdir().unwrap();
+        let real = home.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        let resolved = without_links(&real.join("link/none/x")).unwrap();
+        assert_eq!(resolved, real.join("none/x"));
+    }
+}

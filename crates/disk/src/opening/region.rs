@@ -1,0 +1,95 @@
+//! Where directories are in their file systems, whatever the path by which they are reached: a bind mount shows a part
+//! of a file system at another path.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, open};
+
+use crate::opening::proc::Mount;
+
+/// The part of a file system at and below a path in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The file system's number, `MAJOR:MINOR`; empty if the kernel does not report mounts.
+    pub device: String,
+    /// The region's path in its file system; a path without links if the kernel does not report mounts.
+    pub root: PathBuf,
+    /// The place where the region is mounted, relative to the path at which it was found.
+    pub below: PathBuf,
+}
+
+impl Region {
+    /// The parts of file systems that lie at and below a path without links; the path's own part comes first. `mounts`
+    /// is what [`mounts`](crate::mounts) returns.
+    #[must_use]
+    pub fn all_of(path: &Path, mounts: &[u8]) -> Vec<Self> {
+        let opened = open(
+            path,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let mount = match opened {
+            Ok(opened) => Mount::of(mounts, opened, path),
+            Err(_) => Mount::around(mounts, path),
+        };
+        let own = mount.and_then(|mount| {
+            let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
+            Some((mount.device, root))
+        });
+        let (device, root) = own.unwrap_or_else(|| (String::new(), path.to_owned()));
+        let below = Mount::all(mounts).filter(|mount| mount.point != path);
+        let below = below.filter_map(|mount| {
+            let below = mount.point.strip_prefix(path).ok()?.to_owned();
+            Some(Self {
+                device: mount.device,
+                root: mount.root,
+                below,
+            })
+        });
+        let own = Self {
+            device,
+            root,
+            below: PathBuf::new(),
+        };
+        std::iter::once(own).chain(below).collect()
+    }
+
+    /// The position of this region in another one that holds it.
+    #[must_use]
+    pub fn position_in(&self, other: &Self) -> Option<&Path> {
+        let same = self.device == other.device;
+        self.root.strip_prefix(&other.root).ok().filter(|_| same)
+    }
+
+    /// The place where two regions overlap, relative to the path of this one and to that of the other.
+    #[must_use]
+    pub fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
+        if let Some(position) = self.position_in(other) {
+            return Some((self.below.clone(), other.below.join(position)));
+        }
+        let position = other.position_in(self)?;
+        Some((self.below.join(position), other.below.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &[u8] = b"1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /no-data rw - ext4 b rw\n\
+        3 1 8:2 /a /no-bind rw - ext4 b rw\n4 2 8:3 / /no-data/c rw - ext4 c rw\n";
+
+    fn meet(one: &str, two: &str) -> bool {
+        let [one, two] = [one, two].map(|path| Region::all_of(Path::new(path), MOUNTS));
+        let meets = |own: &Region| two.iter().any(|other| own.meets(other).is_some());
+        one.iter().any(meets)
+    }
+
+    #[test]
+    fn a_bind_mount_shows_a_part_of_a_file_system_at_another_path() {
+        assert!(meet("/no-data/a/x", "/no-bind/x/y") && meet("/no-bind", "/no-data"));
+        assert!(!meet("/no-data/b", "/no-bind") && !meet("/no-other", "/no-bind"));
+        assert!(meet("/no-data", "/no-data/c/d"), "what is mounted below");
+        assert!(!meet("/no-bind", "/no-data/c"));
+    }
+}

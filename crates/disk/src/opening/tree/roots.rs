@@ -1,0 +1,407 @@
+//! Opens the directories that the clients of a daemon may reach.
+//!
+//! **Invariant:** on the way to a root no link is followed that lies in a root to which any client may write, at any
+//! depth: the client could have made it, as the user of this process, and would choose where this process reads and
+//! writes. Directories are compared by device and inode, so a bind mount of a root, or of a part of it, counts.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::CWD;
+use zmove_types::FileNumber;
+
+use super::Tree;
+use super::trusted_path::{self, LinkOnWay};
+use crate::metadata::entry::{number_at, number_of};
+use crate::opening::proc::Mount;
+
+/// The roots of one client.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    paths: Vec<PathBuf>,
+    guard: RootGuard,
+}
+
+/// The rule by which the roots of a daemon are opened.
+#[derive(Clone, Debug, Default)]
+pub struct RootGuard {
+    /// The roots to which some client may write.
+    writable: Arc<[PathBuf]>,
+    own: OwnPaths,
+}
+
+/// The files and directories of a daemon itself, which no client may reach.
+#[derive(Clone, Debug, Default)]
+pub struct OwnPaths(Arc<[OwnPath]>);
+
+#[derive(Debug)]
+struct OwnPath {
+    path: PathBuf,
+    /// The directories around the path, and around each link on the way to it.
+    around: HashSet<FileNumber>,
+}
+
+/// A root to which some client may write.
+struct WritableRoot<'a> {
+    path: &'a Path,
+    number: FileNumber,
+}
+
+impl Roots {
+    /// The roots of a client; a relative path of the client is beneath the first.
+    #[must_use]
+    pub const fn new(paths: Vec<PathBuf>, guard: RootGuard) -> Self {
+        Self { paths, guard }
+    }
+
+    /// The paths of the roots.
+    #[must_use]
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Opens one of the roots.
+    ///
+    /// # Errors
+    /// As [`RootGuard::open`].
+    pub fn open(&self, root: &Path) -> io::Result<Tree> {
+        self.guard.open(root)
+    }
+}
+
+/// The roots of the only client of a daemon, which may write to all of them.
+impl From<Vec<PathBuf>> for Roots {
+    fn from(paths: Vec<PathBuf>) -> Self {
+        let guard = RootGuard::new(paths.clone().into(), OwnPaths::default());
+        Self::new(paths, guard)
+    }
+}
+
+impl RootGuard {
+    /// The rule for a daemon whose clients may write to these roots.
+    #[must_use]
+    pub const fn new(writable: Arc<[PathBuf]>, own: OwnPaths) -> Self {
+        Self { writable, own }
+    }
+
+    /// Opens a root.
+    ///
+    /// # Errors
+    /// The system's error, and an error with a text for a link of another user, for a link in a root to which a client
+    /// may write, and for a root that has files of the daemon itself.
+    pub fn open(&self, root: &Path) -> io::Result<Tree> {
+        let mut writable = None;
+        let opened = trusted_path::open_directory(root, |link| {
+            link.demand_own()?;
+            demand_outside(writable.get_or_insert_with(|| self.open_writable()), link)
+        })?;
+        self.own.demand_outside(number_of(&opened)?)?;
+        Ok(Tree::at(Arc::new(opened)))
+    }
+
+    /// Checks that a directory may become a root: no client can have made a link on the way to it, and it has no files
+    /// of the daemon itself.
+    ///
+    /// # Errors
+    /// The system's error, and an error with a text for such a link or file.
+    pub fn check(&self, directory: &Path) -> io::Result<()> {
+        let writable = self.open_writable();
+        let reached = trusted_path::walk(directory, |link| demand_outside(&writable, link))?;
+        self.own.demand_outside(number_of(&reached)?)
+    }
+
+    /// The roots to which some client may write, as far as they can be reached.
+    ///
+    /// Clients decide where a root leads whose path goes through a link of theirs. So the roots whose paths have no
+    /// links are found first, and count when the others are found.
+    fn open_writable(&self) -> Vec<WritableRoot<'_>> {
+        let without_links = self.reach(|_| Err(io::ErrorKind::PermissionDenied.into()));
+        self.reach(|link| {
+            link.demand_own()?;
+            demand_outside(&without_links, link)
+        })
+    }
+
+    fn reach(
+        &self,
+        may_follow: impl Fn(&LinkOnWay<'_>) -> io::Result<()>,
+    ) -> Vec<WritableRoot<'_>> {
+        let reached = self.writable.iter().filter_map(|path| {
+            let opened = trusted_path::walk(path, &may_follow).ok()?;
+            let number = number_of(&opened).ok()?;
+            Some(WritableRoot { path, number })
+        });
+        reached.collect()
+    }
+}
+
+impl OwnPaths {
+    /// The places of these files and directories, which need not exist.
+    #[must_use]
+    pub fn find(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self(paths.into_iter().map(OwnPath::find).collect())
+    }
+
+    /// Refuses a root in which one of the paths lies.
+    fn demand_outside(&self, root: FileNumber) -> io::Result<()> {
+        let Some(own) = self.0.iter().find(|own| own.around.contains(&root)) else {
+            return Ok(());
+        };
+        let path = own.path.display();
+        let text = format!(
+            "'{path}' lies in it, which belongs to the daemon itself, so that no client is let in; give it directories \
+             beside that as its roots, or keep the daemon's files elsewhere"
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+impl OwnPath {
+    fn find(path: PathBuf) -> Self {
+        let mut around = HashSet::new();
+        let mut enclose = |place: &OwnedFd| {
+            // without /proc only the usual path is known
+            around.extend(
+                Around::of(place)
+                    .into_iter()
+                    .flat_map(|around| around.numbers),
+            );
+        };
+        let whole = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+        for existing in whole.ancestors() {
+            let reached = trusted_path::walk(existing, |link| {
+                enclose(link.directory);
+                Ok(())
+            });
+            if let Ok(reached) = reached {
+                enclose(&reached);
+                break;
+            }
+        }
+        around.extend(above(&whole));
+        Self { path, around }
+    }
+}
+
+/// Refuses a link that lies in one of the roots.
+fn demand_outside(roots: &[WritableRoot<'_>], link: &LinkOnWay<'_>) -> io::Result<()> {
+    if roots.is_empty() {
+        return Ok(());
+    }
+    let around = Around::of(link.directory)?;
+    match roots.iter().find(|root| around.has(root.number)) {
+        None => Ok(()),
+        Some(root) => Err(refused(root.path, &around.path.join(link.name))),
+    }
+}
+
+fn refused(root: &Path, link: &Path) -> io::Error {
+    let root = root.display();
+    let link = link.display();
+    let text = format!(
+        "the link '{link}' lies in the root '{root}', to which a client may write, and is not followed; make it a \
+         directory, or take one of the two roots out of authorized_keys"
+    );
+    io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+/// A directory, and all directories above it under each path that leads to it.
+struct Around {
+    path: PathBuf,
+    numbers: HashSet<FileNumber>,
+}
+
+impl Around {
+    fn of(directory: &OwnedFd) -> io::Result<Self> {
+        let path = path_of(directory)?;
+        let mounts = std::fs::read("/proc/self/mountinfo")?;
+        let mut numbers: HashSet<_> = above(&path).collect();
+        numbers.insert(number_of(directory)?);
+        if let Some(mount) = Mount::of(&mounts, directory, &path) {
+            let others = paths_of(&mounts, &mount, &path);
+            numbers.extend(others.iter().flat_map(|other| above(other)));
+        }
+        Ok(Self { path, numbers })
+    }
+
+    fn has(&self, directory: FileNumber) -> bool {
+        self.numbers.contains(&directory)
+    }
+}
+
+/// The path of an open directory. The kernel adds a word to that of one that was removed.
+fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new())?;
+    let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+    // what is mounted nowhere has no path
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+/// The directories at and above a path without links, as far as they exist.
+fn above(path: &Path) -> impl Iterator<Item = FileNumber> {
+    let number = |path: &Path| number_at(CWD, path).ok();
+    path.ancestors().filter_map(number)
+}
+
+/// The paths that lead to a directory through the mounts of its file system.
+fn paths_of(mounts: &[u8], mount: &Mount, path: &Path) -> Vec<PathBuf> {
+    let Ok(below) = path.strip_prefix(&mount.point) else {
+        return Vec::new();
+    };
+    let place = mount.root.join(below);
+    let same = Mount::all(mounts).filter(|other| other.device == mount.device);
+    let paths = same.filter_map(|other| {
+        let below = place.strip_prefix(&other.root).ok()?;
+        Some(other.point.join(below))
+    });
+    paths.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// `data` and `data/in`, to which clients may write, `secret` and `outside`.
+    fn yard() -> (tempfile::TempDir, RootGuard) {
+        let home = tempfile::tempdir().unwrap();
+        let real = home.path().canonicalize().unwrap();
+        for name in ["data/in", "data/deep/er", "secret/data", "outside"] {
+            std::fs::create_dir_all(real.join(name)).unwrap();
+        }
+        let writable = ["data", "data/in"].map(|name| real.join(name));
+        (
+            home,
+            RootGuard::new(Arc::from(writable), OwnPaths::default()),
+        )
+    }
+
+    fn is_same(tree: &Tree, path: &Path) -> bool {
+        number_of(tree.fd()).unwrap() == number_at(CWD, path).unwrap()
+    }
+
+    #[test]
+    fn a_link_in_a_root_that_clients_write_to_is_not_followed() {
+        let (home, guard) = yard();
+        let at = |name: &str| home.path().join(name);
+        symlink(at("secret"), at("data/link")).unwrap();
+        symlink("../../../secret", at("data/deep/er/link")).unwrap();
+        symlink(at("data/link"), at("outside/link")).unwrap();
+        std::fs::remove_dir(at("data/in")).unwrap();
+        symlink("/", at("data/in")).unwrap();
+        let ways = [
+            "data/link",
+            "data/link/data",
+            "data/deep/er/link",
+            "outside/link",
+            "data/in",
+        ];
+        for name in ways {
+            let path = at(name);
+            let error = guard.open(&path).unwrap_err().to_string();
+            assert!(error.contains("lies in the root"), "{name}: {error}");
+            assert!(guard.check(&path).is_err(), "{name}");
+        }
+        for name in ["data", "data/deep/er", "secret/data"] {
+            assert!(
+                is_same(&guard.open(&at(name)).unwrap(), &at(name)),
+                "{name}"
+            );
+        }
+    }
+
+    /// A client has made the inner root a link to the root directory, so that all links would lie in that.
+    #[test]
+    fn a_link_outside_of_all_roots_is_followed() {
+        let (home, guard) = yard();
+        let at = |name: &str| home.path().join(name);
+        std::fs::remove_dir(at("data/in")).unwrap();
+        symlink("/", at("data/in")).unwrap();
+        symlink(at("secret"), at("link")).unwrap();
+        symlink("../data/deep", at("outside/deep")).unwrap();
+        assert!(is_same(
+            &guard.open(&at("link/data")).unwrap(),
+            &at("secret/data")
+        ));
+        assert!(is_same(
+            &guard.open(&at("outside/deep/er")).unwrap(),
+            &at("data/deep/er")
+        ));
+    }
+
+    /// The paths have nothing in common, the directories do.
+    #[test]
+    fn a_root_that_is_given_by_a_link_is_one_that_clients_write_to() {
+        let (home, _) = yard();
+        let at = |name: &str| home.path().canonicalize().unwrap().join(name);
+        symlink(at("data"), at("given")).unwrap();
+        symlink(at("secret"), at("data/link")).unwrap();
+        let guard = RootGuard::new(
+            Arc::from([at("given"), at("not there")]),
+            OwnPaths::default(),
+        );
+        assert!(is_same(&guard.open(&at("given")).unwrap(), &at("data")));
+        for name in ["data/link", "given/link"] {
+            assert!(guard.open(&at(name)).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_root_with_files_of_the_daemon_is_refused() {
+        let (home, _) = yard();
+        let at = |name: &str| home.path().join(name);
+        symlink(at("secret"), at("outside/link")).unwrap();
+        for (own, around) in [
+            ("data/in", &["", "data", "data/in"][..]),
+            ("data/new/er", &["", "data"]),
+            (
+                "outside/link/data",
+                &["", "outside", "secret", "secret/data"],
+            ),
+        ] {
+            let guard = RootGuard::new(Arc::default(), OwnPaths::find([at(own)]));
+            for root in [
+                "",
+                "data",
+                "data/in",
+                "data/deep",
+                "outside",
+                "secret",
+                "secret/data",
+            ] {
+                let refused = guard.open(&at(root)).is_err() && guard.check(&at(root)).is_err();
+                assert_eq!(refused, around.contains(&root), "{own} in '{root}'");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bind_mount_is_the_directory_that_is_mounted() {
+        let mounts = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            40 22 254:0 /data/part /mnt/b rw - ext4 /dev/vda rw\n\
+            41 22 254:1 / /other rw - ext4 /dev/vdb rw\n";
+        let paths = |path: &str| {
+            let mount = Mount::around(mounts, Path::new(path)).unwrap();
+            paths_of(mounts, &mount, Path::new(path))
+        };
+        assert_eq!(
+            paths("/mnt/b/x"),
+            [Path::new("/data/part/x"), Path::new("/mnt/b/x")]
+        );
+        assert_eq!(
+            paths("/data/part"),
+            [Path::new("/data/part"), Path::new("/mnt/b")]
+        );
+        assert_eq!(paths("/other/x"), [Path::new("/other/x")]);
+    }
+}

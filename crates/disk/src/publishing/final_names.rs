@@ -1,0 +1,71 @@
+//! The calls that give or remove final names.
+//!
+//! **Invariant:** nothing else in this crate renames, links or removes an entry under a name that others see. Each call
+//! takes a [`Permit`], so none is made after the sender has gone. Hidden names need none.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, Mode, RenameFlags};
+use rustix::io::Result;
+
+use crate::publishing::lease::Permit;
+
+pub(crate) fn rename(
+    _permit: Permit<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::renameat(from, old.as_ref(), to, new.as_ref())
+}
+
+pub(crate) fn rename_with(
+    _permit: Permit<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
+    flags: RenameFlags,
+) -> Result<()> {
+    rustix::fs::renameat_with(from, old.as_ref(), to, new.as_ref(), flags)
+}
+
+pub(crate) fn link(
+    _permit: Permit<'_>,
+    from: impl AsFd,
+    old: impl AsRef<OsStr>,
+    to: impl AsFd,
+    new: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::linkat(from, old.as_ref(), to, new.as_ref(), AtFlags::empty())
+}
+
+pub(crate) fn symlink(
+    _permit: Permit<'_>,
+    target: &[u8],
+    directory: impl AsFd,
+    name: impl AsRef<OsStr>,
+) -> Result<()> {
+    rustix::fs::symlinkat(target, directory, name.as_ref())
+}
+
+pub(crate) fn make_directory(
+    _permit: Permit<'_>,
+    parent: impl AsFd,
+    name: impl AsRef<OsStr>,
+    mode: Mode,
+) -> Result<()> {
+    rustix::fs::mkdirat(parent, name.as_ref(), mode)
+}
+
+/// Removes an entry that is no directory, or, by `AtFlags::REMOVEDIR`, an empty directory.
+pub(crate) fn remove(
+    _permit: Permit<'_>,
+    directory: impl AsFd,
+    name: impl AsRef<OsStr>,
+    flags: AtFlags,
+) -> Result<()> {
+    rustix::fs::unlinkat(directory, name.as_ref(), flags)
+}

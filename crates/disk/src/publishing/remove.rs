@@ -1,0 +1,738 @@
+//! The removal of entries with all below them.
+//!
+//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way back up it
+//! is the one that was left on the way down, and a link is removed as a link. However deep a tree is, no more than
+//! three of its descriptors are open at once, and however wide, names are kept of the deepest directories only and a
+//! few of each: an entry that is no directory is removed while it is read, and a directory of which not all is known is
+//! read again. What is mounted below stays, with the directories that it is in.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
+
+use crate::metadata::entry::open_own::EntryHandle;
+use crate::metadata::entry::{is_directory, number_of};
+use crate::opening::by_name::open_at;
+use crate::opening::tree::{DIRECTORY, Tree, make_writable, open_above};
+use crate::publishing::final_names::remove;
+use crate::publishing::lease::Lease;
+use crate::staging::hidden::{is_hidden, is_left_over};
+
+/// The number of directories, the deepest ones, of which names are kept.
+const LISTED_MAX: usize = 8;
+/// The number of names that are kept of each directory: 64 KiB if they are as long as names may be.
+const NAMES_MAX: usize = 256;
+/// The most staying entries that are recognized when their directory is read again; with so many none is read on.
+const STAYING_MAX: usize = 65_536;
+
+/// The entries that may still be removed, by all threads that share it.
+#[derive(Debug)]
+pub struct RemovalBudget(AtomicU64);
+
+impl RemovalBudget {
+    /// A budget of so many entries.
+    #[must_use]
+    pub const fn new(entries: u64) -> Self {
+        Self(AtomicU64::new(entries))
+    }
+
+    /// The number of entries that may still be removed.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Removes an entry by `unlink`, unless as many have been removed as may be, which is `EDQUOT`.
+    fn remove(&self, unlink: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            });
+        taken.map_err(|_| Errno::DQUOT)?;
+        unlink().inspect_err(|_| {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+}
+
+/// Removes entries of a directory of `tree`; returns how many there were, with those below them. An entry that could
+/// not be removed is reported with its path in `tree`.
+pub fn remove_entries<'n>(
+    tree: &Tree,
+    directory: &RelPath,
+    names: impl Iterator<Item = &'n Name>,
+    failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    remove_entries_within(
+        &RemovalBudget::new(u64::MAX),
+        || false,
+        tree,
+        directory,
+        names,
+        failed,
+    )
+}
+
+/// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays. The
+/// rest also stays when the budget is used up: the first entry of it is reported, with `EDQUOT`.
+pub fn remove_entries_within<'n>(
+    budget: &RemovalBudget,
+    stops: impl Fn() -> bool,
+    tree: &Tree,
+    directory: &RelPath,
+    names: impl Iterator<Item = &'n Name>,
+    mut failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    let allowed = Allowed {
+        lease: tree.lease(),
+        budget,
+    };
+    match tree.open_directory(directory) {
+        Ok(opened) => remove_from(allowed, stops, directory, opened.as_fd(), names, failed),
+        Err(error) => {
+            failed(directory.clone(), error);
+            0
+        }
+    }
+}
+
+/// Like [`remove_entries`], from the directory that is open as `opened`, and whose path may lead elsewhere by now.
+pub(crate) fn remove_entries_of<'n>(
+    tree: &Tree,
+    directory: &RelPath,
+    opened: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'n Name>,
+    failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    let allowed = Allowed {
+        lease: tree.lease(),
+        budget: &RemovalBudget::new(u64::MAX),
+    };
+    remove_from(allowed, || false, directory, opened, names, failed)
+}
+
+/// Removes an entry of a directory of our own, with all that is in it, as far as that can be.
+pub(crate) fn remove_own(directory: &Arc<OwnedFd>, name: &Name) {
+    let tree = Tree::at(Arc::clone(directory));
+    let names = std::iter::once(name);
+    let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
+}
+
+/// Removes a directory that is open, with all that is in it. Its name in `parent` may lead elsewhere by now: only an
+/// empty directory is removed by that name. `failed` gets the error of each entry that stays.
+pub fn remove_open_directory(
+    parent: BorrowedFd<'_>,
+    name: &Name,
+    directory: BorrowedFd<'_>,
+    mut failed: impl FnMut(io::Error),
+) {
+    let opened = directory.try_clone_to_owned();
+    let (opened, itself) = match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
+        Ok(opened) => opened,
+        Err(error) => return failed(error),
+    };
+    let allowed = Allowed {
+        lease: &Lease::constant(),
+        budget: &RemovalBudget::new(u64::MAX),
+    };
+    let failed = |_below: &[Name], error: io::Error| failed(error);
+    let mut removal = Removal::new(parent, name, allowed, failed);
+    removal.entered(name.clone(), opened, itself);
+    removal.empty(&|| false);
+}
+
+/// Removes entries of an open directory.
+fn remove_from<'n>(
+    allowed: Allowed<'_>,
+    stops: impl Fn() -> bool,
+    directory: &RelPath,
+    opened: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'n Name>,
+    mut failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    // The target root belongs to the user, so its mode is not changed.
+    if !directory.is_root()
+        && let Err(error) = make_writable(allowed.lease, opened)
+    {
+        failed(directory.clone(), error.into());
+        return 0;
+    }
+    let mut removed = 0;
+    let is_used_up = Cell::new(false);
+    let stops = || is_used_up.get() || stops();
+    for name in names.take_while(|_| !is_used_up.get()) {
+        let failed = |below: &[Name], error: io::Error| {
+            let path = std::iter::once(name).chain(below);
+            let path = path.fold(directory.clone(), |path, name| {
+                path.join(name).unwrap_or(path)
+            });
+            let over = error.kind() == io::ErrorKind::QuotaExceeded && allowed.budget.left() == 0;
+            is_used_up.set(is_used_up.get() || over);
+            failed(path, error);
+        };
+        removed += Removal::new(opened, name, allowed, failed).run(&stops);
+    }
+    removed
+}
+
+/// What lets entries be removed.
+#[derive(Clone, Copy)]
+struct Allowed<'a> {
+    lease: &'a Lease,
+    budget: &'a RemovalBudget,
+}
+
+impl Allowed<'_> {
+    fn remove(self, directory: impl AsFd, name: &Name, flags: AtFlags) -> Result<(), Errno> {
+        self.budget
+            .remove(|| remove(self.lease.permit()?, directory, name, flags))
+    }
+}
+
+/// The removal of one entry.
+struct Removal<'a, F> {
+    top: BorrowedFd<'a>,
+    name: &'a Name,
+    /// The directories from the entry down to the one that is being emptied.
+    levels: Vec<RemovalLevel>,
+    /// The descriptor of the deepest of these directories.
+    here: Option<OwnedFd>,
+    entered: u64,
+    /// Entries that stay, by the numbers of their directories and their names.
+    staying: HashOnlySet,
+    removed: u64,
+    allowed: Allowed<'a>,
+    failed: F,
+}
+
+struct RemovalLevel {
+    name: Name,
+    /// The number of the directory among all that were entered.
+    number: u64,
+    itself: FileNumber,
+    /// Subdirectories that are still to be entered.
+    directories: Vec<Name>,
+    /// Whether there may be entries that have not been read.
+    is_unread: bool,
+    /// Whether an entry has been removed since the last reading began.
+    has_shrunk: bool,
+    /// An entry that may belong to a running transfer, if there is one: it stays.
+    hidden: Option<Name>,
+    /// Whether an entry stays, which has been reported.
+    stays: bool,
+}
+
+/// Whether more of a directory is to be read now.
+enum ListingStep {
+    GoesOn,
+    IsEnough,
+}
+
+impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
+    fn new(top: BorrowedFd<'a>, name: &'a Name, allowed: Allowed<'a>, failed: F) -> Self {
+        Self {
+            top,
+            name,
+            levels: Vec::new(),
+            here: None,
+            entered: 0,
+            staying: HashOnlySet::default(),
+            removed: 0,
+            allowed,
+            failed,
+        }
+    }
+
+    fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
+        match self.allowed.remove(self.top, self.name, AtFlags::empty()) {
+            Ok(()) => return 1,
+            Err(Errno::NOENT) => return 0,
+            Err(Errno::ISDIR | Errno::PERM) if is_directory(self.top, self.name) => {}
+            Err(error) => {
+                (self.failed)(&[], error.into());
+                return 0;
+            }
+        }
+        self.enter(self.name.clone());
+        self.empty(stops)
+    }
+
+    /// Removes the directories that were entered, with all that is in them.
+    fn empty(mut self, stops: &impl Fn() -> bool) -> u64 {
+        while let Some(level) = self.levels.last_mut()
+            && !stops()
+        {
+            match level.directories.pop() {
+                Some(name) => self.enter(name),
+                None if level.is_unread && self.staying.len() < STAYING_MAX => self.read(stops),
+                None => self.leave(stops),
+            }
+        }
+        self.removed
+    }
+
+    fn enter(&mut self, name: Name) {
+        let parent = self.here.as_ref().map_or(self.top, OwnedFd::as_fd);
+        let opened = open_to_empty(self.allowed.lease, parent, &name);
+        match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
+            Ok((directory, itself)) => self.entered(name, directory, itself),
+            Err(error) => self.fail(Some(&name), error),
+        }
+    }
+
+    /// Goes on in a directory that has been opened.
+    fn entered(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
+        let above = self.levels.len().checked_sub(LISTED_MAX);
+        if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
+            above.is_unread |= !above.directories.is_empty();
+            above.directories = Vec::new();
+        }
+        self.entered += 1;
+        self.here = Some(directory);
+        self.levels.push(RemovalLevel {
+            name,
+            number: self.entered,
+            itself,
+            directories: Vec::new(),
+            is_unread: true,
+            has_shrunk: false,
+            hidden: None,
+            stays: false,
+        });
+    }
+
+    /// Removes the entries of the deepest directory except subdirectories, and remembers the first names of
+    /// those.
+    fn read(&mut self, stops: &impl Fn() -> bool) {
+        if let Some(level) = self.levels.last_mut() {
+            (level.is_unread, level.has_shrunk) = (false, false);
+        }
+        if let Err(error) = self.read_entries(stops) {
+            self.fail(None, error);
+        }
+    }
+
+    fn read_entries(&mut self, stops: &impl Fn() -> bool) -> io::Result<()> {
+        let Some(here) = &self.here else {
+            return Ok(());
+        };
+        for entry in Dir::read_from(here)? {
+            if stops() || matches!(self.meet(&entry?)?, ListingStep::IsEnough) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn meet(&mut self, entry: &DirEntry) -> io::Result<ListingStep> {
+        let Some(here) = &self.here else {
+            return Ok(ListingStep::IsEnough);
+        };
+        let bytes = entry.file_name().to_bytes();
+        if matches!(bytes, b"." | b"..") {
+            return Ok(ListingStep::GoesOn);
+        }
+        let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
+        // A hidden entry in a hidden directory belongs to the transfer that made that directory, and goes with it.
+        let mut above = self.levels.iter().map(|level| &level.name);
+        if is_hidden(bytes)
+            && !above.any(|name| is_hidden(name.as_bytes()))
+            && !is_left_over(here.as_fd(), bytes)
+        {
+            let Some(level) = self.levels.last_mut() else {
+                return Ok(ListingStep::IsEnough);
+            };
+            level.hidden = Some(name);
+            return Ok(ListingStep::GoesOn);
+        }
+        let Some(level) = self.levels.last_mut() else {
+            return Ok(ListingStep::IsEnough);
+        };
+        if self.staying.contains(&(level.number, &name)) {
+            return Ok(ListingStep::GoesOn);
+        }
+        let is_directory = match entry.file_type() {
+            FileType::Unknown => is_directory(here.as_fd(), &name),
+            known => known == FileType::Directory,
+        };
+        if is_directory {
+            level.directories.push(name);
+            level.is_unread = level.directories.len() == NAMES_MAX;
+            return Ok(if level.is_unread {
+                ListingStep::IsEnough
+            } else {
+                ListingStep::GoesOn
+            });
+        }
+        match self.allowed.remove(here, &name, AtFlags::empty()) {
+            Ok(()) => {
+                level.has_shrunk = true;
+                self.removed += 1;
+            }
+            // The entry is listed, and not there. It may be listed again, so this is no reason to read again.
+            Err(Errno::NOENT) => {}
+            Err(error) => self.fail(Some(&name), error.into()),
+        }
+        Ok(ListingStep::GoesOn)
+    }
+
+    /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that
+    /// is known to be of no use.
+    fn leave(&mut self, stops: &impl Fn() -> bool) {
+        let above = match self.above() {
+            Ok(above) => above,
+            Err(error) => {
+                // There is no way back up.
+                self.fail(None, error);
+                return self.levels.clear();
+            }
+        };
+        let Some(level) = self.levels.last() else {
+            return;
+        };
+        let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
+        let gone = self.allowed.remove(parent, &level.name, AtFlags::REMOVEDIR);
+        let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
+        if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
+            return self.read(stops);
+        }
+        if is_filled && !level.stays && level.hidden.is_some() {
+            let hidden = level.hidden.clone();
+            self.fail(hidden.as_ref(), Errno::NOTEMPTY.into());
+        }
+        self.here = above;
+        let Some(level) = self.levels.pop() else {
+            return;
+        };
+        match gone {
+            Ok(()) => {
+                self.removed += 1;
+                self.levels
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|above| above.has_shrunk = true);
+            }
+            Err(_) if level.stays => self.stay(&level.name),
+            Err(Errno::NOENT) => {}
+            Err(error) => self.fail(Some(&level.name), error.into()),
+        }
+    }
+
+    /// The directory above the deepest one; `None` where that is the top.
+    fn above(&self) -> io::Result<Option<OwnedFd>> {
+        let [.., above, _] = &self.levels[..] else {
+            return Ok(None);
+        };
+        let above = self
+            .here
+            .as_ref()
+            .map(|here| open_above(here, above.itself));
+        above.transpose()
+    }
+
+    /// Notes that an entry of the deepest directory stays, and so all directories above it.
+    fn stay(&mut self, name: &Name) {
+        self.levels.iter_mut().for_each(|level| level.stays = true);
+        if let Some(level) = self.levels.last()
+            && self.staying.len() < STAYING_MAX
+        {
+            self.staying.insert(&(level.number, name));
+        }
+    }
+
+    /// Reports that an entry of the deepest directory, or that directory itself, could not be removed.
+    fn fail(&mut self, name: Option<&Name>, error: io::Error) {
+        match name {
+            Some(name) => self.stay(name),
+            None => self.levels.iter_mut().for_each(|level| level.stays = true),
+        }
+        let path = self
+            .levels
+            .iter()
+            .map(|level| &level.name)
+            .chain(name)
+            .skip(1);
+        let path: Vec<_> = path.cloned().collect();
+        (self.failed)(&path, error);
+    }
+}
+
+/// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
+fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
+    match open_at(parent, name, DIRECTORY) {
+        Ok(directory) => {
+            refuse_mount(parent, directory.as_fd())?;
+            make_writable(lease, directory.as_fd())?;
+            Ok(directory)
+        }
+        Err(Errno::ACCESS) => {
+            let held = EntryHandle::hold(parent, name, FileType::Directory)?;
+            refuse_mount(parent, held.as_fd())?;
+            Ok(held.open(
+                &lease.permit()?,
+                Mode::RWXU,
+                OFlags::RDONLY | OFlags::DIRECTORY,
+            )?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses a directory on which something is mounted, or that is in another file system than one above it.
+///
+/// # Errors
+/// `EXDEV`, or the system's error.
+pub fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
+    let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
+    // A bind mount may have its parent's device number; kernels before 5.8 do not report mount roots.
+    let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    let is_mounted =
+        known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    if is_apart || is_mounted {
+        Err(Errno::XDEV.into())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::staging::hidden::tests::of_a_dead_process;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn remove(home: &std::path::Path, names: &[&str]) -> (u64, Vec<(String, io::ErrorKind)>) {
+        let names: Vec<_> = names.iter().map(|text| name(text)).collect();
+        let mut faults = Vec::new();
+        let tree = Tree::open(home).unwrap();
+        let removed = remove_entries(&tree, &RelPath::root(), names.iter(), |path, error| {
+            faults.push((path.to_string(), error.kind()));
+        });
+        (removed, faults)
+    }
+
+    #[test]
+    fn everything_goes_and_links_are_not_followed() {
+        let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(outside.path().join("precious"), "x").unwrap();
+        std::fs::create_dir_all(home.path().join("tree/a/b")).unwrap();
+        std::fs::write(home.path().join("tree/a/b/f"), "x").unwrap();
+        std::fs::write(home.path().join("file"), "x").unwrap();
+        std::fs::write(home.path().join("stays"), "x").unwrap();
+        symlink(outside.path(), home.path().join("tree/a/link")).unwrap();
+        symlink(outside.path(), home.path().join("link")).unwrap();
+        std::fs::set_permissions(home.path().join("tree/a"), PermissionsExt::from_mode(0o000))
+            .unwrap();
+        assert_eq!(
+            remove(home.path(), &["tree", "file", "link", "not there"]),
+            (7, vec![])
+        );
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+        assert!(outside.path().join("precious").exists());
+    }
+
+    /// A directory counts with all that is in it, and the first entry that stays is told.
+    #[test]
+    fn no_more_goes_than_the_budget_has() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(home.path().join("a/b")).unwrap();
+        for file in ["a/b/1", "a/b/2", "a/3", "c", "d"] {
+            std::fs::write(home.path().join(file), "x").unwrap();
+        }
+        let budget = RemovalBudget::new(4);
+        let tree = Tree::open(home.path()).unwrap();
+        let mut faults = Vec::new();
+        let mut remove = |names: &[Name]| {
+            let failed =
+                |path: RelPath, error: io::Error| faults.push((path.to_string(), error.kind()));
+            remove_entries_within(
+                &budget,
+                || false,
+                &tree,
+                &RelPath::root(),
+                names.iter(),
+                failed,
+            )
+        };
+        assert_eq!(remove(&[name("not there"), name("c")]), 1);
+        assert_eq!(remove(&[name("a"), name("d")]), 3);
+        assert!(home.path().join("d").exists() && home.path().join("a").exists());
+        assert!(
+            matches!(&faults[..], [(_, io::ErrorKind::QuotaExceeded)]),
+            "{faults:?}"
+        );
+    }
+
+    /// A receiver that was killed leaves files and staging directories, and nobody comes to their directory again.
+    #[test]
+    fn what_a_dead_process_has_left_goes_with_its_directory_and_what_a_live_one_has_does_not() {
+        let home = tempfile::tempdir().unwrap();
+        let dead_in = |directory: &std::path::Path, age: u64| {
+            std::fs::create_dir_all(directory).unwrap();
+            let opened = std::fs::File::open(directory).unwrap();
+            directory.join(
+                of_a_dead_process(opened.as_fd(), std::time::Duration::from_secs(age)).as_os_str(),
+            )
+        };
+        std::fs::write(dead_in(&home.path().join("gone/a"), 0), "x").unwrap();
+        let staging = dead_in(&home.path().join("gone/b"), 0);
+        std::fs::create_dir(&staging).unwrap();
+        std::fs::write(staging.join("file"), "x").unwrap();
+        std::fs::write(staging.join(".zmove-of-its-maker"), "x").unwrap();
+        assert_eq!(remove(home.path(), &["gone"]), (7, vec![]));
+        // Two entries that stay: a copy, which is data, and one that is to outlive its maker.
+        let copied = dead_in(&home.path().join("elsewhere"), 3600);
+        std::fs::create_dir(home.path().join("stays")).unwrap();
+        for name in [copied.file_name().unwrap(), ".zmove-part-7".as_ref()] {
+            let path = home.path().join("stays").join(name);
+            std::fs::write(&path, "x").unwrap();
+            let (removed, faults) = remove(home.path(), &["stays"]);
+            assert_eq!(
+                (removed, faults.len(), path.exists()),
+                (0, 1, true),
+                "{name:?}"
+            );
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_tree_that_is_deeper_than_files_may_be_open_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let mut fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        for _ in 0..3_000 {
+            rustix::fs::mkdirat(&fd, "deep", Mode::RWXU).unwrap();
+            rustix::fs::mkdirat(&fd, "beside", Mode::RWXU).unwrap();
+            fd = open_at(&fd, "deep", DIRECTORY).unwrap();
+        }
+        assert_eq!(remove(home.path(), &["deep", "beside"]), (6_000, vec![]));
+    }
+
+    #[test]
+    fn what_a_running_transfer_hides_stays_and_is_told_once() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(home.path().join("a/b/c")).unwrap();
+        std::fs::write(home.path().join("a/b/.zmove-1-0"), "x").unwrap();
+        let (removed, faults) = remove(home.path(), &["a"]);
+        assert_eq!(
+            (removed, faults),
+            (
+                1,
+                vec![(
+                    "a/b/.zmove-1-0".to_owned(),
+                    io::ErrorKind::DirectoryNotEmpty
+                )]
+            )
+        );
+    }
+
+    /// There are more names than are kept of any directory, at three depths.
+    #[test]
+    fn a_directory_of_which_not_all_names_are_kept_goes() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..3 * NAMES_MAX {
+            std::fs::create_dir_all(home.path().join(format!("a/{number}"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/7/b/c/{number}/d"))).unwrap();
+            std::fs::write(home.path().join(format!("a/7/b/f{number}")), "x").unwrap();
+        }
+        let entries = 1 + 3 * NAMES_MAX + 2 + 2 * 3 * NAMES_MAX + 3 * NAMES_MAX;
+        assert_eq!(remove(home.path(), &["a"]), (entries as u64, vec![]));
+    }
+
+    /// Twice as many entries stay as names are kept: each is reported once, and hides no other.
+    #[test]
+    fn what_stays_is_in_nobody_elses_way() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..2 * NAMES_MAX {
+            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/.zmove-x"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
+        }
+        let (removed, mut faults) = remove(home.path(), &["a"]);
+        assert_eq!(
+            (removed, faults.len()),
+            (2 * NAMES_MAX as u64, 2 * NAMES_MAX)
+        );
+        faults.sort();
+        faults.dedup();
+        assert_eq!(faults.len(), 2 * NAMES_MAX);
+        assert_eq!(
+            std::fs::read_dir(home.path().join("a")).unwrap().count(),
+            2 * NAMES_MAX
+        );
+    }
+
+    /// The names of the others are forgotten while the first directory is emptied, and only a second reading finds
+    /// them.
+    #[test]
+    fn what_is_beside_deep_directories_that_stay_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let deep = ["d"; LISTED_MAX + 1].join("/");
+        for number in 0..20 {
+            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/{deep}/.zmove-x")))
+                .unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
+        }
+        let (removed, faults) = remove(home.path(), &["a"]);
+        assert_eq!((removed, faults.len()), (20, 20));
+    }
+
+    #[test]
+    fn few_directories_of_a_deep_tree_are_open() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let deep = home.join(["d"; 300].join("/"));
+        std::fs::create_dir_all(deep.join(".zmove-x")).unwrap();
+        let tree = Tree::open(&home).unwrap();
+        let mut open = 0;
+        remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&name("d")),
+            |_path, _stays| {
+                let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+                let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+                open += targets.filter(|target| target.starts_with(&home)).count();
+            },
+        );
+        // With the directory from which the entry is removed, and that once more.
+        assert!((1..=2 + 3).contains(&open), "{open}");
+    }
+
+    /// A directory is moved out of the tree while what is in it is removed.
+    #[test]
+    fn a_directory_that_is_moved_leads_nowhere_else() {
+        let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir_all(home.path().join("a/b/c/.zmove-x")).unwrap();
+        std::fs::create_dir_all(outside.path().join("b")).unwrap();
+        std::fs::create_dir_all(outside.path().join("precious")).unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let mut faults = Vec::new();
+        remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&name("a")),
+            |path, error| {
+                let _moved_once =
+                    std::fs::rename(home.path().join("a/b"), outside.path().join("moved"));
+                faults.push((path.to_string(), Errno::from_io_error(&error)));
+            },
+        );
+        let told = [("a/b/c/.zmove-x", Errno::NOTEMPTY), ("a/b", Errno::STALE)];
+        assert_eq!(
+            faults,
+            told.map(|(path, errno)| (path.to_owned(), Some(errno)))
+        );
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 3);
+    }
+}

@@ -1,0 +1,194 @@
+//! FIFOs, sockets and devices: made under a hidden name, and given their own when they have all their metadata.
+//!
+//! **Invariant:** none is ever opened: a device may do something then, and a FIFO waits.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Mode, Stat, StatVfsMountFlags};
+use rustix::io::Errno;
+use zmove_types::{Name, Special};
+
+use crate::metadata::entry::metadata::{Miss, Wanted};
+use crate::metadata::entry::open_own::hold_new;
+use crate::metadata::entry::proven::ProvenKinds;
+use crate::metadata::entry::xattrs::Descriptor;
+use crate::opening::by_name::{stat_at, unlink_at};
+use crate::publishing::lease::{Lease, Permit};
+use crate::publishing::publish::{Replace, publish_file};
+use crate::staging::hidden::make_hidden;
+
+/// Has a name be that of such an entry, and sets its metadata; returns what it did not get. What has the name and is
+/// another goes, unless nothing is to be replaced.
+///
+/// # Errors
+/// What the system says; `EISDIR` when a directory has that name. That such an entry cannot be made here is no error:
+/// it is what is missed.
+pub fn place_special(
+    lease: &Lease,
+    directory: &OwnedFd,
+    name: &Name,
+    special: Special,
+    wanted: &Wanted<'_>,
+    replace: Replace,
+    proven: &ProvenKinds,
+) -> io::Result<Vec<Miss>> {
+    match stat_at(directory, name) {
+        Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
+        Ok(stat) if is(&stat, special) => {
+            // one with other names may be anybody's
+            if let Ok(held) = hold_new(directory.as_fd(), name, form(special)) {
+                return wanted.set(lease.permit()?, Descriptor::PathOnly(held.as_fd()), proven);
+            }
+        }
+        Ok(_) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let form = form(special);
+    let device = device(special);
+    let missed = |error| {
+        let kind = special.kind();
+        Ok(vec![Miss { kind, error }])
+    };
+    if device != 0 && is_without_devices(directory.as_fd()) {
+        return missed(Errno::OPNOTSUPP);
+    }
+    let make =
+        |name: &Name| rustix::fs::mknodat(directory, name.as_os_str(), form, Mode::empty(), device);
+    let hidden = match make_hidden(directory.as_fd(), make) {
+        Ok((hidden, ())) => hidden,
+        // the user may not make such an entry, or the file system has none
+        Err(error) if Miss::is_refusal(error) => return missed(error),
+        Err(error) => return Err(error.into()),
+    };
+    let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
+        let entry = Descriptor::PathOnly(held.as_fd());
+        let misses = wanted.set(Permit::for_hidden(), entry, proven)?;
+        publish_file(lease, directory, &hidden, name, replace)?;
+        Ok(misses)
+    });
+    if placed.is_err() {
+        let _best_effort = unlink_at(directory, &hidden);
+    }
+    placed
+}
+
+/// Whether an entry is such a one.
+#[must_use]
+pub fn is_special_at(directory: BorrowedFd<'_>, name: &Name, special: Special) -> bool {
+    stat_at(directory, name).is_ok_and(|stat| is(&stat, special))
+}
+
+fn is(stat: &Stat, special: Special) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == form(special)
+        && (device(special) == 0 || stat.st_rdev == device(special))
+}
+
+fn form(special: Special) -> FileType {
+    match special {
+        Special::Fifo => FileType::Fifo,
+        Special::Socket => FileType::Socket,
+        Special::Character(_) => FileType::CharacterDevice,
+        Special::Block(_) => FileType::BlockDevice,
+    }
+}
+
+fn device(special: Special) -> u64 {
+    match special {
+        Special::Fifo | Special::Socket => 0,
+        Special::Character(device) | Special::Block(device) => device,
+    }
+}
+
+/// Whether devices do nothing where they are (`nodev`).
+fn is_without_devices(directory: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::NODEV))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use zmove_types::Timestamp;
+
+    #[test]
+    fn a_fifo_is_made_kept_and_takes_the_place_of_what_is_there() {
+        let home = tempfile::tempdir().unwrap();
+        let directory: OwnedFd = std::fs::File::open(home.path()).unwrap().into();
+        let (name, path) = (Name::from_bytes(b"s").unwrap(), home.path().join("s"));
+        let mtime = Some(Timestamp {
+            seconds: 5,
+            nanos: 6,
+        });
+        let wanted = |mode| Wanted {
+            mode,
+            mtime,
+            ..Wanted::default()
+        };
+        let place = |special, mode, replace| {
+            place_special(
+                &Lease::constant(),
+                &directory,
+                &name,
+                special,
+                &wanted(mode),
+                replace,
+                &ProvenKinds::default(),
+            )
+        };
+        std::fs::write(&path, "x").unwrap();
+        place(Special::Fifo, 0o640, Replace::Nothing).unwrap();
+        assert!(path.symlink_metadata().unwrap().is_file());
+        assert_eq!(place(Special::Fifo, 0o640, Replace::Existing).unwrap(), []);
+        let stat = path.symlink_metadata().unwrap();
+        assert!(stat.file_type().is_fifo());
+        assert_eq!(
+            (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
+            (0o640, 5, 6)
+        );
+        assert_eq!(place(Special::Fifo, 0o600, Replace::Existing).unwrap(), []);
+        let kept = path.symlink_metadata().unwrap();
+        assert_eq!((kept.ino(), kept.mode() & 0o7777), (stat.ino(), 0o600));
+        assert_eq!(
+            place(Special::Socket, 0o600, Replace::Existing).unwrap(),
+            []
+        );
+        assert!(path.symlink_metadata().unwrap().file_type().is_socket());
+        assert!(is_special_at(directory.as_fd(), &name, Special::Socket));
+        let misses = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
+        let is_device = path
+            .symlink_metadata()
+            .unwrap()
+            .file_type()
+            .is_char_device();
+        assert!(
+            is_device == misses.is_empty()
+                && misses
+                    .iter()
+                    .all(|miss| miss.kind == Special::Block(1).kind())
+        );
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_stays_and_what_was_begun_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let directory: OwnedFd = std::fs::File::open(home.path()).unwrap().into();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        let name = Name::from_bytes(b"d").unwrap();
+        let placed = place_special(
+            &Lease::constant(),
+            &directory,
+            &name,
+            Special::Fifo,
+            &Wanted::default(),
+            Replace::Existing,
+            &ProvenKinds::default(),
+        );
+        assert_eq!(
+            Errno::from_io_error(&placed.unwrap_err()),
+            Some(Errno::ISDIR)
+        );
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,727 @@
+//! The directory of a job that receivers on several hosts write to one file system: `.zmove-job-ID` in the target.
+//!
+//! | what is in it | who writes it |
+//! |---|---|
+//! | `.zmove-PROCESS-SESSION/`: what has no final name yet | one session |
+//! | `.zmove-job-PROOF/`: the parts of large files ([`proof`]) | all sessions |
+//! | `journal-…`: which groups of the parts are flushed | one session each |
+//! | `heartbeat-…`: that the head is alive ([`heartbeats`]) | one session each |
+//!
+//! **Invariant:** no session makes or names anything after the end of the job. No host can look up the processes of
+//! another, and a file lock may hold within one host only. What holds everywhere is that a directory which has been
+//! removed takes no new entries, and that what has no name cannot be renamed. A session whose sender has gone ends by
+//! its lease.
+//!
+//! A part of a large file is made once in a job. Before it gets its final name, a mark takes the place of its name here
+//! ([`JobSession::retire_part`]), so nobody begins it again, and what receivers record of it is never of two files: the
+//! inode of the first could be another's by then. What has the name of a part has never had a final name, under which
+//! others may change a file. So another job may take it over ([`JobSession::take_part`]).
+//!
+//! Directories of the target itself are made under their final names: another receiver that has come first is no
+//! error.
+//!
+//! All directories of a job belong to the receiver's user and are closed to all others (0700). If the head of a job has
+//! died, the next session that finds the directory removes it ([`heartbeats`]). Nothing is written into a directory, or
+//! removed from it, that no receiver has made as the directory of this very job ([`proof`]).
+
+mod heartbeats;
+mod job_session;
+mod proof;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Access, AtFlags, Dir, Mode};
+use rustix::io::Errno;
+use thiserror::Error;
+use zmove_types::{Beginning, Name, RelPath, SharedJobId};
+
+use self::job_session::is_dead;
+use self::proof::{is_own, make, make_proven, open, proof_name};
+use crate::metadata::entry::xattrs::Descriptor;
+use crate::metadata::entry::{FileIdentity, number_at, set_file_mtime};
+use crate::opening::by_name::{remove_directory_at, stat_at};
+use crate::opening::tree::Tree;
+use crate::publishing::lease::Lease;
+use crate::publishing::remove::{RemovalBudget, remove_entries_within};
+use crate::shared_job::names::JOB_PREFIX;
+use crate::staging::hidden::{make_hidden, own_process};
+
+pub use self::heartbeats::{DEAD_AFTER, Heartbeat, Sign, WatchedJob, jobs_in};
+pub use self::job_session::{GroupOfNew, JOB_ENDED, JobSession, PART_GONE, PartFound};
+
+/// The directory of a job.
+#[derive(Debug)]
+pub struct SharedJobDirectory {
+    directory: Arc<OwnedFd>,
+    /// The name of the directory of parts in it.
+    parts: Name,
+}
+
+/// Why a session cannot have a part in a job.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SharedJobError {
+    /// The job has no directory here, and may not begin.
+    #[error("the job is not under way")]
+    NotUnderWay,
+    /// The directory belongs to another user.
+    #[error("the directory of the job belongs to another user")]
+    OfAnotherUser,
+    /// No receiver has made the directory as that of this job.
+    #[error("the directory was not made as the directory of this job")]
+    Foreign,
+    /// A system call failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for SharedJobError {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
+const OWN_PREFIX: &str = ".zmove-";
+/// The beginning of the names of journals in the directory of a job.
+pub const JOURNAL_PREFIX: &str = "journal-";
+/// How long a directory that has just been made on another host may take to be seen here.
+pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
+/// How soon one looks again for it.
+pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
+
+fn is_absent(error: &SharedJobError) -> bool {
+    matches!(error, SharedJobError::Io(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+fn own_name(own: &str) -> String {
+    format!("{OWN_PREFIX}{}-{own}", own_process())
+}
+
+fn name_of(job: SharedJobId) -> Name {
+    Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
+}
+
+impl SharedJobDirectory {
+    /// Opens the directory of a job in a target.
+    ///
+    /// # Errors
+    /// See [`SharedJobError`].
+    pub fn open(
+        root: &Arc<OwnedFd>,
+        job: SharedJobId,
+        beginning: Beginning,
+    ) -> Result<Self, SharedJobError> {
+        let began = Instant::now();
+        loop {
+            let mut opened = Self::open_proven(root, job);
+            if beginning == Beginning::Allowed && opened.as_ref().is_err_and(is_absent) {
+                opened = make_proven(root, job)
+                    .map_err(SharedJobError::from)
+                    .and_then(|()| Self::open_proven(root, job));
+            }
+            let is_last = began.elapsed() >= UNSEEN_MAX;
+            match opened {
+                Err(error) if is_absent(&error) && is_last => {
+                    return Err(SharedJobError::NotUnderWay);
+                }
+                Err(error) if is_absent(&error) => {}
+                // who takes back what it has made takes the proof first
+                Err(SharedJobError::Foreign) if !is_last => {}
+                opened => return opened,
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+    }
+
+    /// The name of the directory of a job.
+    #[must_use]
+    pub fn name(job: SharedJobId) -> Name {
+        name_of(job)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.directory
+    }
+
+    /// Takes back what a session has made that was to begin a job and has failed: nobody is to find that under way.
+    /// Returns whether nothing is left of the job. Nothing is opened, which may be what has failed.
+    pub fn take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
+        let name = name_of(job);
+        let _done = Self::try_to_take_back(root, job, own);
+        stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
+    }
+
+    /// The proof has another name meanwhile, and comes back where others have something in the directory.
+    fn try_to_take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
+        let name = name_of(job);
+        let directory = Path::new(name.as_os_str());
+        let proof = proof_name(job, stat_at(root, &name)?.st_ino);
+        let proof = directory.join(proof.as_os_str());
+        let remove = |made: &Path| remove_directory_at(root, made);
+        let _unless_not_made = remove(&directory.join(own_name(own)));
+        let take = |hidden: &Name| rustix::fs::renameat(root, &proof, root, hidden.as_os_str());
+        let (hidden, ()) = make_hidden(root.as_fd(), take)?;
+        if remove(directory).is_ok() {
+            remove(hidden.as_os_str().as_ref())
+        } else {
+            rustix::fs::renameat(root, hidden.as_os_str(), root, &proof)
+        }
+    }
+
+    /// Begins a session's part in the job. `own` tells the session apart from all others that there ever are.
+    ///
+    /// # Errors
+    /// See [`SharedJobError`].
+    pub fn begin(&self, own: &str) -> Result<JobSession, SharedJobError> {
+        let name =
+            Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        JobSession::begin(&self.directory, &self.parts, name).map_err(|error| {
+            if is_dead(&error) {
+                SharedJobError::NotUnderWay
+            } else {
+                error.into()
+            }
+        })
+    }
+
+    /// Ends the job, and removes its directory from the target. To be done again by whoever has no answer.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn close(
+        &self,
+        lease: &Lease,
+        root: &OwnedFd,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> io::Result<()> {
+        self.clear(patience)?;
+        // what is left goes with the next session that comes here
+        let _best_effort = self.remove(lease, root, job, patience);
+        Ok(())
+    }
+
+    /// Ends a job that nobody leads any more, and removes its directory from the target, which may take until
+    /// `patience` is over.
+    ///
+    /// # Errors
+    /// See [`SharedJobError`].
+    pub fn end_dead(
+        lease: &Lease,
+        root: &Arc<OwnedFd>,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> Result<(), SharedJobError> {
+        Ok(Self::open_proven(root, job)?.remove(lease, root, job, patience)?)
+    }
+
+    /// Removes what has the name of a job and was not made as its directory, if it is an empty directory of this user:
+    /// whoever has ended the job may have been stopped then. Returns whether it has gone.
+    pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
+        stat_at(root, name_of(job)).is_ok_and(|found| is_own(&found))
+            && Self::try_to_remove(lease, root, job).is_ok()
+    }
+
+    /// Removes the directory of a job that has ended from its target, which keeps its time and its mode. Sessions that
+    /// come late may put something into it until it has gone.
+    fn remove(
+        &self,
+        lease: &Lease,
+        root: &OwnedFd,
+        job: SharedJobId,
+        patience: Duration,
+    ) -> io::Result<()> {
+        let began = Instant::now();
+        loop {
+            self.clear(patience)?;
+            match Self::try_to_remove(lease, root, job) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::DirectoryNotEmpty
+                        && began.elapsed() < patience => {}
+                removed => return removed,
+            }
+        }
+    }
+
+    fn try_to_remove(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+        let before = FileIdentity::of(root)?;
+        // the mode of the target is set by now, and may forbid its owner to change what is in it
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(root)?.st_mode);
+        let access = rustix::fs::accessat(
+            root,
+            ".",
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::EACCESS,
+        );
+        let is_closed = access == Err(Errno::ACCESS);
+        // One for all of it: whoever opens up a directory closes it again.
+        let permit = lease.permit()?;
+        if is_closed {
+            Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;
+        }
+        let removed = remove_directory_at(root, name_of(job));
+        if is_closed {
+            Descriptor::Open(root.as_fd()).set_mode(&permit, mode)?;
+        }
+        drop(permit);
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let _best_effort = set_file_mtime(lease.permit()?, root, before.mtime);
+        Ok(())
+    }
+
+    /// Removes what is in the directory, and the proof last.
+    fn clear(&self, patience: Duration) -> io::Result<()> {
+        let entries = match Dir::read_from(&self.directory) {
+            Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if let Ok(name) = Name::from_bytes(name)
+                && name != self.parts
+            {
+                remove_for_good(&self.directory, &name, patience)?;
+            }
+        }
+        remove_for_good(&self.directory, &self.parts, patience)
+    }
+}
+
+/// Removes a directory with all that is in it, and what is put into it meanwhile.
+fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
+    let began = Instant::now();
+    let tree = Tree::at(Arc::clone(parent));
+    loop {
+        let mut failed = None;
+        let stops = || began.elapsed() > patience;
+        let names = std::iter::once(name);
+        let fails = |_path, error| failed = Some(error);
+        remove_entries_within(
+            &RemovalBudget::new(u64::MAX),
+            stops,
+            &tree,
+            &RelPath::root(),
+            names,
+            fails,
+        );
+        match number_at(parent, name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+            Ok(_) if began.elapsed() < patience => std::thread::sleep(LOOK_AGAIN_AFTER),
+            Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::entry::xattrs::NameAt;
+    use crate::metadata::entry::{FileIdentity, number_of, set_file_mtime};
+    use crate::opening::by_name::unlink_at;
+    use crate::opening::tree::DIRECTORY;
+    use crate::publishing::publish::Replace;
+    use crate::shared_job::names::is_shared_job_name;
+    use crate::staging::new_files::NewFiles;
+    use crate::staging::staging_place::StagingPlace;
+    use crate::storage::file_io::data_file::Direct;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use zmove_types::Timestamp;
+
+    pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
+    pub(crate) const NOT_LONG: Duration = Duration::from_secs(10);
+
+    pub(crate) fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    pub(crate) fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
+        SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
+    }
+
+    fn begin(root: &Arc<OwnedFd>, own: &str) -> Arc<JobSession> {
+        Arc::new(job(root).begin(own).unwrap())
+    }
+
+    fn close(directory: &SharedJobDirectory, root: &OwnedFd) {
+        directory
+            .close(&Lease::constant(), root, JOB, NOT_LONG)
+            .unwrap();
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn create(session: &Arc<JobSession>, root: &Arc<OwnedFd>) -> io::Result<Name> {
+        let staging_place = StagingPlace::Job(Arc::clone(session));
+        let staged = staging_place.create(root, &NewFiles::default(), 0o600)?;
+        Ok(staged.into_hidden_name().unwrap())
+    }
+
+    #[track_caller]
+    fn assert_ended<T: std::fmt::Debug>(done: io::Result<T>) {
+        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(JOB_ENDED));
+    }
+
+    /// Sessions that were stopped go on when the job has ended.
+    #[test]
+    fn nothing_is_made_or_named_after_the_end_of_the_job() {
+        let (home, root) = place();
+        let late = begin(&root, "a");
+        let hidden = create(&late, &root).unwrap();
+        let lease = Lease::constant();
+        let open = |part| late.open_part(&lease, &name(part), 10, Direct::Off);
+        let part = open("part").unwrap();
+        let time = Timestamp {
+            seconds: 1_000_000_000,
+            nanos: 5,
+        };
+        let directory = job(&root);
+        set_file_mtime(crate::Permit::for_hidden(), &root, time).unwrap();
+        assert!(!late.has_ended());
+        close(&directory, &root);
+        close(&directory, &root);
+        assert!(late.has_ended());
+        let (from, to) = (&hidden, name("f"));
+        assert_ended(late.publish(&lease, from, NameAt::new(&root, &to), Replace::Existing));
+        assert_ended(create(&late, &root));
+        assert_ended(open("other"));
+        assert_ended(late.has_part(&name("part"), part.file()));
+        assert_ended(late.publish_part(
+            &lease,
+            &name("part"),
+            part.file(),
+            NameAt::new(&root, &to),
+            Replace::Existing,
+        ));
+        assert_ended(late.place(
+            &lease,
+            NameAt::new(&root, &to),
+            Replace::Existing,
+            GroupOfNew::Own,
+            |NameAt { directory, name }| {
+                Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
+            },
+        ));
+        late.give_back_time(&lease, &root, Timestamp::default());
+        assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let refused = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
+        assert!(
+            matches!(refused, Err(SharedJobError::NotUnderWay)),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn a_job_that_ends_when_a_session_begins_is_not_under_way() {
+        let (_home, root) = place();
+        let directory = job(&root);
+        close(&directory, &root);
+        let refused = directory.begin("late");
+        assert!(
+            matches!(refused, Err(SharedJobError::NotUnderWay)),
+            "{refused:?}"
+        );
+    }
+
+    /// The client of a network file system asks again where the answer was lost.
+    #[test]
+    fn a_name_that_was_given_although_the_call_failed_is_told_as_given() {
+        let (home, root) = place();
+        let session = begin(&root, "a");
+        let at = |text: &str| home.path().join(text);
+        let own = |hidden: &Name| format!("/proc/self/fd/{}/{hidden}", session.own().as_raw_fd());
+        let look = |hidden: &Name, staged, error: Errno| {
+            let from = NameAt::new(session.own(), hidden);
+            session.look_after_failure(staged, from, NameAt::new(&root, &name("f")), error.into())
+        };
+        let hidden = create(&session, &root).unwrap();
+        let staged = number_at(session.own(), &hidden).unwrap();
+        assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
+        std::fs::rename(own(&hidden), at("f")).unwrap();
+        look(&hidden, staged, Errno::NOENT).unwrap();
+        // without the flag that replaces nothing it is a link
+        std::fs::hard_link(at("f"), own(&hidden)).unwrap();
+        look(&hidden, staged, Errno::EXIST).unwrap();
+        assert_eq!(at("f").metadata().unwrap().nlink(), 1);
+    }
+
+    /// Somebody who cleans by hand takes a file that waits for its name for rubbish.
+    #[test]
+    fn a_file_that_somebody_else_has_removed_is_not_told_as_named() {
+        let (home, root) = place();
+        let session = begin(&root, "a");
+        for replace in [Replace::Existing, Replace::Nothing] {
+            let hidden = create(&session, &root).unwrap();
+            unlink_at(session.own(), &hidden).unwrap();
+            let told = session
+                .publish(
+                    &Lease::constant(),
+                    &hidden,
+                    NameAt::new(&root, &name("f")),
+                    replace,
+                )
+                .unwrap_err();
+            assert_eq!(told.kind(), io::ErrorKind::NotFound);
+            assert!(!home.path().join("f").exists() && !session.has_ended());
+        }
+    }
+
+    #[test]
+    fn directories_of_a_job_are_closed_and_give_nothing_away() {
+        let (home, root) = place();
+        std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o2777)).unwrap();
+        let acl = crate::metadata::entry::xattrs::tests::acl_of_a_user();
+        let has_acl = rustix::fs::fsetxattr(
+            &root,
+            crate::metadata::entry::xattrs::DEFAULT_NAME,
+            &acl,
+            rustix::fs::XattrFlags::empty(),
+        );
+        let session = begin(&root, "a");
+        for directory in [&session.job, &session.parts, &session.own] {
+            let there = File::from(directory.try_clone().unwrap())
+                .metadata()
+                .unwrap();
+            assert_eq!(there.mode() & 0o7777, 0o700);
+            if has_acl.is_ok() {
+                assert_eq!(
+                    crate::metadata::entry::xattrs::default_acl(directory.as_fd()).unwrap(),
+                    None
+                );
+            }
+        }
+    }
+
+    /// The job may be another host's, at work for weeks, or its directory restored from a backup.
+    #[test]
+    fn a_job_s_directory_is_known_by_its_name_and_stays() {
+        let (home, root) = place();
+        let _session = begin(&root, "a");
+        let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
+        assert!(is_shared_job_name(job_name.as_bytes()));
+        let longer = format!("{JOB_PREFIX}{JOB}07");
+        for other in [".zmove-job-", ".zmove-job-7", &longer, &longer[1..44]] {
+            assert!(!is_shared_job_name(other.as_bytes()), "{other}");
+        }
+        let jobs = crate::staging::abandoned::remove_abandoned(
+            &Tree::at(Arc::clone(&root)),
+            &RelPath::root(),
+            root.as_fd(),
+        );
+        assert_eq!(jobs.unwrap(), [JOB]);
+        assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
+        assert!(home.path().join(job_name.as_os_str()).exists());
+    }
+
+    /// Nothing can be renamed into it.
+    #[test]
+    fn a_directory_on_another_file_system_than_the_job_is_refused() {
+        let (_home, root) = place();
+        let session = begin(&root, "a");
+        session.check_device(&root).unwrap();
+        let refused = session
+            .check_device(File::open("/proc").unwrap())
+            .unwrap_err();
+        assert_eq!(Errno::from_io_error(&refused), Some(Errno::XDEV));
+    }
+
+    #[test]
+    fn a_part_that_has_been_given_up_is_gone_and_is_not_begun_again() {
+        let (home, root) = place();
+        let [one, other] = ["a", "b"].map(|own| begin(&root, own));
+        let part = name("p");
+        let open =
+            |session: &JobSession| session.open_part(&Lease::constant(), &part, 4, Direct::Off);
+        let [of_one, of_other] = [&one, &other].map(|session| open(session).unwrap());
+        one.give_up_part(&part, of_one.file(), Errno::NOSPC)
+            .unwrap();
+        assert_eq!(of_one.file().metadata().unwrap().nlink(), 0);
+        assert!(!other.has_part(&part, of_other.file()).unwrap());
+        assert_eq!(
+            Errno::from_io_error(&open(&other).unwrap_err()),
+            Some(PART_GONE)
+        );
+        let found = other.find_part(&part).unwrap();
+        assert!(
+            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+        );
+        // the reason of the first stays
+        other
+            .give_up_part(&part, of_other.file(), Errno::DQUOT)
+            .unwrap();
+        let found = one.find_part(&part).unwrap();
+        assert!(
+            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+        );
+        drop(home);
+    }
+
+    /// One committer is stopped before its rename; meanwhile another commits, and work is handed out twice.
+    #[test]
+    fn a_part_that_has_been_committed_is_not_begun_again() {
+        let (home, root) = place();
+        let [slow, fast, late] = ["a", "b", "c"].map(|own| begin(&root, own));
+        let part = name("p");
+        let open =
+            |session: &JobSession| session.open_part(&Lease::constant(), &part, 4, Direct::Off);
+        let [of_slow, of_fast] = [&slow, &fast].map(|session| open(session).unwrap());
+        assert!(matches!(late.find_part(&part), Ok(PartFound::Part(_))));
+        std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
+        let file_name = name("f");
+        let target = NameAt::new(&root, &file_name);
+        fast.publish_part(
+            &Lease::constant(),
+            &part,
+            of_fast.file(),
+            target,
+            Replace::Existing,
+        )
+        .unwrap();
+        assert_eq!(
+            Errno::from_io_error(&open(&late).unwrap_err()),
+            Some(PART_GONE)
+        );
+        let there = home.path().join("f");
+        let expected = there.metadata().unwrap().ino();
+        let is_told = |session: &JobSession| matches!(session.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);
+        assert!(is_told(&late));
+        slow.publish_part(
+            &Lease::constant(),
+            &part,
+            of_slow.file(),
+            target,
+            Replace::Existing,
+        )
+        .unwrap();
+        assert_eq!(std::fs::read(&there).unwrap(), b"data");
+        assert_eq!(there.metadata().unwrap().nlink(), 1);
+        assert!(!slow.has_part(&part, of_slow.file()).unwrap() && is_told(&slow));
+        std::fs::remove_file(&there).unwrap();
+        let gone = slow
+            .publish_part(
+                &Lease::constant(),
+                &part,
+                of_slow.file(),
+                target,
+                Replace::Existing,
+            )
+            .unwrap_err();
+        assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
+    }
+
+    /// A receiver is stopped after each step of a commit. A user changes the file under its final name and removes it.
+    #[test]
+    fn a_part_that_has_had_its_final_name_is_neither_taken_over_nor_found() {
+        let (home, root) = place();
+        let dead = begin(&root, "a");
+        let part = name("p");
+        let retired = job_session::retired_name(&part);
+        let opened = dead
+            .open_part(&Lease::constant(), &part, 4, Direct::Off)
+            .unwrap();
+        let inode = number_of(opened.file()).unwrap().inode;
+        dead.retire_part(&part, opened.file()).unwrap();
+        assert!(matches!(dead.find_part(&part), Ok(PartFound::Part(_))));
+        let next = SharedJobId([8; 16]);
+        let next = SharedJobDirectory::open(&root, next, Beginning::Allowed).unwrap();
+        let next = next.begin("b").unwrap();
+        let is_taken = || next.take_part(&job(&root), &part, inode).unwrap();
+        assert!(!is_taken());
+        let target = home.path().join("f");
+        rustix::fs::renameat(&dead.parts, retired.as_os_str(), rustix::fs::CWD, &target).unwrap();
+        let is_committed = || matches!(dead.find_part(&part), Ok(PartFound::Committed { inode: told }) if told == inode);
+        assert!(!is_taken() && is_committed());
+        std::fs::write(&target, "other").unwrap();
+        std::fs::remove_file(&target).unwrap();
+        assert!(!is_taken() && is_committed());
+        let f = name("f");
+        let target = NameAt::new(&root, &f);
+        let lease = Lease::constant();
+        let gone = dead.publish_part(&lease, &part, opened.file(), target, Replace::Existing);
+        assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(is_committed() && !home.path().join("f").exists());
+    }
+
+    #[test]
+    fn a_part_of_a_dead_job_is_taken_over_by_one_job() {
+        let (_home, root) = place();
+        let dead = begin(&root, "a");
+        let part = name("p");
+        let opened = dead
+            .open_part(&Lease::constant(), &part, 4, Direct::Off)
+            .unwrap();
+        let inode = number_of(opened.file()).unwrap().inode;
+        let [first, second] = [8, 9].map(|id| {
+            let next = SharedJobId([id; 16]);
+            let next = SharedJobDirectory::open(&root, next, Beginning::Allowed).unwrap();
+            next.begin("b").unwrap()
+        });
+        let take =
+            |session: &JobSession, inode| session.take_part(&job(&root), &part, inode).unwrap();
+        assert!(!take(&first, inode + 1), "another file");
+        assert!(take(&first, inode) && !take(&second, inode));
+        assert!(matches!(first.find_part(&part), Ok(PartFound::Part(_))));
+        assert_eq!(opened.file().metadata().unwrap().nlink(), 1);
+    }
+
+    #[test]
+    fn a_part_is_as_long_as_its_file_whoever_opens_it_and_keeps_what_others_have_written() {
+        use std::os::unix::fs::FileExt;
+        let (_home, root) = place();
+        let session = begin(&root, "a");
+        let one = session
+            .open_part(&Lease::constant(), &name("p"), 10, Direct::Off)
+            .unwrap();
+        one.file().write_all_at(b"x", 9).unwrap();
+        let other = session
+            .open_part(&Lease::constant(), &name("p"), 10, Direct::Off)
+            .unwrap();
+        let mut bytes = [7; 10];
+        other.file().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, *b"\0\0\0\0\0\0\0\0\0x");
+        drop((one, other));
+        assert!(matches!(
+            session.find_part(&name("p")),
+            Ok(PartFound::Part(_))
+        ));
+        assert!(matches!(
+            session.find_part(&name("q")),
+            Ok(PartFound::Nothing)
+        ));
+    }
+
+    #[test]
+    fn what_a_beginning_has_made_is_taken_back_unless_somebody_has_something_in_it() {
+        let (home, root) = place();
+        let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
+        let made = make(job(&root).fd(), &name(&own_name("a"))).unwrap();
+        assert!(SharedJobDirectory::take_back(&root, JOB, "a") && !has_job());
+        drop(made);
+        let session = begin(&root, "b");
+        assert!(
+            !SharedJobDirectory::take_back(&root, JOB, "a") && has_job(),
+            "another session has begun"
+        );
+        drop(session);
+        close(&job(&root), &root);
+        assert!(!has_job());
+    }
+}

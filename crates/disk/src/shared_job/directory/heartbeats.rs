@@ -1,0 +1,524 @@
+//! The files in the directory of a job by which others see that its head is alive.
+//!
+//! Each receiver that the head talks to writes a *beat* into a file of its own there, another one each second: a
+//! number, and how long ago the receiver sent the newest ping that the head has echoed. Whoever finds the directory of
+//! a job that is not its own looks at these beats ([`WatchedJob`]) until it knows whether the job is alive. A network
+//! file system may show old directories and attributes for a minute, but what is opened anew is read anew. So a beat
+//! is written and read through a new descriptor each time, and times of files count nowhere.
+//!
+//! **What proves that a head is alive.** A head that has died leaves beats: those of the last seconds before its death,
+//! which slow storage may show late. A receiver writes its beats one after another. So a beat was made after the beat
+//! before it could be seen, and the head has echoed a ping that was sent no earlier than the age in it before that. If
+//! that is after the first look, the head was alive then. No clocks of two hosts are compared.
+//!
+//! **What ends the wait.** Beats without a proof, or with one older than a lease, count for nothing. So each heartbeat
+//! changes at most once, later than a lease after the first look, before it proves that the head is alive, and a job of
+//! this user is alive or dead before long. Other users can write what they like into their own directories, so the wait
+//! for these ends after [`FOREIGN_WAIT_MAX`].
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Dir, Mode, OFlags};
+use rustix::io::Errno;
+use zmove_types::{Name, SharedJobId};
+
+use super::{SharedJobDirectory, SharedJobError, name_of, own_name};
+use crate::opening::by_name::{READ, open_at, stat_at, unlink_at};
+use crate::opening::tree::DIRECTORY;
+use crate::publishing::lease::LEASE_MAX;
+use crate::shared_job::names::job_of;
+
+/// The heartbeat that one session writes.
+#[derive(Debug)]
+pub struct Heartbeat {
+    directory: Arc<OwnedFd>,
+    name: Name,
+    beats: u64,
+}
+
+/// What is known of a job that another run leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Not enough yet.
+    Unclear,
+    /// The head of the job has been alive since the first look.
+    Alive,
+    /// No heartbeat has changed for [`DEAD_AFTER`].
+    Dead,
+    /// There is no directory of this name any more, or it was none.
+    Gone,
+    /// Nobody waits for the job or ends it. The directory is this user's and was not made as that of the job, or it is
+    /// another user's, and the time for that is over.
+    Foreign,
+}
+
+/// A job of another run, whose heartbeats are looked at.
+#[derive(Debug)]
+pub struct WatchedJob {
+    job: SharedJobId,
+    /// What each heartbeat said when it was looked at last, by a hash of its name.
+    seen: HashMap<u64, SeenBeat>,
+    hashes: RandomState,
+    /// The first look and the last one.
+    looks: Option<Looks>,
+    /// How long no look has found a change.
+    silent: Duration,
+    /// When the wait for a directory of another user ends.
+    foreign_until: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Looks {
+    first: Instant,
+    last: Instant,
+}
+
+/// A heartbeat, as it was found.
+#[derive(Clone, Copy, Debug)]
+struct SeenBeat {
+    beat: Beat,
+    /// A look that did not find this beat yet; `None` if there was none.
+    made_after: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beat {
+    number: u64,
+    /// How long ago the ping was sent that the head had echoed when this was made.
+    proof_age: Duration,
+}
+
+/// How long no heartbeat of a dead job has changed: five seconds longer than any receiver goes on without its head.
+pub const DEAD_AFTER: Duration = Duration::from_secs(25);
+/// How long a session waits for directories of other users, who may write any heartbeats there. It is counted from the
+/// beginning of the session: nothing is published any more for a head that had died by then.
+const FOREIGN_WAIT_MAX: Duration = Duration::from_secs(2 * DEAD_AFTER.as_secs());
+/// The greatest age of a proof in a heartbeat that counts, rounded up. Only the first beat of a session has none.
+const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1));
+/// The most of the time between two looks that counts as silence.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
+/// The bytes of a beat: its number, a space, and the age in milliseconds. All are as long, so that no reader finds a
+/// part of a number. Whoever may write here may write anything.
+const BEAT_BYTES: usize = NUMBER_DIGITS + 1 + AGE_DIGITS;
+const NUMBER_DIGITS: usize = 20;
+const AGE_DIGITS: usize = 8;
+/// The age that stands for no proof at all.
+const NO_PROOF_MS: u128 = 99_999_999;
+/// The most heartbeats that are looked at in one directory: more receivers than one head talks to.
+const BEATS_MAX: usize = 256;
+
+impl SharedJobDirectory {
+    /// The heartbeat of a session, which has none yet. `own` tells the session apart from all others that there are.
+    ///
+    /// # Errors
+    /// The name is too long.
+    pub fn heartbeat(&self, own: &str) -> io::Result<Heartbeat> {
+        let name = format!("{HEARTBEAT_PREFIX}{}", own_name(own));
+        Ok(Heartbeat {
+            directory: Arc::clone(&self.directory),
+            name: Name::from_bytes(name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?,
+            beats: 0,
+        })
+    }
+}
+
+impl Heartbeat {
+    /// Writes the next beat. `proof_age` tells how long ago the ping was sent that the head has echoed; `None` if it
+    /// has echoed none. Only the first beat makes the file: whoever ends the job removes it for good.
+    ///
+    /// # Errors
+    /// The system's error; `ENOENT` once the job has ended.
+    pub fn beat(&mut self, proof_age: Option<Duration>) -> io::Result<()> {
+        let usual = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = if self.beats == 0 {
+            usual | OFlags::CREATE
+        } else {
+            usual
+        };
+        self.beats += 1;
+        // rounded up, since a greater age proves less
+        let age = proof_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
+        let beat = format!("{:0NUMBER_DIGITS$} {age:0AGE_DIGITS$}", self.beats);
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, mode)?;
+        std::fs::File::from(file).write_all(beat.as_bytes())
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        let _gone_with_the_job = unlink_at(&self.directory, &self.name);
+    }
+}
+
+/// The jobs whose directories are in this one, by a new listing.
+///
+/// # Errors
+/// The system's error.
+pub fn jobs_in(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
+    let mut jobs = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        jobs.extend(job_of(entry?.file_name().to_bytes()));
+    }
+    Ok(jobs)
+}
+
+impl WatchedJob {
+    /// A job that is looked at from now on, by a session that has begun at `since`; `None` where nobody has to wait for
+    /// it: in a directory that everybody may write in, as `/tmp`, whoever likes makes such a name.
+    #[must_use]
+    pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId, since: Instant) -> Option<Self> {
+        let is_sticky = rustix::fs::fstat(parent)
+            .is_ok_and(|parent| Mode::from_raw_mode(parent.st_mode).contains(Mode::SVTX));
+        (!is_sticky || is_own(parent, job)).then(|| Self {
+            job,
+            seen: HashMap::new(),
+            hashes: RandomState::new(),
+            looks: None,
+            silent: Duration::ZERO,
+            foreign_until: since + FOREIGN_WAIT_MAX,
+        })
+    }
+
+    /// The job.
+    #[must_use]
+    pub const fn job(&self) -> SharedJobId {
+        self.job
+    }
+
+    /// Looks again. To be called several times a second: of a longer time between two looks no more than a second
+    /// counts as silence, since whoever was stopped, or waited for the storage, has seen nothing.
+    ///
+    /// # Errors
+    /// The system's error: nothing can be said of the job.
+    pub fn look(&mut self, parent: BorrowedFd<'_>) -> io::Result<Sign> {
+        let now = Instant::now();
+        let is_of_another = match SharedJobDirectory::open_proven(parent, self.job) {
+            Err(SharedJobError::Foreign) => return Ok(Sign::Foreign),
+            opened => matches!(opened, Err(SharedJobError::OfAnotherUser)),
+        };
+        let found = match read_all(parent, self.job) {
+            Ok(found) => found,
+            Err(error) if is_no_job(&error) => return Ok(Sign::Gone),
+            // what another user lets nobody see is no sign of life
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        Ok(match self.judge(now, found) {
+            Sign::Unclear if is_of_another && now >= self.foreign_until => Sign::Foreign,
+            sign => sign,
+        })
+    }
+
+    /// What is known after a look that began at `now`.
+    fn judge(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Sign {
+        let looks = self.looks.unwrap_or(Looks {
+            first: now,
+            last: now,
+        });
+        let is_first = self.looks.is_none();
+        self.looks = Some(Looks { last: now, ..looks });
+        let mut has_changed = false;
+        let mut is_alive = false;
+        let mut seen = HashMap::with_capacity(found.len());
+        let can_be_real = |(_, beat): &(Name, Beat)| beat.proof_age <= PROOF_AGE_MAX;
+        for (name, beat) in found.into_iter().filter(can_be_real) {
+            let name = self.hashes.hash_one(&name);
+            let before = self.seen.get(&name).copied();
+            let made_after = match before {
+                Some(before) if before.beat == beat => before.made_after,
+                _ => {
+                    has_changed = true;
+                    (!is_first).then_some(looks.last)
+                }
+            };
+            is_alive |= before
+                .is_some_and(|before| before.beat != beat && before.proves(&beat, looks.first));
+            seen.insert(name, SeenBeat { beat, made_after });
+        }
+        self.seen = seen;
+        if has_changed {
+            self.silent = Duration::ZERO;
+        } else {
+            self.silent += now.duration_since(looks.last).min(SILENCE_MAX);
+        }
+        match self.silent {
+            _ if is_alive => Sign::Alive,
+            silent if silent >= DEAD_AFTER => Sign::Dead,
+            _ => Sign::Unclear,
+        }
+    }
+}
+
+impl SeenBeat {
+    /// Whether the next beat after this one shows that the head was alive at `moment`, or later.
+    fn proves(&self, next: &Beat, moment: Instant) -> bool {
+        let made_after = self
+            .made_after
+            .and_then(|look| look.checked_sub(next.proof_age));
+        made_after.is_some_and(|alive| alive >= moment)
+    }
+}
+
+/// Whether there is no directory of this name: it has gone, or another user has made something else there.
+fn is_no_job(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
+    )
+}
+
+/// Whether the directory of a job belongs to the user of this process.
+fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
+    stat_at(parent, name_of(job)).is_ok_and(|found| super::is_own(&found))
+}
+
+/// The heartbeats in the directory of a job, which is opened anew.
+fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
+    let directory = open_at(parent, name_of(job), DIRECTORY)?;
+    let mut found = Vec::new();
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name.starts_with(HEARTBEAT_PREFIX.as_bytes())
+            && found.len() < BEATS_MAX
+            && let Ok(name) = Name::from_bytes(name)
+            && let Ok(Some(beat)) = read(&directory, &name)
+        {
+            found.push((name, beat));
+        }
+    }
+    Ok(found)
+}
+
+fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
+    // a FIFO or a link is not waited for, or followed
+    let file = open_at(directory, name, READ)?;
+    let mut beat = Vec::with_capacity(BEAT_BYTES);
+    std::fs::File::from(file)
+        .take(BEAT_BYTES as u64)
+        .read_to_end(&mut beat)?;
+    Ok(Beat::parse(&beat))
+}
+
+impl Beat {
+    /// Reads a beat; `None` if it is none, or not whole yet.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let (number, age) = text.split_once(' ')?;
+        let is_whole = number.len() == NUMBER_DIGITS && age.len() == AGE_DIGITS;
+        is_whole.then_some(Self {
+            number: number.parse().ok()?,
+            proof_age: Duration::from_millis(age.parse().ok()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use zmove_types::Beginning;
+
+    const JOB: SharedJobId = SharedJobId([7; 16]);
+
+    fn place() -> (tempfile::TempDir, Arc<OwnedFd>, SharedJobDirectory) {
+        let home = tempfile::tempdir().unwrap();
+        let root = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        let root = Arc::new(root);
+        let job = SharedJobDirectory::open(&root, JOB, Beginning::Allowed).unwrap();
+        (home, root, job)
+    }
+
+    fn watch(root: &Arc<OwnedFd>) -> WatchedJob {
+        WatchedJob::begin(root.as_fd(), JOB, Instant::now()).unwrap()
+    }
+
+    fn look(watched: &mut WatchedJob, root: &Arc<OwnedFd>) -> Sign {
+        watched.look(root.as_fd()).unwrap()
+    }
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    /// The signs of looks at these moments, in milliseconds from the first one, each with the beat that is found: its
+    /// number and the age of its proof in milliseconds.
+    fn signs(looks: &[(u32, u64, u64)]) -> Vec<Sign> {
+        let (_home, root, _job) = place();
+        let mut watched = watch(&root);
+        let first = Instant::now();
+        let look = |&(at, number, age): &(u32, u64, u64)| {
+            let beat = Beat {
+                number,
+                proof_age: Duration::from_millis(age),
+            };
+            let name = Name::from_bytes(b"heartbeat-a").unwrap();
+            watched.judge(first + MILLI * at, vec![(name, beat)])
+        };
+        looks.iter().map(look).collect()
+    }
+
+    #[test]
+    fn a_head_is_alive_if_it_has_echoed_a_ping_since_the_first_look() {
+        use Sign::{Alive, Unclear};
+        let beats = [(0, 1), (250, 2), (1000, 2), (1250, 3), (2000, 3), (2250, 4)];
+        let found = beats.map(|(at, number)| (at, number, 900));
+        assert_eq!(signs(&found)[3..], [Unclear, Unclear, Alive]);
+    }
+
+    /// The receivers of such a head go on for two seconds, and slow storage shows the last beats late.
+    #[test]
+    fn what_a_head_that_died_before_the_first_look_has_left_is_no_sign_of_life() {
+        use Sign::Unclear;
+        let found = [(0, 1, 100), (250, 2, 800), (1000, 3, 1800), (9000, 4, 1900)];
+        assert_eq!(signs(&found), [Unclear; 4]);
+        // the last beat before its death is seen seven seconds late
+        let found = [(0, 1, 100), (7000, 2, 100), (7250, 2, 100), (8000, 3, 1100)];
+        assert_eq!(signs(&found)[..3], [Unclear; 3]);
+    }
+
+    /// No receiver goes on writing such beats.
+    #[test]
+    fn changing_beats_without_a_proof_are_silence() {
+        for age in [10_002, 99_999_999] {
+            let found: Vec<_> = (0..=25).map(|n| (n * 1000, u64::from(n), age)).collect();
+            assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
+        }
+    }
+
+    /// Another user may write any heartbeats.
+    #[test]
+    fn the_wait_for_a_directory_of_another_user_ends_whatever_is_in_it() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (home, root, job) = place();
+        let path = home.path().join(name_of(JOB).as_os_str());
+        std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
+        let mut watched = watch(&root);
+        let mut hearts = (0..5).map(|number| job.heartbeat(&number.to_string()).unwrap());
+        let mut look_at_new = |watched: &mut WatchedJob| {
+            let mut heart = hearts.next().unwrap();
+            heart.beat(Some(MILLI)).unwrap();
+            look(watched, &root)
+        };
+        assert_eq!(look_at_new(&mut watched), Sign::Unclear);
+        watched.foreign_until = Instant::now();
+        assert_eq!(look_at_new(&mut watched), Sign::Foreign);
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+        assert_eq!(look_at_new(&mut watched), Sign::Unclear, "of this user");
+    }
+
+    #[test]
+    fn a_job_is_dead_after_long_silence_and_gone_with_its_directory() {
+        let (home, root, job) = place();
+        let mut heart = job.heartbeat("a").unwrap();
+        heart.beat(Some(MILLI)).unwrap();
+        let mut watched = watch(&root);
+        assert_eq!(look(&mut watched, &root), Sign::Unclear);
+        watched.silent = DEAD_AFTER;
+        heart.beat(Some(MILLI)).unwrap();
+        assert_eq!(look(&mut watched, &root), Sign::Unclear, "it has changed");
+        watched.silent = DEAD_AFTER;
+        assert_eq!(look(&mut watched, &root), Sign::Dead);
+        drop(heart);
+        std::fs::remove_dir_all(home.path().join(name_of(JOB).as_os_str())).unwrap();
+        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        std::fs::create_dir(home.path().join(name_of(JOB).as_os_str())).unwrap();
+        assert_eq!(look(&mut watch(&root), &root), Sign::Foreign);
+    }
+
+    /// Whoever may make a name in the target must not hold up all pushes there.
+    #[test]
+    fn what_is_no_directory_is_no_job() {
+        let (home, root, _job) = place();
+        let at = home.path().join(name_of(JOB).as_os_str());
+        std::fs::remove_dir_all(&at).unwrap();
+        std::fs::write(&at, "x").unwrap();
+        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        for target in ["nowhere", "."] {
+            std::fs::remove_file(&at).unwrap();
+            std::os::unix::fs::symlink(target, &at).unwrap();
+            assert_eq!(look(&mut watch(&root), &root), Sign::Gone, "{target}");
+        }
+        std::fs::remove_file(&at).unwrap();
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &at, fifo, Mode::RWXU, 0).unwrap();
+        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+    }
+
+    /// Whoever was stopped for an hour between two looks, or whose first look took so long, has seen no silence.
+    #[test]
+    fn a_time_in_which_nobody_could_look_is_no_silence() {
+        let found = [(0, 1, 100), (3_600_000, 1, 100), (7_200_000, 1, 100)];
+        assert_eq!(signs(&found), [Sign::Unclear; 3]);
+        let found: Vec<_> = (0..=25).map(|second| (second * 1000, 1, 100)).collect();
+        assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
+    }
+
+    /// Whoever ends a job removes its directory, and nothing comes into that again.
+    #[test]
+    fn a_heartbeat_is_made_once() {
+        let (_home, _root, job) = place();
+        let mut heart = job.heartbeat("a").unwrap();
+        heart.beat(None).unwrap();
+        heart.beat(None).unwrap();
+        unlink_at(job.fd(), &heart.name).unwrap();
+        let failed = heart.beat(None).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Only a job of this user is waited for in a directory in which everybody may make names.
+    #[test]
+    fn a_directory_of_another_user_is_ignored_where_everybody_may_write() {
+        use std::os::unix::fs::PermissionsExt;
+
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (home, root, _job) = place();
+        let set = |mode| {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(home.path(), mode).unwrap();
+        };
+        set(0o1777);
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_some());
+        let path = home.path().join(name_of(JOB).as_os_str());
+        std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_none());
+        set(0o777);
+        assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_some());
+        let ended = SharedJobDirectory::end_dead(
+            &crate::Lease::constant(),
+            &root,
+            JOB,
+            Duration::from_secs(1),
+        );
+        assert!(ended.is_err() && path.exists());
+    }
+
+    #[test]
+    fn what_is_no_heartbeat_is_not_waited_for() {
+        let (home, root, _job) = place();
+        let at = home.path().join(name_of(JOB).as_os_str());
+        let fifo = at.join("heartbeat-fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        std::os::unix::fs::symlink("/dev/zero", at.join("heartbeat-link")).unwrap();
+        let mut watched = watch(&root);
+        assert_eq!(look(&mut watched, &root), Sign::Unclear);
+        assert!(watched.seen.is_empty());
+    }
+}

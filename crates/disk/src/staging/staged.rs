@@ -1,0 +1,637 @@
+//! A file that has no final name yet, or an existing one that is [changed in its place][Existing].
+//!
+//! The hidden name is in the directory where the file will stay, because a rename from one directory to
+//! another takes a lock of the whole file system. A file without any name (`O_TMPFILE`) would leave nothing
+//! behind either, but costs a descriptor for as long as it waits for its flush, is refused by network file
+//! systems, and needs three more operations where it replaces another.
+//!
+//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will stay, and
+//! an abandoned one leaves nothing behind: it is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned)
+//! when the process has died. Only one that is meant to [last](Staged::last_as) stays under its hidden name, for a
+//! later transfer to resume from.
+//!
+//! [Existing]: crate::Existing
+
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use zmove_types::{DataRanges, Name};
+
+use crate::metadata::entry::FileIdentity;
+use crate::metadata::entry::open_own::EntryHandle;
+use crate::opening::by_name::{create_at, open_at, unlink_at};
+use crate::publishing::lease::Lease;
+use crate::publishing::publish::{Replace, publish_file};
+use crate::staging::hidden::make_hidden_beneath;
+use crate::staging::new_files::NewFiles;
+use crate::storage::file_io::data_file::{DataFile, Direct};
+use crate::storage::holes::make_holes;
+
+pub(crate) mod existing;
+mod in_place;
+
+use in_place::{InPlace, make_oldest};
+
+/// A file being written, in the directory where it will stay.
+#[derive(Debug)]
+pub struct Staged {
+    data: DataFile,
+    directory: Arc<OwnedFd>,
+    temporary: Option<Name>,
+    /// The lease of a file that others see, or that a later transfer may take over.
+    lease: Lease,
+    /// Whether the hidden name stays when this is dropped.
+    lasting: AtomicBool,
+    /// The watch over an existing file that is changed in its place.
+    in_place: Option<InPlace>,
+    /// A value that is dropped with the file.
+    _attached: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Staged {
+    /// A new empty file in `directory`, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// The system's error, `EPERM` where the file could not get another name.
+    pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
+        Self::create_in(directory, &NewFiles::default(), mode)
+    }
+
+    /// Like [`create`](Self::create), for one of several files in the directory.
+    ///
+    /// # Errors
+    /// Like [`create`](Self::create).
+    pub fn create_in(
+        directory: &Arc<OwnedFd>,
+        new_files: &NewFiles,
+        mode: u32,
+    ) -> io::Result<Self> {
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        let make = |name: &Name| create_at(directory, name, mode);
+        let (name, file) = make_hidden_beneath(new_files.parent(directory.as_fd()), make)?;
+        Ok(Self::new(
+            DataFile::new(file),
+            Arc::clone(directory),
+            Some(name),
+        ))
+    }
+
+    /// Opens a lasting file again, as it is, if `is_it` recognizes it: another file that has its name by now is left
+    /// alone.
+    ///
+    /// # Errors
+    /// The system's error, `ELOOP` for a symbolic link, `ENOENT` for another file.
+    pub fn reopen(
+        lease: &Lease,
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        direct: Direct,
+        is_it: impl Fn(BorrowedFd<'_>) -> bool,
+    ) -> io::Result<Self> {
+        let found = open_at(directory, name, OFlags::PATH)?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP.into());
+        }
+        if !is_it(found.as_fd()) {
+            return Err(Errno::NOENT.into());
+        }
+        let file = match open_at(directory, name, OFlags::RDWR | OFlags::NONBLOCK) {
+            Err(Errno::ACCESS) => open_finished(lease, found)?,
+            opened => opened?,
+        };
+        if !is_it(file.as_fd()) {
+            return Err(Errno::NOENT.into());
+        }
+        let data = DataFile::for_writing(file.into(), direct)?;
+        // Its pages are dropped for the same reason as where a file is changed in its place.
+        data.drop_cached()?;
+        let mut reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
+        reopened.lease = lease.clone();
+        reopened.lasting.store(true, Ordering::Relaxed);
+        Ok(reopened)
+    }
+
+    /// A file of this name and length that others write as well, on other hosts too; made where it is not there. It
+    /// stays when this is dropped.
+    ///
+    /// # Errors
+    /// The system's error, `EINVAL` where something else has the name.
+    pub(crate) fn shared(
+        lease: &Lease,
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        bytes: u64,
+        direct: Direct,
+    ) -> io::Result<Self> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let permit = lease.permit()?;
+        let file = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)?;
+        drop(permit);
+        let file = File::from(file);
+        let there = FileIdentity::of(&file)?;
+        if !there.regular {
+            return Err(Errno::INVAL.into());
+        }
+        // All set the same length, and none a shorter one: that would take what others have written.
+        if there.bytes < bytes {
+            let _permit = lease.permit()?;
+            file.set_len(bytes)?;
+        }
+        let mut shared = Self::new(
+            DataFile::for_writing(file, direct)?,
+            Arc::clone(directory),
+            Some(name.clone()),
+        );
+        shared.lease = lease.clone();
+        shared.lasting.store(true, Ordering::Relaxed);
+        Ok(shared)
+    }
+
+    /// An existing file that is changed in its place.
+    fn in_place(lease: &Lease, data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
+        let mut staged = Self::new(data, directory, None);
+        staged.lease = lease.clone();
+        staged.in_place = Some(in_place);
+        staged
+    }
+
+    fn new(data: DataFile, directory: Arc<OwnedFd>, temporary: Option<Name>) -> Self {
+        Self {
+            data,
+            directory,
+            temporary,
+            lease: Lease::constant(),
+            lasting: AtomicBool::new(false),
+            in_place: None,
+            _attached: None,
+        }
+    }
+
+    /// Keeps `what` until the file is closed, such as the booking of its descriptors.
+    pub fn attach(&mut self, what: impl Any + Send + Sync) {
+        self._attached = Some(Box::new(what));
+    }
+
+    /// Whether this is an existing file that is changed in its place.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.in_place.is_some()
+    }
+
+    /// Writes to the file. Each write to a file that others see, or that a later transfer may take over, goes through
+    /// this: it needs a permit, and where the file is changed in its place, writes by others are noticed.
+    ///
+    /// # Errors
+    /// What [`Lease::permit`] returns; nothing is written then.
+    pub fn write<R>(&self, write: impl FnOnce() -> R) -> io::Result<R> {
+        let permit = self.lease.permit()?;
+        Ok(match &self.in_place {
+            Some(in_place) => in_place.change(permit, self.file(), write),
+            None => write(),
+        })
+    }
+
+    /// Gives a file that is changed in its place its final length; before that it has another.
+    ///
+    /// # Errors
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, and what [`Lease::permit`]
+    /// returns.
+    pub fn set_final_length(&self) -> io::Result<()> {
+        let permit = self.lease.permit()?;
+        match &self.in_place {
+            Some(in_place) => in_place.set_final_length(permit, self.file()),
+            None => Ok(()),
+        }
+    }
+
+    /// The hidden name, unless the file is changed in its place.
+    #[must_use]
+    pub fn hidden_name(&self) -> Option<&Name> {
+        self.temporary.as_ref()
+    }
+
+    /// Has the file removed when this is dropped, unless it is committed.
+    pub fn discard(&self) {
+        self.lasting.store(false, Ordering::Relaxed);
+    }
+
+    /// Removes the file, which is not committed any more, at once.
+    ///
+    /// # Errors
+    /// The system's error: the file is then still there under its hidden name, as one that is meant to last.
+    pub fn remove(&self) -> io::Result<()> {
+        let Some(name) = &self.temporary else {
+            return Ok(());
+        };
+        // nothing is left to be done on drop
+        self.lasting.store(true, Ordering::Relaxed);
+        match unlink_at(&self.directory, name) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => Ok(removed?),
+        }
+    }
+
+    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process
+    /// dies: by then its name must be recorded elsewhere.
+    ///
+    /// # Errors
+    /// The system's error, `EEXIST` when something has that name; the file stays as it was.
+    pub fn last_as(&mut self, lease: &Lease, name: Name) -> io::Result<()> {
+        let Some(hidden) = &self.temporary else {
+            return Err(Errno::NOENT.into());
+        };
+        let directory = &self.directory;
+        let from = hidden.as_os_str();
+        let to = name.as_os_str();
+        match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+            // A link in place of the rename would lose the file where a file system finds an open file by the name
+            // under which it was opened, as mergerfs and others in user space do.
+            Err(error) if is_refusal(error) => {
+                if FileIdentity::at(directory, &name).is_ok() {
+                    return Err(Errno::EXIST.into());
+                }
+                rustix::fs::renameat(directory, from, directory, to)?;
+            }
+            renamed => renamed?,
+        }
+        self.temporary = Some(name);
+        self.lease = lease.clone();
+        self.lasting.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.data.file()
+    }
+
+    /// The open file, to be written by an engine.
+    #[must_use]
+    pub fn data(&self) -> &DataFile {
+        &self.data
+    }
+
+    /// Gives the empty file its final size; see [`DataFile::reserve`].
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn reserve(
+        &mut self,
+        bytes: u64,
+        data: Option<&DataRanges>,
+        direct: Direct,
+    ) -> io::Result<()> {
+        self.data.reserve(bytes, data, direct)
+    }
+
+    /// Returns the error that closing the file would return. To be called after the last write and before the file
+    /// looks finished: the file is closed after that, and that error could only be dropped.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn check_close(&self) -> io::Result<()> {
+        self.data.check_close()
+    }
+
+    /// Has a file that may hold anything hold nothing where `data` has holes.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn make_holes(&self, data: &DataRanges) -> io::Result<()> {
+        self.write(|| make_holes(self.file(), data))?
+    }
+
+    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the
+    /// file system cannot: then the file is still empty.
+    ///
+    /// # Errors
+    /// The system's error when the size cannot be set.
+    pub fn clone_contents(&mut self, from: &File, bytes: u64, direct: Direct) -> io::Result<bool> {
+        if rustix::fs::ioctl_ficlone(self.file(), from).is_err() {
+            return Ok(false);
+        }
+        self.file().set_len(bytes)?;
+        self.take_length(direct)?;
+        Ok(true)
+    }
+
+    /// Prepares the file for writing, now that it has the length with which it will be written.
+    fn take_length(&mut self, direct: Direct) -> io::Result<()> {
+        self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
+        Ok(())
+    }
+
+    /// Sets the directory where the file is to get its name, where that is no longer the one that it was made in: the
+    /// hidden name has moved there.
+    pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
+        self.directory = directory;
+    }
+
+    /// Closes the file: it stays under its hidden name, which is returned. `None` for one that is changed in its place.
+    /// Call [`check_close`](Self::check_close) first if anything was written.
+    #[must_use]
+    pub fn into_hidden_name(mut self) -> Option<Name> {
+        self.temporary.take()
+    }
+
+    /// Gives the file its name. One that is changed in its place has it already.
+    ///
+    /// # Errors
+    /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
+    /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
+    /// `EBUSY` when somebody else has given it another length.
+    pub fn commit(mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
+        self.give_name(lease, name, replace)
+    }
+
+    /// Like [`commit`](Self::commit), for a file whose removal is to be known of where that fails.
+    ///
+    /// # Errors
+    /// Like [`commit`](Self::commit).
+    pub fn give_name(&mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
+        if let Some(in_place) = &self.in_place {
+            let there = FileIdentity::of(self.file())?;
+            let of_that_name = FileIdentity::at(&self.directory, name)
+                .ok()
+                .map(|there| there.inode);
+            let still = of_that_name == Some(there.inode);
+            if still && !in_place.has_final_length(&there) {
+                return Err(Errno::BUSY.into());
+            }
+            self.in_place = None;
+            return if still {
+                Ok(())
+            } else {
+                Err(Errno::STALE.into())
+            };
+        }
+        let Some(hidden) = &self.temporary else {
+            return Err(Errno::NOENT.into());
+        };
+        publish_file(lease, &self.directory, hidden, name, replace)?;
+        self.temporary = None;
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Another program may have changed it as well.
+        if self.in_place.is_some()
+            && let Ok(permit) = self.lease.permit()
+        {
+            make_oldest(permit, self.data.file());
+        }
+        if let Some(name) = &self.temporary
+            && !*self.lasting.get_mut()
+        {
+            // Nothing more can be done about a temporary file that cannot be removed.
+            let _best_effort = unlink_at(&self.directory, name);
+        }
+    }
+}
+
+/// Whether the error may be that of a file system that does not know the operation.
+fn is_refusal(error: Errno) -> bool {
+    [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
+}
+
+/// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
+fn open_finished(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let held = EntryHandle::of(found, FileType::RegularFile)?;
+    held.open(
+        &lease.permit()?,
+        Mode::RUSR | Mode::WUSR,
+        OFlags::RDWR | OFlags::NONBLOCK,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LastingNames;
+    use crate::metadata::entry::tests::set_new_file_metadata;
+    use crate::metadata::entry::xattrs::NameAt;
+    use crate::publishing::publish::publish_from;
+    use rustix::fs::IFlags;
+    use std::io::Write;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use zmove_types::{Metadata, Timestamp};
+
+    fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = rustix::fs::open(home.path(), flags, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    fn entries(home: &tempfile::TempDir) -> usize {
+        std::fs::read_dir(home.path()).unwrap().count()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn create(directory: &Arc<OwnedFd>) -> Staged {
+        Staged::create(directory, 0o600).unwrap()
+    }
+
+    fn create_lasting(directory: &Arc<OwnedFd>, names: &LastingNames) -> Staged {
+        let mut staged = create(directory);
+        staged.last_as(&Lease::constant(), names.name()).unwrap();
+        staged
+    }
+
+    #[test]
+    fn a_commit_replaces_and_carries_metadata() {
+        let (home, fd) = home();
+        let target = home.path().join("x");
+        std::fs::write(&target, "old").unwrap();
+        let staged = create(&fd);
+        staged.file().write_all(b"new").unwrap();
+        let mtime = Timestamp {
+            seconds: -7,
+            nanos: 123_456_789,
+        };
+        set_new_file_metadata(staged.file(), &Metadata::new(0o641, mtime)).unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b"old");
+        staged
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
+            .unwrap();
+        let stat = target.metadata().unwrap();
+        assert_eq!(
+            (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
+            (0o641, -7, 123_456_789)
+        );
+        assert_eq!(std::fs::read(&target).unwrap(), b"new");
+        assert_eq!(entries(&home), 1);
+    }
+
+    #[test]
+    fn a_file_that_has_its_name_is_published_even_where_its_hidden_name_stays() {
+        let (home, fd) = home();
+        std::fs::write(home.path().join("hidden"), "whole").unwrap();
+        let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
+        if rustix::fs::ioctl_setflags(&fd, IFlags::APPEND).is_err() {
+            return eprintln!(
+                "skipped: the directory for temporary files cannot be made append-only here"
+            );
+        }
+        let publish = || {
+            let published = publish_from(
+                &Lease::constant(),
+                NameAt::new(&fd, &name("hidden")),
+                &fd,
+                &name("x"),
+            );
+            published.map_err(|error| Errno::from_io_error(&error).unwrap())
+        };
+        let (published, of_that_name) = (publish(), publish());
+        rustix::fs::ioctl_setflags(&fd, IFlags::empty()).unwrap();
+        assert_eq!((published, of_that_name), (Ok(()), Err(Errno::EXIST)));
+        assert_eq!(std::fs::read(home.path().join("x")).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn what_is_not_to_be_replaced_stays() {
+        let (home, fd) = home();
+        create(&fd)
+            .commit(&Lease::constant(), &name("x"), Replace::Nothing)
+            .unwrap();
+        std::fs::write(home.path().join("x"), "old").unwrap();
+        let error = create(&fd)
+            .commit(&Lease::constant(), &name("x"), Replace::Nothing)
+            .unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::EXIST));
+        assert_eq!(
+            (
+                std::fs::read(home.path().join("x")).unwrap(),
+                entries(&home)
+            ),
+            (b"old".to_vec(), 1)
+        );
+    }
+
+    #[test]
+    fn an_abandoned_file_leaves_nothing() {
+        let (home, fd) = home();
+        drop(create(&fd));
+        assert_eq!(entries(&home), 0);
+    }
+
+    #[test]
+    fn a_file_that_waits_for_its_name_needs_no_descriptor() {
+        let (home, fd) = home();
+        let hidden = create(&fd).into_hidden_name().unwrap();
+        assert!(home.path().join(hidden.as_os_str()).exists());
+        publish_file(
+            &Lease::constant(),
+            &fd,
+            &hidden,
+            &name("x"),
+            Replace::Existing,
+        )
+        .unwrap();
+        assert_eq!((home.path().join("x").exists(), entries(&home)), (true, 1));
+    }
+
+    #[test]
+    fn a_lasting_file_stays_until_it_is_committed_or_discarded() {
+        let (home, fd) = home();
+        let names = LastingNames::new("t");
+        let mut made = create_lasting(&fd, &names);
+        made.reserve(5, None, Direct::Auto).unwrap();
+        made.file().write_all(b"first").unwrap();
+        let hidden = made.hidden_name().unwrap().clone();
+        drop(made);
+        let again =
+            Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).unwrap();
+        assert_eq!(
+            std::fs::read(home.path().join(hidden.as_os_str())).unwrap(),
+            b"first"
+        );
+        again
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
+            .unwrap();
+        assert_eq!(
+            (
+                std::fs::read(home.path().join("x")).unwrap(),
+                entries(&home)
+            ),
+            (b"first".to_vec(), 1)
+        );
+        create_lasting(&fd, &names).discard();
+        assert_eq!(entries(&home), 1);
+    }
+
+    /// Whoever may write to the directory can put another file of ours under the name, by a hard link.
+    #[test]
+    fn another_file_under_the_name_of_a_lasting_one_is_neither_opened_nor_changed() {
+        let (home, fd) = home();
+        let (precious, hidden) = (
+            home.path().join("precious"),
+            Name::from_bytes(b".zmove-t-0").unwrap(),
+        );
+        std::fs::write(&precious, "x").unwrap();
+        let mode = |mode| {
+            std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(mode)).unwrap()
+        };
+        mode(0o444);
+        std::fs::hard_link(&precious, home.path().join(hidden.as_os_str())).unwrap();
+        let refused =
+            Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| false).unwrap_err();
+        assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOENT));
+        assert_eq!(precious.metadata().unwrap().mode() & 0o777, 0o444);
+    }
+
+    #[test]
+    fn a_lasting_file_that_was_about_to_get_its_name_is_opened_again() {
+        let (home, fd) = home();
+        let made = create_lasting(&fd, &LastingNames::new("t"));
+        let hidden = made.hidden_name().unwrap().clone();
+        set_new_file_metadata(
+            made.file(),
+            &Metadata {
+                mode: 0,
+                ..Metadata::default()
+            },
+        )
+        .unwrap();
+        drop(made);
+        // Root may open it anyway.
+        let path = home.path().join(hidden.as_os_str());
+        let hold = |name: &Name| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW;
+            open_at(&fd, name, flags).unwrap()
+        };
+        File::from(open_finished(&Lease::constant(), hold(&hidden)).unwrap())
+            .write_all(b"more")
+            .unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"more");
+        std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
+        let link = Name::from_bytes(b"link").unwrap();
+        assert!(open_finished(&Lease::constant(), hold(&link)).is_err());
+        assert!(Staged::reopen(&Lease::constant(), &fd, &link, Direct::Auto, |_| true).is_err());
+        assert!(Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).is_ok());
+    }
+
+    #[test]
+    fn a_directory_of_that_name_stays() {
+        let (home, fd) = home();
+        std::fs::create_dir(home.path().join("x")).unwrap();
+        let error = create(&fd)
+            .commit(&Lease::constant(), &name("x"), Replace::Existing)
+            .unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR));
+        assert_eq!(entries(&home), 1);
+    }
+}

@@ -1,0 +1,179 @@
+//! A file while it is changed in its place, and whether anybody else changes it meanwhile.
+//!
+//! Between two writes of ours a file must stay as the first has left it: its length, and the times that the kernel sets
+//! at each change. What another program writes at the very moment of a write of ours is not noticed, nor what it writes
+//! through a memory mapping after the page was written for the first time.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::MutexGuard;
+
+use rustix::io::Errno;
+use zmove_types::{Lock, Timestamp};
+
+use crate::metadata::entry::{FileIdentity, set_file_mtime};
+use crate::publishing::lease::Permit;
+use crate::storage::file_io::data_file::is_remote;
+
+/// A file that is being changed, watched from the first change of ours to the last.
+#[derive(Debug)]
+pub(super) struct InPlace {
+    /// The final length of the file, in bytes.
+    bytes: u64,
+    /// `None` where times are a server's, which may set them later.
+    state: Option<Lock<WatchState>>,
+}
+
+#[derive(Debug)]
+struct WatchState {
+    /// The number of zmove's own writes that are under way.
+    writing: usize,
+    /// The state in which zmove's last write has left the file.
+    left: Option<FileIdentity>,
+    disturbed: bool,
+}
+
+impl InPlace {
+    /// Watches a file, whose final length is `bytes`, from now on.
+    pub(super) fn watch(file: &File, bytes: u64) -> Self {
+        let state = WatchState {
+            writing: 0,
+            left: FileIdentity::of(file).ok(),
+            disturbed: false,
+        };
+        Self {
+            bytes,
+            state: (!is_remote(file)).then(|| Lock::new(state)),
+        }
+    }
+
+    /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
+    pub(super) fn change<R>(
+        &self,
+        permit: Permit<'_>,
+        file: &File,
+        change: impl FnOnce() -> R,
+    ) -> R {
+        if let Some(mut state) = self.lock() {
+            state.look(file);
+            state.writing += 1;
+        }
+        let changed = change();
+        make_oldest(permit, file);
+        if let Some(mut state) = self.lock() {
+            state.writing -= 1;
+            state.left = FileIdentity::of(file).ok();
+        }
+        changed
+    }
+
+    /// Gives the file its final length; before that it has another.
+    ///
+    /// # Errors
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
+    /// no name any more.
+    pub(super) fn set_final_length(&self, permit: Permit<'_>, file: &File) -> io::Result<()> {
+        if !self.is_undisturbed(file) {
+            // Losing its name is a change too.
+            let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
+            return Err(if is_nameless {
+                Errno::STALE
+            } else {
+                Errno::BUSY
+            }
+            .into());
+        }
+        self.change(permit, file, || file.set_len(self.bytes))
+    }
+
+    /// Whether the file still has its final length.
+    pub(super) fn has_final_length(&self, there: &FileIdentity) -> bool {
+        there.bytes == self.bytes
+    }
+
+    /// Whether the file is as our last change has left it, and was so at each look before.
+    fn is_undisturbed(&self, file: &File) -> bool {
+        self.lock().is_none_or(|mut state| {
+            state.look(file);
+            !state.disturbed
+        })
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, WatchState>> {
+        self.state.as_ref().map(Lock::lock)
+    }
+}
+
+impl WatchState {
+    fn look(&mut self, file: &File) {
+        self.disturbed |= self.writing == 0 && FileIdentity::of(file).ok() != self.left;
+    }
+}
+
+/// Gives a file the oldest time, so that it counts as older than any other: after each change, since whoever stops to
+/// change it may not be able to say so any more, and when the change is given up.
+pub(super) fn make_oldest(permit: Permit<'_>, file: &File) {
+    let oldest = Timestamp {
+        seconds: i64::from(i32::MIN),
+        nanos: 0,
+    };
+    // A user who may write to a file need not own it.
+    let _best_effort = set_file_mtime(permit, file.as_fd(), oldest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn file() -> (tempfile::NamedTempFile, InPlace) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let watch = InPlace::watch(file.as_file(), 0);
+        watch.change(Permit::for_hidden(), file.as_file(), || {
+            file.as_file().write_all_at(b"ours", 0).unwrap()
+        });
+        (file, watch)
+    }
+
+    /// Waits until the clock of the file system has gone on, so that what is written next has another time.
+    fn wait_for_a_tick(file: &File) {
+        let before = FileIdentity::of(file).unwrap().ctime;
+        let other = tempfile::NamedTempFile::new().unwrap();
+        while FileIdentity::of(other.as_file()).unwrap().ctime <= before {
+            other.as_file().write_all_at(b"x", 0).unwrap();
+        }
+    }
+
+    #[test]
+    fn writes_of_our_own_disturb_nothing_also_several_at_once() {
+        let (file, watch) = file();
+        watch.change(Permit::for_hidden(), file.as_file(), || {
+            file.as_file().write_all_at(b"one", 0).unwrap();
+            watch.change(Permit::for_hidden(), file.as_file(), || {
+                file.as_file().write_all_at(b"other", 4).unwrap()
+            });
+            file.as_file().write_all_at(b"two", 0).unwrap();
+        });
+        assert!(watch.is_undisturbed(file.as_file()));
+    }
+
+    #[test]
+    fn what_another_writes_between_is_noticed_for_good() {
+        let (file, watch) = file();
+        wait_for_a_tick(file.as_file());
+        file.reopen().unwrap().write_all_at(b"xxxx", 0).unwrap();
+        watch.change(Permit::for_hidden(), file.as_file(), || {
+            file.as_file().write_all_at(b"ours", 0).unwrap()
+        });
+        assert!(!watch.is_undisturbed(file.as_file()));
+    }
+
+    #[test]
+    fn what_another_cuts_off_is_noticed() {
+        let (file, watch) = file();
+        assert!(watch.is_undisturbed(file.as_file()));
+        file.reopen().unwrap().set_len(3).unwrap();
+        assert!(!watch.is_undisturbed(file.as_file()));
+    }
+}

@@ -1,0 +1,530 @@
+//! A new directory that is filled before it can be seen under its name.
+//!
+//! Files are created in it under their own names, one directory operation each instead of the two of a file that is
+//! [staged](crate::Staged), and all get their final names in one rename. Everything that comes below it meanwhile,
+//! directories too, is made in it, so nothing waits for a flush. Until then the directory has a hidden name in its
+//! parent. In a directory in which others may rename entries there is none ([`guarded`](crate::staging::guarded)).
+//!
+//! If an entry has its name by then, its own entries are moved there one by one, and it is removed when it is empty. A
+//! process that still has it open and puts something into it finds that moved too, or gets the error that the directory
+//! is no longer there. Entries that cannot be moved have failed, with all below them, also where that had its name
+//! already.
+//!
+//! **Invariant:** a staging directory that is dropped without being published is removed with all that is in it; one
+//! that a dead process has left is removed by [`remove_abandoned`](crate::remove_abandoned).
+
+mod merging;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, Mode, RenameFlags};
+use rustix::io::Errno;
+use zmove_types::{Lock, Name, RelPath};
+
+use crate::metadata::entry::metadata::set_mode_if_allowed;
+use crate::metadata::entry::{is_same_file, number_at, number_of};
+use crate::opening::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
+use crate::opening::tree::{DIRECTORY, DirectoryModes};
+use crate::publishing::final_names::{remove, rename, rename_with};
+use crate::publishing::lease::{Lease, Permit};
+use crate::publishing::publish::Replace;
+use crate::publishing::remove::remove_open_directory;
+use crate::staging::hidden::{make_hidden, make_hidden_directory};
+use crate::staging::new_files::NewFiles;
+
+pub use merging::Answers;
+use merging::Merge;
+
+/// The hidden directory and its place.
+#[derive(Debug)]
+pub struct StagingDirectory {
+    /// The directory in which the staging directory is now.
+    parent: Lock<Arc<OwnedFd>>,
+    name: Name,
+    hidden: Name,
+    directory: Arc<OwnedFd>,
+    /// Whether the hidden name leads elsewhere now.
+    let_go: AtomicBool,
+    new_files: NewFiles,
+}
+
+impl StagingDirectory {
+    /// Begins a staging directory for the directory `name` of `parent`.
+    ///
+    /// # Errors
+    /// The system's error, `EPERM` where what is made could not get another name, or where others may rename entries.
+    pub fn begin(parent: &Arc<OwnedFd>, name: &Name, modes: DirectoryModes) -> io::Result<Self> {
+        Self::make(parent, Some(name), modes)
+    }
+
+    /// Begins one that gets no name, for files that get theirs [one by one](crate::publish_from) in `parent`.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_nameless(parent: &Arc<OwnedFd>) -> io::Result<Self> {
+        Self::make(parent, None, DirectoryModes::default())
+    }
+
+    fn make(parent: &Arc<OwnedFd>, name: Option<&Name>, modes: DirectoryModes) -> io::Result<Self> {
+        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new());
+        let hidden = make_hidden_directory(parent.as_fd(), make)?;
+        let directory = open_at(parent, &hidden, DIRECTORY);
+        let directory = directory.inspect_err(|_error| {
+            let _best_effort = remove_directory_at(parent, &hidden);
+        });
+        Ok(Self {
+            parent: Lock::new(Arc::clone(parent)),
+            name: name.unwrap_or(&hidden).clone(),
+            hidden,
+            directory: Arc::new(directory?),
+            let_go: AtomicBool::new(false),
+            new_files: NewFiles::default(),
+        })
+    }
+
+    /// The directory, which stays the same when it gets its name.
+    #[must_use]
+    pub fn directory(&self) -> &Arc<OwnedFd> {
+        &self.directory
+    }
+
+    /// Records that the staging directory is in `parent` from now on, for example after its parent was merged
+    /// with another directory.
+    pub fn move_to(&self, parent: Arc<OwnedFd>) {
+        *self.parent.lock() = parent;
+    }
+
+    /// Whether the staging directory is still under its name, neither moved nor removed.
+    #[must_use]
+    pub fn is_in_its_place(&self) -> bool {
+        let there = number_at(self.parent(), &self.hidden);
+        matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
+    }
+
+    /// Whether an open directory is this staging directory.
+    #[must_use]
+    pub fn is(&self, directory: &OwnedFd) -> bool {
+        is_same_file(directory, &self.directory)
+    }
+
+    fn parent(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.parent.lock())
+    }
+
+    /// Creates a file in the staging directory, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
+        Ok(create_at(
+            &self.directory,
+            name,
+            Mode::from_raw_mode(mode & 0o777),
+        )?)
+    }
+
+    /// The shared properties of the files that are made in it.
+    #[must_use]
+    pub fn new_files(&self) -> &NewFiles {
+        &self.new_files
+    }
+
+    /// Removes a file that did not become whole.
+    ///
+    /// # Errors
+    /// The system's error: the directory must then not be published.
+    pub fn discard(&self, name: &Name) -> io::Result<()> {
+        Ok(unlink_at(&self.directory, name)?)
+    }
+
+    /// Removes a file or link, so that a directory can be made in its place where there is no staging directory.
+    ///
+    /// # Errors
+    /// The system's error, `EISDIR` or `EPERM` when a directory has that name.
+    pub fn make_way(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
+        Ok(remove(lease.permit()?, parent, name, AtFlags::empty())?)
+    }
+
+    /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
+    /// replaced, a file or link.
+    ///
+    /// # Errors
+    /// The system's error, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when a directory has just
+    /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
+    /// under the hidden name.
+    pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
+        match self.rename_to_final(lease) {
+            Err(Errno::NOTDIR) if replace == Replace::Existing => {
+                self.publish_over_a_file(lease)?
+            }
+            renamed => renamed?,
+        }
+        self.let_go.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn rename_to_final(&self, lease: &Lease) -> rustix::io::Result<()> {
+        let parent = self.parent();
+        rename(lease.permit()?, &parent, &self.hidden, &parent, &self.name)
+    }
+
+    fn exchange_names(&self, permit: Permit<'_>) -> rustix::io::Result<()> {
+        let parent = self.parent();
+        let flags = RenameFlags::EXCHANGE;
+        rename_with(permit, &parent, &self.hidden, &parent, &self.name, flags)
+    }
+
+    /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
+    /// cannot be removed, since it is a directory by now, gets its name back.
+    fn publish_over_a_file(&self, lease: &Lease) -> io::Result<()> {
+        match self.exchange_names(lease.permit()?) {
+            Ok(()) => {
+                let removed = unlink_at(self.parent(), &self.hidden);
+                Ok(removed.inspect_err(|_error| self.exchange_back())?)
+            }
+            // Without `RENAME_EXCHANGE` nothing has the name for a moment.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                Self::make_way(lease, &self.parent(), &self.name)?;
+                Ok(self.rename_to_final(lease)?)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// This undoes a call that was permitted, so it needs no permit of its own.
+    fn exchange_back(&self) {
+        let exchanged = self.exchange_names(Permit::for_hidden());
+        // The entry with the hidden name is somebody else's then, and must not be removed.
+        self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
+    }
+
+    /// Moves its entries into another directory, where files replace files and links, and directories are merged with
+    /// those of their name. An entry in whose place another [stays](Answers::stays), or which cannot be moved, is
+    /// removed here.
+    pub fn move_into(&self, lease: &Lease, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
+        let hidden = self.hidden.clone();
+        let from = &self.directory;
+        let merge = Merge::begin(lease, self.parent(), hidden, from, target, answers);
+        let merged = merge.and_then(Merge::run);
+        match merged {
+            Ok(true) => self.let_go.store(true, Ordering::Relaxed),
+            Ok(false) => {}
+            Err(error) => (answers.failed)(RelPath::root(), error),
+        }
+    }
+}
+
+/// Gives a directory the mode that a new one in it gets, by the umask or by inherited access control lists.
+///
+/// # Errors
+/// The system's error.
+pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()> {
+    let all = Mode::from_raw_mode(0o777);
+    let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
+    let (made, ()) = make_hidden(directory, make)?;
+    let stat = stat_at(directory, &made);
+    remove_directory_at(directory, &made)?;
+    set_mode_if_allowed(
+        lease.permit()?,
+        directory,
+        Mode::from_raw_mode(stat?.st_mode),
+    )
+}
+
+impl Drop for StagingDirectory {
+    fn drop(&mut self) {
+        if !*self.let_go.get_mut() {
+            let parent = self.parent();
+            // It is empty where its files have got their names one by one.
+            if remove_directory_at(&parent, &self.hidden).is_ok() {
+                return;
+            }
+            // The next transfer to this directory removes what stays. The parent may be one in which others rename
+            // entries by now, where a merge has moved the staging directory.
+            remove_open_directory(
+                parent.as_fd(),
+                &self.hidden,
+                self.directory.as_fd(),
+                |_error| {},
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::metadata::entry::proven::ProvenKinds;
+    use crate::opening::tree::Tree;
+    use crate::staging::abandoned::remove_abandoned;
+    use crate::staging::staged::Staged;
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use zmove_types::{Metadata, Timestamp};
+
+    pub(crate) fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    pub(crate) fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
+        StagingDirectory::begin(parent, &name(text), DirectoryModes::default()).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn set_mode(home: &tempfile::TempDir, mode: u32) {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(home.path(), mode).unwrap();
+    }
+
+    fn names(home: &tempfile::TempDir) -> Vec<String> {
+        let entries = std::fs::read_dir(home.path()).unwrap();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn files_appear_all_at_once_over_an_empty_directory() {
+        let (home, fd) = place();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        let staging = begin(&fd, "d");
+        for file in ["a", "b"] {
+            staging
+                .create(&name(file), 0o644)
+                .unwrap()
+                .write_all(b"x")
+                .unwrap();
+        }
+        assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 0);
+        staging.discard(&name("b")).unwrap();
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
+        drop(staging);
+        assert_eq!(names(&home), ["d"]);
+        assert_eq!(std::fs::read(home.path().join("d/a")).unwrap(), b"x");
+        assert!(!home.path().join("d/b").exists());
+    }
+
+    #[test]
+    fn each_file_has_the_mode_it_was_asked_for() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        // The umask clears bits of some of these modes.
+        let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let file = staging.create(&name(&number.to_string()), mode).unwrap();
+            let mtime = Timestamp {
+                seconds: 7,
+                nanos: 8,
+            };
+            staging
+                .new_files()
+                .set_metadata(
+                    Permit::for_hidden(),
+                    &file,
+                    &Metadata::new(mode, mtime),
+                    &ProvenKinds::default(),
+                )
+                .unwrap();
+        }
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
+        for (number, mode) in modes.into_iter().enumerate() {
+            let found = std::fs::metadata(home.path().join("d").join(number.to_string())).unwrap();
+            assert_eq!(
+                (found.mode() & 0o7777, found.mtime(), found.mtime_nsec()),
+                (mode, 7, 8),
+                "{number}"
+            );
+        }
+    }
+
+    #[test]
+    fn there_is_none_where_others_may_rename_entries() {
+        let (home, fd) = place();
+        for (mode, is_begun) in [
+            (0o755, true),
+            (0o1777, true),
+            (0o775, false),
+            (0o777, false),
+        ] {
+            set_mode(&home, mode);
+            let begun = StagingDirectory::begin(&fd, &name("d"), DirectoryModes::default());
+            assert_eq!(begun.is_ok(), is_begun, "{mode:o}");
+            let errno = begun.err().and_then(|error| Errno::from_io_error(&error));
+            assert_eq!(errno, (!is_begun).then_some(Errno::PERM), "{mode:o}");
+            assert_eq!(names(&home), [""; 0], "{mode:o}");
+        }
+    }
+
+    /// Others may rename entries of a directory that the staging directory was moved into by a merge.
+    #[test]
+    fn one_that_is_dropped_removes_its_own_entries_alone() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        std::fs::rename(&hidden, home.path().join("moved")).unwrap();
+        std::fs::create_dir(&hidden).unwrap();
+        std::fs::write(hidden.join("theirs"), "x").unwrap();
+        drop(staging);
+        assert!(hidden.join("theirs").exists());
+        assert!(!home.path().join("moved/a").exists());
+    }
+
+    #[test]
+    fn one_that_is_dropped_leaves_nothing() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        rustix::fs::mkdirat(staging.directory(), "below", Mode::RWXU).unwrap();
+        std::fs::write(
+            home.path().join(staging.hidden.as_os_str()).join("below/b"),
+            "x",
+        )
+        .unwrap();
+        drop(staging);
+        assert_eq!(names(&home), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_of_that_name_goes_only_where_it_may_be_replaced() {
+        let (home, fd) = place();
+        std::fs::write(home.path().join("d"), "old").unwrap();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Nothing)
+                .is_err()
+        );
+        assert_eq!(std::fs::read(home.path().join("d")).unwrap(), b"old");
+        staging
+            .publish(&Lease::constant(), Replace::Existing)
+            .unwrap();
+        drop(staging);
+        assert!(home.path().join("d/a").exists());
+        assert_eq!(names(&home), ["d"]);
+    }
+
+    #[test]
+    fn a_directory_that_takes_the_place_of_the_file_meanwhile_gets_its_name_back() {
+        let (home, fd) = place();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        std::fs::write(home.path().join("d/theirs"), "x").unwrap();
+        let staging = begin(&fd, "d");
+        staging.create(&name("ours"), 0o644).unwrap();
+        assert!(staging.publish_over_a_file(&Lease::constant()).is_err());
+        assert!(home.path().join("d/theirs").exists());
+        assert!(
+            home.path()
+                .join(staging.hidden.as_os_str())
+                .join("ours")
+                .exists()
+        );
+        drop(staging);
+        assert_eq!(names(&home), ["d"]);
+        assert!(home.path().join("d/theirs").exists());
+    }
+
+    #[test]
+    fn what_cannot_get_its_name_back_is_not_removed() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        // The state is that after an exchange, when somebody has replaced the hidden directory since.
+        std::fs::remove_dir(&hidden).unwrap();
+        std::fs::create_dir(&hidden).unwrap();
+        std::fs::write(hidden.join("theirs"), "x").unwrap();
+        staging.exchange_back();
+        drop(staging);
+        assert!(hidden.join("theirs").exists());
+    }
+
+    /// The file is one of the next generation, made in the staging directory and left by a process that has died since.
+    #[test]
+    fn what_is_hidden_in_one_that_was_merged_is_swept() {
+        let (home, fd) = place();
+        std::fs::create_dir_all(home.path().join("d/theirs")).unwrap();
+        let staging = begin(&fd, "d");
+        let staged = Staged::create(staging.directory(), 0o600).unwrap();
+        let hidden = staged.into_hidden_name().unwrap();
+        let target = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(
+            &Lease::constant(),
+            &target,
+            &mut Answers {
+                stays: &mut |_, _, _| false,
+                failed,
+                pause: &|| {},
+            },
+        );
+        // The same file under the name of a process that had this one's number.
+        let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
+        parts[5] = "1";
+        rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
+        let tree = Tree::at(fd);
+        remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd()).unwrap();
+        let left: Vec<_> = std::fs::read_dir(home.path().join("d"))
+            .unwrap()
+            .map(|it| it.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["theirs"]);
+    }
+
+    #[test]
+    fn where_something_is_in_the_way_the_trees_become_one() {
+        let (home, fd) = place();
+        std::fs::create_dir_all(home.path().join("d/both/only")).unwrap();
+        for (file, contents) in [("old", "keep"), ("both/stays", "old"), ("both/goes", "old")] {
+            std::fs::write(home.path().join("d").join(file), contents).unwrap();
+        }
+        std::fs::create_dir(home.path().join("d/dir")).unwrap();
+        let staging = begin(&fd, "d");
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        std::fs::create_dir_all(hidden.join("both/new")).unwrap();
+        for file in ["new", "both/stays", "both/goes", "both/new/x", "dir"] {
+            std::fs::write(hidden.join(file), "new").unwrap();
+        }
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Existing)
+                .is_err()
+        );
+        let filled = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
+        let mut failed = Vec::new();
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
+        let mut tell = |path, _error| failed.push(path);
+        staging.move_into(
+            &Lease::constant(),
+            &filled,
+            &mut Answers {
+                stays: &mut stays,
+                failed: &mut tell,
+                pause: &|| {},
+            },
+        );
+        drop(staging);
+        let read = |file: &str| std::fs::read_to_string(home.path().join("d").join(file)).unwrap();
+        assert_eq!(["new", "both/goes", "both/new/x"].map(read), ["new"; 3]);
+        assert_eq!([read("old"), read("both/stays")], ["keep", "old"]);
+        assert_eq!(
+            failed,
+            [RelPath::from_bytes(b"dir").unwrap()],
+            "no file replaces a directory"
+        );
+        assert_eq!(names(&home), ["d"]);
+    }
+}

@@ -1,0 +1,390 @@
+//! The merge of a staging directory with the directory that has its name.
+//!
+//! Others may still put something into a directory that they have open. **Invariant:** no directory is removed while
+//! anything is in it, and in one that has been removed the kernel lets nobody make anything.
+//!
+//! **Invariant:** however deep the directories are, no more of them are open than two with their parents, and each that
+//! is found again on the way back up is the one that was left on the way down.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{Dir, FileType};
+use rustix::io::Errno;
+use zmove_types::{FileNumber, Name, RelPath};
+
+use crate::metadata::entry::{number_at, number_of};
+use crate::opening::by_name::{open_at, remove_directory_at};
+use crate::opening::tree::{DIRECTORY, open_above};
+use crate::publishing::final_names::rename;
+use crate::publishing::lease::Lease;
+use crate::publishing::remove::remove_own;
+
+/// What a merge asks and reports: see [`move_into`](super::StagingDirectory::move_into).
+#[expect(missing_debug_implementations, reason = "it holds closures")]
+pub struct Answers<'a> {
+    /// Whether the entry that is there stays: called with the two directories, and the path below the staging
+    /// directory, of an entry that is no directory.
+    pub stays: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
+    /// Told of each entry that cannot be moved.
+    pub failed: &'a mut dyn FnMut(RelPath, io::Error),
+    /// Called before each entry, so that others may have the core.
+    pub pause: &'a dyn Fn(),
+}
+
+/// A merge that is under way.
+pub(super) struct Merge<'a, 'b> {
+    lease: &'a Lease,
+    answers: &'a mut Answers<'b>,
+    /// The directory in which the staging directory is.
+    parent: Arc<OwnedFd>,
+    /// The directories from the staging directory down to the one that is being emptied.
+    levels: Vec<MergeLevel>,
+    /// The deepest of them.
+    here: Both,
+    /// The path of these below the staging directory.
+    path: RelPath,
+}
+
+/// A directory of the staging directory, and the one that it is merged with.
+struct Both {
+    from: Arc<OwnedFd>,
+    into: Arc<OwnedFd>,
+}
+
+/// A directory that is being merged with another.
+struct MergeLevel {
+    /// The name in the directory above.
+    name: Name,
+    from: FileNumber,
+    into: FileNumber,
+    /// Subdirectories that are in the other one too.
+    below: Vec<Name>,
+    /// Entries that are not moved.
+    given_up: HashSet<Name>,
+}
+
+impl<'a, 'b> Merge<'a, 'b> {
+    /// A merge of the directory `name` of `parent`, which is open as `from`.
+    pub(super) fn begin(
+        lease: &'a Lease,
+        parent: Arc<OwnedFd>,
+        name: Name,
+        from: &Arc<OwnedFd>,
+        into: &Arc<OwnedFd>,
+        answers: &'a mut Answers<'b>,
+    ) -> io::Result<Self> {
+        let here = Both {
+            from: Arc::clone(from),
+            into: Arc::clone(into),
+        };
+        let levels = vec![MergeLevel::of(name, &here)?];
+        Ok(Self {
+            lease,
+            answers,
+            parent,
+            levels,
+            here,
+            path: RelPath::root(),
+        })
+    }
+
+    /// Moves all that can be moved; returns whether the directory has gone.
+    ///
+    /// # Errors
+    /// `ESTALE` where a directory has been moved elsewhere meanwhile, or the system's error: the rest is not moved.
+    pub(super) fn run(mut self) -> io::Result<bool> {
+        let mut is_gone = false;
+        while let Some(level) = self.levels.last_mut() {
+            (self.answers.pause)();
+            if let Some(below) = level.below.pop() {
+                if let Err(error) = self.enter(&below) {
+                    self.give_up(below, error);
+                }
+                continue;
+            }
+            let above = self.above()?;
+            is_gone = self.remove(&above).is_ok();
+            if is_gone || !self.move_entries() {
+                self.leave(above, is_gone);
+            }
+        }
+        Ok(is_gone)
+    }
+
+    fn enter(&mut self, name: &Name) -> io::Result<()> {
+        let open = |parent| open_at(parent, name, DIRECTORY);
+        let path = self
+            .path
+            .join(name)
+            .map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let below = Both {
+            from: Arc::new(open(&self.here.from)?),
+            into: Arc::new(open(&self.here.into)?),
+        };
+        self.levels.push(MergeLevel::of(name.clone(), &below)?);
+        (self.path, self.here) = (path, below);
+        Ok(())
+    }
+
+    /// Opens the directories above the deepest ones; only that in which the staging directory is has no other.
+    fn above(&self) -> io::Result<Both> {
+        let [.., above, _] = &self.levels[..] else {
+            return Ok(Both {
+                from: Arc::clone(&self.parent),
+                into: Arc::clone(&self.parent),
+            });
+        };
+        let from = Arc::new(open_above(&self.here.from, above.from)?);
+        Ok(Both {
+            from,
+            into: Arc::new(open_above(&self.here.into, above.into)?),
+        })
+    }
+
+    /// Removes the deepest directory, if it is empty.
+    fn remove(&self, above: &Both) -> rustix::io::Result<()> {
+        let Some(level) = self.levels.last() else {
+            return Ok(());
+        };
+        match remove_directory_at(&above.from, &level.name) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Goes back up. What is left is removed with the staging directory, when that is dropped.
+    fn leave(&mut self, above: Both, is_gone: bool) {
+        let left = self.levels.pop();
+        if !is_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
+            level.given_up.insert(left.name);
+        }
+        self.here = above;
+        self.path = self.path.parent().unwrap_or_else(RelPath::root);
+    }
+
+    /// Moves the present entries of the deepest directory; returns whether there were any that had not been given up
+    /// before.
+    fn move_entries(&mut self) -> bool {
+        let entries = match Dir::read_from(&self.here.from)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        {
+            Ok(entries) => entries,
+            Err(error) => {
+                (self.answers.failed)(self.path.clone(), error.into());
+                return false;
+            }
+        };
+        let mut some = false;
+        for entry in entries {
+            (self.answers.pause)();
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            // An entry whose name cannot be sent was not made here.
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
+                continue;
+            };
+            if self
+                .levels
+                .last()
+                .is_none_or(|level| level.given_up.contains(&name))
+            {
+                continue;
+            }
+            some |= self.move_entry(name, entry.file_type());
+        }
+        some
+    }
+
+    /// Moves an entry of the deepest directory; `false` where it is not there any more.
+    fn move_entry(&mut self, name: Name, file_type: FileType) -> bool {
+        let Ok(below) = self.path.join(&name) else {
+            self.give_up(name, Errno::NAMETOOLONG.into());
+            return true;
+        };
+        let Both { from, into } = &self.here;
+        if file_type != FileType::Directory && (self.answers.stays)(from, into, &below) {
+            self.discard(name);
+            return true;
+        }
+        let may_be_directory = matches!(file_type, FileType::Directory | FileType::Unknown);
+        let renamed = self
+            .lease
+            .permit()
+            .and_then(|permit| rename(permit, from, &name, into, &name));
+        match renamed {
+            // A rename does nothing where both names lead to one file, and would be made again and again.
+            Ok(()) if self.is_in_both(&name) => self.discard(name),
+            Ok(()) => {}
+            Err(Errno::EXIST | Errno::NOTEMPTY) if may_be_directory => {
+                self.levels.last_mut().into_iter().for_each(|level| {
+                    level.below.push(name.clone());
+                })
+            }
+            // The entry is listed, and not there. It may be listed again, so it does not count.
+            Err(Errno::NOENT) => return false,
+            Err(error) => self.give_up(name, error.into()),
+        }
+        true
+    }
+
+    /// Whether a name leads to the same entry in both directories.
+    fn is_in_both(&self, name: &Name) -> bool {
+        let there = |directory: &OwnedFd| number_at(directory, name).ok();
+        there(&self.here.from).is_some_and(|number| there(&self.here.into) == Some(number))
+    }
+
+    fn give_up(&mut self, name: Name, error: io::Error) {
+        (self.answers.failed)(
+            self.path
+                .join(&name)
+                .unwrap_or_else(|_too_long| self.path.clone()),
+            error,
+        );
+        self.discard(name);
+    }
+
+    fn discard(&mut self, name: Name) {
+        // An entry that cannot be removed is removed later, with this directory as a whole.
+        remove_own(&self.here.from, &name);
+        self.levels
+            .last_mut()
+            .map(|level| level.given_up.insert(name));
+    }
+}
+
+impl MergeLevel {
+    fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
+        Ok(Self {
+            name,
+            from: number_of(from)?,
+            into: number_of(into)?,
+            below: Vec::new(),
+            given_up: HashSet::new(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::publishing::publish::Replace;
+    use crate::staging::staging_directory::tests::{begin, place};
+
+    use super::*;
+
+    #[test]
+    fn few_directories_of_a_deep_tree_are_open() {
+        let (home, fd) = place();
+        let home = home.path().canonicalize().unwrap();
+        let staging = begin(&fd, "d");
+        let deep = ["d"; 300].join("/");
+        let theirs = home.join("d").join(&deep);
+        std::fs::create_dir_all(theirs.join("in the way")).unwrap();
+        let ours = home.join(staging.hidden.as_os_str()).join(&deep);
+        std::fs::create_dir_all(&ours).unwrap();
+        std::fs::write(ours.join("f"), "x").unwrap();
+        assert!(
+            staging
+                .publish(&Lease::constant(), Replace::Existing)
+                .is_err()
+        );
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
+        let mut open = 0;
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+            let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+            let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+            open += targets.filter(|target| target.starts_with(&home)).count();
+            false
+        };
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(
+            &Lease::constant(),
+            &into,
+            &mut Answers {
+                stays: &mut stays,
+                failed,
+                pause: &|| {},
+            },
+        );
+        drop(staging);
+        // With the parent, the two that are merged, and one descriptor more of the staging directory itself.
+        assert!((1..=4 + 4).contains(&open), "{open}");
+        assert!(theirs.join("f").exists());
+        assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
+    }
+
+    /// Two transfers of the same tree may have linked the name to the same first one.
+    #[test]
+    fn another_name_of_the_file_that_is_there_goes() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        let ours = home.path().join(staging.hidden.as_os_str());
+        let theirs = home.path().join("d");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::write(theirs.join("f"), "x").unwrap();
+        std::fs::hard_link(theirs.join("f"), ours.join("f")).unwrap();
+        std::fs::write(ours.join("other"), "y").unwrap();
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
+        let steps = std::cell::Cell::new(0);
+        let pause = || {
+            steps.set(steps.get() + 1);
+            assert!(steps.get() < 100, "it comes to an end");
+        };
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(
+            &Lease::constant(),
+            &into,
+            &mut Answers {
+                stays: &mut |_, _, _| false,
+                failed,
+                pause: &pause,
+            },
+        );
+        drop(staging);
+        let read = |name: &str| std::fs::read_to_string(theirs.join(name)).unwrap();
+        assert_eq!([read("f"), read("other")], ["x", "y"]);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_is_moved_leads_nowhere_else() {
+        let (home, fd) = place();
+        let home = home.path();
+        let staging = begin(&fd, "d");
+        let ours = home.join(staging.hidden.as_os_str());
+        for directory in [
+            ours.join("a/b"),
+            home.join("d/a/b/in the way"),
+            home.join("elsewhere/a"),
+        ] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        std::fs::write(ours.join("a/b/f"), "x").unwrap();
+        std::fs::write(home.join("elsewhere/a/precious"), "x").unwrap();
+        let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+            std::fs::rename(home.join("d/a/b"), home.join("elsewhere/b")).unwrap();
+            false
+        };
+        let mut faults = Vec::new();
+        let failed = &mut |path: RelPath, error| {
+            faults.push((path.to_string(), Errno::from_io_error(&error)))
+        };
+        staging.move_into(
+            &Lease::constant(),
+            &into,
+            &mut Answers {
+                stays: &mut stays,
+                failed,
+                pause: &|| {},
+            },
+        );
+        drop(staging);
+        assert_eq!(faults, [(RelPath::root().to_string(), Some(Errno::STALE))]);
+        assert!(home.join("elsewhere/a/precious").exists() && home.join("elsewhere/b/f").exists());
+        assert_eq!(std::fs::read_dir(home).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,207 @@
+//! Storage that fails where a script says so: for tests, which hand it to a role in the place of an engine.
+//!
+//! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays
+//! nothing. **Invariant:** requests are counted in the order in which they arrive, reads and writes each from
+//! 0, so that a script with one thread a side strikes the same request every time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use zmove_types::Buffer;
+use zmove_uring::Span;
+
+use crate::storage::file_io::storage_engine::StorageEngine;
+use crate::storage::file_io::{FileIo, Moved, Slices, Way};
+
+/// Plain system calls that fail by a script.
+///
+/// ```
+/// use zmove_disk::{FaultAt, Faulty, InjectedFault, RequestKind};
+/// let no_space = FaultAt { request: RequestKind::Write, number: 3, fault: InjectedFault::Fails(28) };
+/// let disk = Faulty::new([no_space]);
+/// assert_eq!(disk.requests(RequestKind::Write), 0);
+/// ```
+#[derive(Debug)]
+pub struct Faulty {
+    script: Vec<FaultAt>,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// One line of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultAt {
+    /// The kind of request that is counted.
+    pub request: RequestKind,
+    /// The number of the request that meets the fault, from 0.
+    pub number: u64,
+    /// The fault.
+    pub fault: InjectedFault,
+}
+
+/// The kind of a request: one part of a read or of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// Bytes are read from a file.
+    Read,
+    /// Bytes are written to a file.
+    Write,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectedFault {
+    /// The request fails with this `errno` and does nothing.
+    Fails(i32),
+    /// The request moves half of what it should, at least a byte of it.
+    IsShort,
+    /// The request moves half of what it should, then the process is aborted.
+    StopsTheProcess,
+}
+
+impl Faulty {
+    /// An engine with the faults of `script`.
+    pub fn new(script: impl IntoIterator<Item = FaultAt>) -> Self {
+        Self {
+            script: script.into_iter().collect(),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        }
+    }
+
+    /// The number of requests that have come so far.
+    pub fn requests(&self, kind: RequestKind) -> u64 {
+        self.counter(kind).load(Ordering::Relaxed)
+    }
+
+    fn counter(&self, kind: RequestKind) -> &AtomicU64 {
+        match kind {
+            RequestKind::Read => &self.reads,
+            RequestKind::Write => &self.writes,
+        }
+    }
+
+    /// The fault that the present request meets.
+    fn next(&self, kind: RequestKind) -> Option<InjectedFault> {
+        let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
+        let at = self
+            .script
+            .iter()
+            .find(|at| at.request == kind && at.number == number);
+        at.map(|at| at.fault)
+    }
+
+    /// Has `inner` serve a request, unless the script has a fault for it.
+    fn serve(
+        &self,
+        kind: RequestKind,
+        span: Span,
+        buffer: Buffer,
+        inner: impl FnOnce(Span, Buffer) -> Moved<usize>,
+    ) -> Moved<usize> {
+        match self.next(kind) {
+            None => inner(span, buffer),
+            Some(InjectedFault::Fails(errno)) => {
+                (Err(Errno::from_raw_os_error(errno).into()), buffer)
+            }
+            Some(fault) => {
+                let half = inner(span.part(0, (span.len() / 2).max(1)), buffer);
+                if fault == InjectedFault::StopsTheProcess {
+                    std::process::abort();
+                }
+                half
+            }
+        }
+    }
+}
+
+impl FileIo for Faulty {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
+        let read = |span, buffer| StorageEngine::Threads.read_some(way, span, buffer, seen);
+        self.serve(RequestKind::Read, span, buffer, read)
+    }
+
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
+        let write = |span, buffer| StorageEngine::Threads.write_some(way, span, buffer);
+        self.serve(RequestKind::Write, span, buffer, write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::storage::file_io::FileIo;
+    use crate::storage::file_io::data_file::DataFile;
+
+    const CONTENTS: &[u8] = b"0123456789";
+
+    fn faulty(request: RequestKind, number: u64, fault: InjectedFault) -> Faulty {
+        Faulty::new([FaultAt {
+            request,
+            number,
+            fault,
+        }])
+    }
+
+    fn file() -> (tempfile::TempDir, DataFile) {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, CONTENTS).unwrap();
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        (home, DataFile::new(file))
+    }
+
+    fn read(file_io: &impl FileIo, file: &DataFile) -> Result<Vec<u8>, Option<i32>> {
+        let mut seen = Vec::new();
+        let mut see = |slice: &[u8]| seen.extend_from_slice(slice);
+        let (outcome, buffer) =
+            file_io.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
+        outcome.map_err(|error| error.raw_os_error())?;
+        assert_eq!(seen, buffer[..]);
+        Ok(seen)
+    }
+
+    #[test]
+    fn the_request_of_that_number_fails_and_no_other() {
+        let (_home, file) = file();
+        let file_io = faulty(RequestKind::Read, 1, InjectedFault::Fails(5));
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(read(&file_io, &file), Err(Some(5)));
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(file_io.requests(RequestKind::Read), 3);
+    }
+
+    #[test]
+    fn writes_are_counted_apart_and_one_that_fails_writes_nothing() {
+        let (_home, file) = file();
+        let file_io = faulty(RequestKind::Write, 0, InjectedFault::Fails(28));
+        assert!(read(&file_io, &file).is_ok());
+        let (outcome, buffer) = file_io.write(&file, 0, Buffer::copied(b"ab"));
+        assert_eq!(outcome.unwrap_err().raw_os_error(), Some(28));
+        assert_eq!(&buffer[..], b"ab");
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+    }
+
+    #[test]
+    fn what_was_short_is_gone_on_with() {
+        let (_home, file) = file();
+        let file_io = faulty(RequestKind::Read, 0, InjectedFault::IsShort);
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(file_io.requests(RequestKind::Read), 2);
+        let file_io = faulty(RequestKind::Write, 0, InjectedFault::IsShort);
+        file_io.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
+        assert_eq!(file_io.requests(RequestKind::Write), 2);
+        let mut there = [0; 10];
+        file.file().read_exact_at(&mut there, 0).unwrap();
+        assert_eq!(&there, b"012abc6789");
+    }
+}

@@ -1,0 +1,173 @@
+//! The storage engines of the program: plain system calls, io_uring, or whichever suits the file.
+//!
+//! With io_uring the parts of a group are in flight together, and the first are hashed, in order, while the last are
+//! still being read. It is tried when it is asked for, from the setup to a first read. Where that fails the program
+//! takes plain system calls, and prints the reason in one line.
+//!
+//! By default plain system calls are used, which are as fast on local disks (`docs/PERFORMANCE.md`), and io_uring for
+//! the one case in which they cannot be. A file system in user space (FUSE) lets go of a file for the next write only
+//! when the server has answered the one before, also past the page cache, unless the request is asynchronous. So what
+//! many threads write to one large file there by `pwrite` goes one write at a time, and what they hand to a ring does
+//! not.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+use zmove_types::Buffer;
+use zmove_uring::{Ring, RingConfig, Span};
+
+use crate::storage::file_io::{FileIo, Moved, Slices, Way};
+
+/// A storage engine of the program.
+#[derive(Debug)]
+pub enum StorageEngine {
+    /// `pread` and `pwrite` on the calling thread.
+    Threads,
+    /// Requests to a ring's thread.
+    Uring(Ring),
+    /// `pread` and `pwrite`, or a ring where only that keeps several writes to one file in flight. The first such write
+    /// starts the ring; `None` inside where io_uring is refused.
+    Auto(OnceLock<Option<Ring>>),
+}
+
+impl Default for StorageEngine {
+    fn default() -> Self {
+        Self::Auto(OnceLock::new())
+    }
+}
+
+/// One read from the page cache: large enough that the call costs nothing, small enough to be hashed out of
+/// the second-level cache.
+const SLICE_BYTES: usize = 256 << 10;
+
+impl FileIo for StorageEngine {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        mut buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
+        if let Self::Uring(ring) = self {
+            return ring.read(way.file(), span, buffer, seen);
+        }
+        let slice_bytes = match way {
+            Way::Cached(_) => SLICE_BYTES,
+            // One request for everything, since the device waits for each.
+            Way::Direct(_) | Way::DirectInTurns(_) => span.len(),
+        };
+        let mut moved = 0;
+        while moved < span.len() {
+            let slice = span.part(moved, slice_bytes);
+            let room = &mut buffer.room()[slice.room()];
+            match way.file().read_at(room, slice.offset()) {
+                Ok(0) => break,
+                Ok(taken) => {
+                    seen(&room[..taken]);
+                    moved += taken;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if moved == 0 => return (Err(error), buffer),
+                Err(_told_to_the_next_call) => break,
+            }
+        }
+        (Ok(moved), buffer)
+    }
+
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
+        let ring = match (self, way) {
+            (Self::Uring(ring), _) => Some(ring),
+            (Self::Auto(ring), Way::DirectInTurns(_)) => ring
+                .get_or_init(|| Ring::start(RingConfig::default()).ok())
+                .as_ref(),
+            _ => None,
+        };
+        if let Some(ring) = ring {
+            return ring.write(way.file(), span, buffer);
+        }
+        loop {
+            match way.file().write_at(&buffer[span.room()], span.offset()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return (outcome, buffer),
+            }
+        }
+    }
+
+    /// An engine with a ring of its own: the slots of one are few, and storage that hangs keeps those that it has got.
+    fn anew(&self) -> Option<Arc<dyn FileIo>> {
+        Some(Arc::new(match self {
+            Self::Threads => return None,
+            Self::Uring(ring) => Self::Uring(Ring::start(ring.config()).ok()?),
+            Self::Auto(_) => Self::default(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use zmove_types::BufferPool;
+
+    use super::*;
+    use crate::DataFile;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_read_of_nothing_ends_at_once() {
+        let ring = match Ring::start(RingConfig::default()) {
+            Ok(ring) => ring,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut buffer = BufferPool::new(4096, 1).take().unwrap();
+        // A ring whose thread had taken up the request would mostly still be at it when the caller goes on.
+        for _ in 0..10_000 {
+            let (outcome, back) = ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
+            assert_eq!(outcome.unwrap(), 0);
+            buffer = back;
+        }
+    }
+
+    /// A pipe that nobody writes to stands for storage that does not answer.
+    #[test]
+    fn a_ring_whose_storage_hangs_holds_up_no_other() {
+        let depth = 4;
+        let one = match Ring::start(RingConfig {
+            depth,
+            ..RingConfig::default()
+        }) {
+            Ok(ring) => StorageEngine::Uring(ring),
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let other = one.anew().expect("there is room for two");
+        let (hanging, mut end) = io::pipe().unwrap();
+        let hanging = DataFile::new(File::from(OwnedFd::from(hanging)));
+        let (home, (done_in, done)) = (tempfile::tempdir().unwrap(), std::sync::mpsc::channel());
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(home.path().join("f"))
+            .unwrap();
+        let file = DataFile::new(file);
+        let pool = BufferPool::new(4096, usize::from(depth) + 1);
+        std::thread::scope(|scope| {
+            for _ in 0..depth {
+                let (buffer, one, hanging) = (pool.take().unwrap(), &one, &hanging);
+                scope.spawn(move || one.read(hanging, 0, 1, buffer, &mut |_| ()).0.unwrap());
+            }
+            let mut buffer = pool.take().unwrap();
+            buffer.set_len(4096);
+            scope.spawn(|| done_in.send(other.write(&file, 0, buffer).0).unwrap());
+            let written = done.recv_timeout(PATIENCE);
+            end.write_all(&vec![0; usize::from(depth)]).unwrap();
+            written.expect("it does not wait for the other").unwrap();
+        });
+    }
+}

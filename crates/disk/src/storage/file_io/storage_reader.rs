@@ -1,0 +1,205 @@
+//! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored
+//! or look whether a failed flush has lost it.
+//!
+//! After a write-back that failed, or on a disk that has changed a bit, the page cache still has what was written. So
+//! clean pages are dropped before anything is read, and what can be read past the page cache is. Pages that are still
+//! to be written, or that somebody has mapped, are read from memory: the storage does not have them yet.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
+use zmove_types::{BufferPool, Cv, GROUP_BYTES, GroupSpan, Root};
+
+use crate::storage::file_io::data_file::{DataFile, Direct};
+use crate::storage::file_io::{FileIo, Slices};
+use crate::storage::holes::data_begins;
+
+/// A file that is read as its storage holds it.
+#[derive(Debug)]
+pub struct StoredFile {
+    data: DataFile,
+    bytes: u64,
+}
+
+impl StoredFile {
+    /// An open file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn new(file: File) -> io::Result<Self> {
+        let bytes = file.metadata()?.len();
+        Ok(Self {
+            data: DataFile::for_reading(file, bytes, Direct::On),
+            bytes,
+        })
+    }
+
+    /// The length of the file in bytes when it was opened.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.data.file()
+    }
+}
+
+/// What it takes to read files from their storage.
+#[derive(Debug)]
+pub struct StorageReader {
+    file_io: Arc<dyn FileIo>,
+    buffers: BufferPool,
+}
+
+/// The size of a buffer for data: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
+pub const BUFFER_BYTES: usize = GROUP_BYTES as usize;
+
+impl StorageReader {
+    /// A reader with so many buffers of a group, each made when it is needed: more threads wait for them.
+    #[must_use]
+    pub fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
+        Self {
+            file_io: Arc::clone(file_io),
+            buffers: BufferPool::new(BUFFER_BYTES, buffers_max),
+        }
+    }
+
+    /// The root of the first `bytes` of a file, at most a group.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn root_of(&self, file: &StoredFile, bytes: u64) -> io::Result<Root> {
+        let Some(span) = GroupSpan::of(bytes, 0) else {
+            return Ok(FileHasher::default().finish());
+        };
+        let mut hasher = FileHasher::default();
+        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+        let zeros = || sparse_file_root(span.len as usize, std::iter::empty(), &[]);
+        Ok(if has_data { hasher.finish() } else { zeros() })
+    }
+
+    /// The value of a group; `None` of one that is a hole.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
+        let mut hasher = GroupHasher::new(span.index);
+        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+        Ok(has_data.then(|| hasher.finish()))
+    }
+
+    /// Whether a group has that value; `None` is that of zeros. Whether these are a hole does not matter.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn has_value(
+        &self,
+        file: &StoredFile,
+        span: GroupSpan,
+        wanted: Option<Cv>,
+    ) -> io::Result<bool> {
+        let found = self.value_of(file, span)?;
+        Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
+    }
+
+    /// Shows `seen` all bytes of a group; nothing of one that is a hole. Returns whether there was data. It is an error
+    /// if the file ends within the group.
+    fn show(&self, file: &StoredFile, span: GroupSpan, seen: Slices<'_>) -> io::Result<bool> {
+        let offset = span.offset();
+        let data = data_begins(file.file(), offset)?;
+        if data.is_none_or(|begin| begin >= offset + u64::from(span.len)) {
+            return Ok(false);
+        }
+        file.data.drop_cached_span(offset, span.len.into())?;
+        let buffer = self.buffers.take().ok_or(Errno::NOBUFS)?;
+        let len = span.len as usize;
+        let (outcome, buffer) = self.file_io.read(&file.data, offset, len, buffer, seen);
+        outcome?;
+        if buffer.len() == len {
+            Ok(true)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
+    }
+}
+
+/// The value of a group; a hole and zeros are the same contents.
+#[must_use]
+pub fn value_or_zeros(span: GroupSpan, value: Option<Cv>) -> Cv {
+    value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::storage::file_io::storage_engine::StorageEngine;
+    use zmove_types::GROUP_BYTES;
+
+    fn reader() -> StorageReader {
+        StorageReader::new(&(Arc::new(StorageEngine::Threads) as Arc<dyn FileIo>), 1)
+    }
+
+    fn shown(file: &StoredFile, index: u32) -> io::Result<Option<Vec<u8>>> {
+        let mut all = Vec::new();
+        let span = GroupSpan::of(file.bytes(), index).unwrap();
+        let has_data = reader().show(file, span, &mut |slice| all.extend_from_slice(slice))?;
+        Ok(has_data.then_some(all))
+    }
+
+    #[test]
+    fn data_is_shown_and_holes_are_not_read() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
+        let file = StoredFile::new(file).unwrap();
+        assert_eq!(file.bytes(), 2 * GROUP_BYTES + 4);
+        assert_eq!(shown(&file, 2).unwrap().unwrap(), b"data");
+        assert_eq!(shown(&file, 1).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_meanwhile_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 8192], 0).unwrap();
+        let stored = StoredFile::new(file.try_clone().unwrap()).unwrap();
+        file.set_len(4096).unwrap();
+        assert_eq!(
+            shown(&stored, 0).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+
+    /// Groups of zeros that are a hole, and one that is allocated.
+    #[test]
+    fn zeros_are_a_hole_or_none() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[0; 4096], GROUP_BYTES).unwrap();
+        file.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
+        let reader = reader();
+        let bytes = 2 * GROUP_BYTES + 4;
+        let file = StoredFile::new(file).unwrap();
+        let is = |index, wanted| {
+            reader
+                .has_value(&file, GroupSpan::of(bytes, index).unwrap(), wanted)
+                .unwrap()
+        };
+        let zeros = |index| {
+            sparse_group_cv(
+                GroupSpan::of(bytes, index).unwrap(),
+                std::iter::empty(),
+                &[],
+            )
+        };
+        assert!(is(0, None) && is(0, Some(zeros(0))) && !is(0, Some(zeros(1))));
+        assert!(is(1, None) && is(1, Some(zeros(1))));
+        assert!(!is(2, None) && is(2, Some(zmove_chunk::group_cv(2, b"data"))));
+    }
+}

@@ -1,0 +1,219 @@
+//! Memory of how many threads were of use on storage that answers late, in the file `storage` beside the keys: the next
+//! transfer there begins with as many.
+//!
+//! Each line holds one task on one file system, as `read:nfs4:server:/export`, and how many threads. A file system at
+//! which no more threads were of use than there are cores has none, and begins as one that is not known.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::opening::proc::{Mount, mounts};
+use crate::remembered::{Rememberable, Remembered, today};
+
+use super::{StorageThreads, THREADS_MAX, Task, cores};
+
+/// The memory of all file systems; by default none.
+#[derive(Clone, Debug, Default)]
+pub struct StorageMemory(Option<PathBuf>);
+
+/// The memory of one file system.
+#[derive(Debug, Default)]
+pub struct FileSystemMemory(Option<(Remembered<UsefulThreads>, String)>);
+
+/// What threads do on a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StorageWork {
+    /// Opening small files and reading them.
+    Read,
+    /// Looking at entries.
+    Look,
+    /// Making entries and writing them.
+    Write,
+    /// Giving names.
+    Name,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct UsefulThreads {
+    threads: usize,
+    /// The day when that was, from 1970 on.
+    day: u64,
+}
+
+impl StorageMemory {
+    /// The memory in this home.
+    #[must_use]
+    pub fn in_home(home: &Path) -> Self {
+        Self(Some(home.join(FILE)))
+    }
+
+    /// The memory of the file system that `path` leads to; none where it leads nowhere.
+    #[must_use]
+    pub fn at(&self, path: &Path) -> FileSystemMemory {
+        let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        opened.map_or_else(
+            |_nowhere| FileSystemMemory::default(),
+            |opened| self.of(opened),
+        )
+    }
+
+    /// The memory of the file system that `file` is on.
+    #[must_use]
+    pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
+        let name = || Mount::opened(&mounts(), file).map(|mount| name_of(&mount));
+        let known = self
+            .0
+            .clone()
+            .and_then(|path| Some((Remembered::new(path, HEADER, LINES_MAX), name()?)));
+        FileSystemMemory(known)
+    }
+}
+
+impl FileSystemMemory {
+    /// How many threads were of use there before, if that was more than there are cores.
+    #[must_use]
+    pub fn threads(&self, work: StorageWork) -> Option<usize> {
+        let (remembered, file_system) = self.0.as_ref()?;
+        let known = remembered.recall(&key(work, file_system)).ok().flatten()?;
+        (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known.threads)
+    }
+
+    /// Has these threads begin with as many as were of use before.
+    pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
+        if let Some(known) = self.threads(work) {
+            threads.begin_with(work.task(), known);
+        }
+    }
+
+    /// Remembers how many of these threads were of use, if they had enough to do that it shows.
+    pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
+        let Some(((remembered, file_system), found)) =
+            self.0.as_ref().zip(threads.found(work.task()))
+        else {
+            return;
+        };
+        let is_late = found > cores();
+        let known = is_late.then(|| UsefulThreads {
+            threads: found,
+            day: today(),
+        });
+        // It is advice, and a home that cannot be written is told elsewhere.
+        let _best_effort = remembered.keep(&key(work, file_system), known);
+    }
+}
+
+impl StorageWork {
+    const fn task(self) -> Task {
+        match self {
+            Self::Read | Self::Look => Task::Look,
+            Self::Write | Self::Name => Task::Write,
+        }
+    }
+}
+
+fn key(work: StorageWork, file_system: &str) -> String {
+    let work = match work {
+        StorageWork::Read => "read",
+        StorageWork::Look => "look",
+        StorageWork::Write => "write",
+        StorageWork::Name => "name",
+    };
+    format!("{work}:{file_system}")
+}
+
+/// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.
+fn name_of(Mount { kind, source, .. }: &Mount) -> String {
+    let no_blank = |letter: char| {
+        if letter.is_whitespace() || letter.is_control() {
+            '_'
+        } else {
+            letter
+        }
+    };
+    format!("{kind}:{source}").chars().map(no_blank).collect()
+}
+
+impl Rememberable for UsefulThreads {
+    fn is_possible(&self) -> bool {
+        (1..=THREADS_MAX).contains(&self.threads)
+    }
+}
+
+const FILE: &str = "storage";
+const HEADER: &str = "# zmove storage 2";
+/// The most lines that are kept, of which a file system has four.
+const LINES_MAX: usize = 256;
+/// How many days it is remembered: storage is extended, and moves.
+const DAYS_MAX: u64 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_on_late_storage_is_where_the_next_begin() {
+        let home = tempfile::tempdir().unwrap();
+        let memory = StorageMemory::in_home(home.path()).of(std::fs::File::open("/").unwrap());
+        let (late, prompt, next) = (
+            StorageThreads::default(),
+            StorageThreads::default(),
+            StorageThreads::default(),
+        );
+        late.state.lock().crowds[Task::Look as usize].width.find(96);
+        memory.keep(StorageWork::Read, &late);
+        memory.keep(StorageWork::Write, &late);
+        memory.recall(StorageWork::Write, &next);
+        assert!(!next.is_late(Task::Write), "nothing was found of it");
+        memory.recall(StorageWork::Read, &next);
+        assert_eq!(
+            next.state.lock().crowds[Task::Look as usize]
+                .width
+                .threads(),
+            96
+        );
+        let at = |path: &str| {
+            StorageMemory::in_home(home.path())
+                .at(Path::new(path))
+                .threads(StorageWork::Read)
+        };
+        assert_eq!((at("/"), at("/nowhere")), (Some(96), None));
+        let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
+        assert!(
+            text.starts_with("# zmove storage 2\nread:") && text.lines().count() == 2,
+            "{text}"
+        );
+        prompt.state.lock().crowds[Task::Look as usize]
+            .width
+            .find(1);
+        memory.keep(StorageWork::Read, &prompt);
+        let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
+        assert_eq!(text, "# zmove storage 2\n", "it is not late any more");
+    }
+
+    #[test]
+    fn a_file_system_is_known_by_what_is_mounted() {
+        let mountinfo = b"36 35 0:51 / /data rw,relatime shared:1 - nfs4 server:/ex\\040port rw\n\
+            37 35 0:52 / /other rw - xfs /dev/sdb1 rw\n";
+        let names: Vec<_> = Mount::all(mountinfo).map(|mount| name_of(&mount)).collect();
+        assert_eq!(names, ["nfs4:server:/ex_port", "xfs:/dev/sdb1"]);
+    }
+
+    #[test]
+    fn a_line_without_a_sensible_number_and_day_is_refused() {
+        let memory = Remembered::<UsefulThreads>::new(PathBuf::new(), HEADER, 1);
+        let parsed = |value| memory.parse(&format!("{HEADER}\nread:x {value}\n"));
+        assert!(parsed(r#"{"threads":9,"day":1}"#).is_some());
+        for value in [
+            r#"{"threads":0,"day":1}"#,
+            r#"{"threads":257,"day":1}"#,
+            r#"{"threads":9}"#,
+            r#"{"threads":9,"day":"x"}"#,
+            "",
+        ] {
+            assert_eq!(parsed(value), None, "{value}");
+        }
+    }
+}
