@@ -175,6 +175,8 @@ const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 const OPENINGS_WITHOUT_SUBJECT: [&str; 7] = ["Its", "Their", "It", "They", "Those", "Who", "As"];
 
 const LINES_MAX: usize = 800;
+/// How many files a folder may hold.
+const FILES_OF_FOLDER_MAX: usize = 14;
 const COLUMNS_MAX: usize = 120;
 
 fn root() -> &'static Path {
@@ -373,6 +375,21 @@ fn files_are_short() {
             ));
         }
     }
+    assert_none(&violations);
+}
+
+#[test]
+fn folders_hold_few_files() {
+    let mut files = BTreeMap::<PathBuf, usize>::new();
+    for path in all_rust_files() {
+        *files.entry(path.parent().unwrap().to_owned()).or_default() += 1;
+    }
+    let full = files
+        .into_iter()
+        .filter(|(_, number)| *number > FILES_OF_FOLDER_MAX);
+    let violations: Vec<_> = full
+        .map(|(folder, number)| format!("{} has {number} files", shown(&folder)))
+        .collect();
     assert_none(&violations);
 }
 

@@ -4,27 +4,23 @@
 //! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`] or the
 //! socket's mode) and comes from no other site. What a client does not take costs a bounded number of bytes.
 
+mod connections;
 mod error;
-mod guard;
-mod host_name;
 mod hub;
-mod listen;
 mod options;
 mod page;
 mod problem;
 mod program;
-mod room;
 mod routes;
 mod state;
 mod stores;
-mod token;
 mod view;
 
+pub use connections::host_name::PublicName;
+pub use connections::listen::{ApiListener, bind_tcp, bind_unix, socket};
+pub use connections::token::Token;
 pub use error::ApiError;
-pub use host_name::PublicName;
-pub use listen::{ApiListener, bind_tcp, bind_unix, socket};
 pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
-pub use token::Token;
 pub use view::{EventView, Figures, JobView, reached, tells_time_left};

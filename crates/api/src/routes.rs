@@ -25,8 +25,8 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::guard::guard;
-use crate::listen::{ApiListener, Visitor, serve_listener};
+use crate::connections::guard::guard;
+use crate::connections::listen::{ApiListener, Visitor, serve_listener};
 use crate::options::{SubmitOption, describe};
 use crate::page;
 use crate::problem::Problem;

@@ -6,50 +6,40 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-mod allow;
-mod clean;
 mod cluster;
-mod copy;
-mod dial;
+mod daemon;
 mod doctor;
 pub(crate) mod habits;
 pub(crate) mod help;
 mod job;
-mod journal;
-mod keeping;
-mod operate;
 mod probe;
-mod push;
-pub(crate) mod selection;
-mod serve;
-mod storage;
+pub(crate) mod shared;
 mod sweep;
-mod trust;
-mod verify;
+mod transfers;
 
 use crate::value::version::VERSION;
-use selection::SelectionArgs;
+use shared::selection::SelectionArgs;
 
-pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
-pub(crate) use clean::CleanArgs;
 pub(crate) use cluster::{ClusterCommand, ClusterInitArgs, ClusterStatusArgs};
-pub(crate) use copy::{CopyArgs, ResultArgs};
-pub(crate) use dial::{DialArgs, TransportArg};
+pub(crate) use daemon::allow::{AllowArgs, AllowCommand, GrantArgs};
+pub(crate) use daemon::journal::{JournalCleanArgs, JournalCommand};
+pub(crate) use daemon::operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
+pub(crate) use daemon::serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
+pub(crate) use daemon::trust::{TrustArgs, TrustCommand, TrustHostArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use job::{
     JOB, JobAction, JobArgs, JobOptions, JobsArgs, JobsCommand, RunnerArgs, RunnerCommand,
     SubmitArgs,
 };
-pub(crate) use journal::{JournalCleanArgs, JournalCommand};
-pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};
-pub(crate) use operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 pub(crate) use probe::ProbeArgs;
-pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
-pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
-pub(crate) use storage::{DirectArg, EngineArg, StorageArgs};
+pub(crate) use shared::dial::{DialArgs, TransportArg};
+pub(crate) use shared::keeping::{KeepingArgs, KindArg, SparseArg};
+pub(crate) use shared::storage::{DirectArg, EngineArg, StorageArgs};
 pub(crate) use sweep::SweepArgs;
-pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs};
-pub(crate) use verify::VerifyArgs;
+pub(crate) use transfers::clean::CleanArgs;
+pub(crate) use transfers::copy::{CopyArgs, ResultArgs};
+pub(crate) use transfers::push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
+pub(crate) use transfers::verify::VerifyArgs;
 
 /// Moves trees between hosts: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]

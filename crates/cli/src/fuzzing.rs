@@ -7,7 +7,7 @@ use zmove_types::{RateLimit, parse_size};
 
 use crate::value::age::Age;
 
-pub use crate::args::selection::fuzzing::filters;
+pub use crate::args::shared::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
 
 /// Reads words of the command line: sizes, rates and spans of time.

@@ -26,9 +26,9 @@ use zmove_wire::{
     RefusalCode, Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
 };
 
-use crate::authorizer::{Authorized, Authorizer, Destinations};
+use crate::access::authorizer::{Authorized, Authorizer, Destinations};
+use crate::access::refusals::denied;
 use crate::copies::{Copies, RunningCopy};
-use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
     Order, Peer, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,

@@ -11,11 +11,11 @@ use zmove_receiver::{Grants, TakenUp};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint};
 use zmove_wire::{Open, Refusal};
 
-use crate::authorizer::{Authorized, Authorizer};
+use crate::access::authorizer::{Authorized, Authorizer};
+use crate::access::node_grant::NodeGrant;
+use crate::access::refusals::{denied, rights_unreadable};
 use crate::copies::grants::Around;
 use crate::copies::now;
-use crate::node_grant::NodeGrant;
-use crate::refusals::{denied, rights_unreadable};
 
 /// What a peer may do by the grant that it shows to this receiver, whose key is `own`. May block on files.
 ///
@@ -78,7 +78,7 @@ impl Grants for NodeSession {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
+    use crate::access::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
     use zmove_disk::OwnPaths;
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};

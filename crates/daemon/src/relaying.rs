@@ -22,7 +22,7 @@ use zmove_wire::{
     FileHash, Refusal, RefusalCode, Relay, ToReceiver, TransferProgress, WireError, encode_message,
 };
 
-use crate::refusals::denied;
+use crate::access::refusals::denied;
 
 /// The teller of one session; see the module.
 pub(crate) struct Relaying {

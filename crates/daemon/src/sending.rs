@@ -30,9 +30,9 @@ use zmove_wire::{
     WireError, decode_message_within, encode_message,
 };
 
-use crate::authorizer::{Authorized, Authorizer};
+use crate::access::authorizer::{Authorized, Authorizer};
+use crate::access::refusals::denied;
 use crate::copies::Copies;
-use crate::refusals::denied;
 use crate::relaying::{Relaying, TELL_EVERY};
 use crate::sources::{FoundSources, ReadAccess};
 use crate::transfers::Cut;

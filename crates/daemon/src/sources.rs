@@ -21,7 +21,7 @@ use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
 use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape};
 
-use crate::refusals::denied;
+use crate::access::refusals::denied;
 
 /// Where a peer may read.
 #[derive(Clone, Debug)]

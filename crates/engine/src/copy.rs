@@ -24,7 +24,7 @@ use zmove_wire::{
     WireError, decode_message, encode_message,
 };
 
-use crate::dial::Connector;
+use crate::connecting::dial::Connector;
 use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
 use crate::pull::asking::{Asked, ask};

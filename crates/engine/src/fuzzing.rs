@@ -3,6 +3,6 @@
 //!
 //! The program never calls these functions, so they are not in its binary.
 
-pub use crate::location::fuzzing::location;
-pub use crate::path_memory::fuzzing::paths;
-pub use crate::ssh::ssh_messages_fuzzing::ssh_words;
+pub use crate::connecting::location::fuzzing::location;
+pub use crate::connecting::path_memory::fuzzing::paths;
+pub use crate::connecting::ssh::ssh_messages_fuzzing::ssh_words;

@@ -43,45 +43,41 @@
 //! the caller names the home directory.
 
 mod backoff;
+mod connecting;
 mod copy;
-mod dial;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod local;
-mod location;
 mod notice;
-mod path_memory;
 mod pull;
 mod random;
 mod reconnect;
 mod retrying;
-mod settings;
 mod sources;
-mod ssh;
 
 pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
-pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
-pub use dial::{
+pub use connecting::dial::{
     Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, Transferred,
     lanes_for_machine,
 };
+pub use connecting::location::{DEFAULT_PORT, Location, Login, Remote, Start};
+pub use connecting::path_memory::{Known, PathMemory, Rates, Window};
+pub use connecting::settings::{
+    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PathCheck, PortRange, SshSettings, UnknownHost,
+};
+pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
+pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use error::{
     BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
     PullError, PushError, SourcesError, SshError, SshMessageError,
 };
 pub use local::{Overlap, clean_locally, push_locally};
-pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
-pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use pull::{PullRun, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, RemotePush};
 pub use retrying::Retrying;
-pub use settings::{
-    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PathCheck, PortRange, SshSettings, UnknownHost,
-};
 pub use sources::Sources;
-pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 pub use zmove_receiver::ReceiverConfig;
 pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

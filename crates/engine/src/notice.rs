@@ -9,8 +9,8 @@ use zmove_transport::{BlackHole, Fingerprint};
 use zmove_types::{Escaped, TransferId};
 
 use crate::backoff::Timeout;
+use crate::connecting::location::Remote;
 use crate::error::{Causes, PushError};
-use crate::location::Remote;
 
 /// One notice to the caller of a push.
 #[derive(Debug)]

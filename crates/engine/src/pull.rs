@@ -35,7 +35,7 @@ use zmove_wire::{
     ToSource, WireError,
 };
 
-use crate::dial::{Connected, Dialled, Transferred};
+use crate::connecting::dial::{Connected, Dialled, Transferred};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};

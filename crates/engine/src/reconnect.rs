@@ -14,7 +14,7 @@ use zmove_sender::{
 };
 use zmove_types::Observer;
 
-use crate::dial::Transferred;
+use crate::connecting::dial::Transferred;
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};

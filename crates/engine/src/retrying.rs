@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use zmove_sender::{SessionFate, Standing};
 
 use crate::backoff::{Next, Outage, Outages, Timeout};
-use crate::dial::Connector;
+use crate::connecting::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
 
@@ -178,10 +178,10 @@ mod tests {
     use zmove_transport::{BlackHole, Endpoint};
 
     use super::*;
+    use crate::connecting::location::Remote;
+    use crate::connecting::settings::DialSettings;
     use crate::error::PullError;
-    use crate::location::Remote;
     use crate::notice::NoListener;
-    use crate::settings::DialSettings;
 
     const SECOND: Duration = Duration::from_secs(1);
     const TIMEOUT: Timeout = Timeout(Duration::from_secs(60));

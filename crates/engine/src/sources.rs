@@ -11,8 +11,8 @@ use zmove_sender::PushJob;
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Durability, Open, TargetShape};
 
+use crate::connecting::location::{Location, Start};
 use crate::error::SourcesError;
-use crate::location::{Location, Start};
 use crate::notice::{Listener, Notice};
 
 /// The sources of a push, each examined once.

@@ -81,7 +81,7 @@ struct WatchArgs {
 
 /// Asks one of the questions.
 pub(crate) fn jobs(arguments: &JobsArgs) -> Result<ExitCode> {
-    let zmove = crate::peers::zmove_binary(arguments.zmove.as_deref())?;
+    let zmove = crate::measurements::peers::zmove_binary(arguments.zmove.as_deref())?;
     match &arguments.question {
         Question::Many(many) => many::many(&zmove, many),
         Question::Queue(queue) => queue::queue(&zmove, queue),

@@ -19,7 +19,7 @@ use clap::Args;
 use self::one::Bench;
 use self::tally::Tally;
 use crate::data::datasets;
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 use crate::torture::dice::Dice;
 
 pub(crate) use self::half::{HalfArgs, half};

@@ -4,19 +4,13 @@
 //! `jobs watch`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
-mod compare;
 mod data;
 mod jobs;
 mod kills;
-mod late;
-mod matrix;
-mod measure;
+mod measurements;
 mod network;
-mod paper;
-mod peers;
 mod powercut;
 mod processes;
-mod scale;
 mod soak;
 mod torture;
 mod units;
@@ -30,23 +24,23 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
-use crate::compare::CompareArgs;
-use crate::compare::verdicts::{self, VerdictsArgs};
 use crate::data::datasets;
 use crate::jobs::JobsArgs;
 use crate::kills::{HalfArgs, KillsArgs};
-use crate::late::LateArgs;
-use crate::late::bare::BareArgs;
-use crate::matrix::MatrixArgs;
-use crate::measure::calibrate::{self, Effort};
+use crate::measurements::compare::CompareArgs;
+use crate::measurements::compare::verdicts::{self, VerdictsArgs};
+use crate::measurements::late::LateArgs;
+use crate::measurements::late::bare::BareArgs;
+use crate::measurements::matrix::MatrixArgs;
+use crate::measurements::measure::calibrate::{self, Effort};
+use crate::measurements::paper::{FiguresArgs, PaperArgs};
+use crate::measurements::scale::ScaleArgs;
 use crate::network::hosts::{Hosts, LinkArgs};
-use crate::paper::{FiguresArgs, PaperArgs};
 use crate::powercut::PowercutArgs;
 use crate::processes::groups::Group;
 use crate::processes::inside;
 use crate::processes::inside::InsideArgs;
 use crate::processes::session::{self, Session};
-use crate::scale::ScaleArgs;
 use crate::soak::SoakArgs;
 use crate::soak::siege::{self, SiegeArgs};
 use crate::torture::TortureArgs;
@@ -151,13 +145,13 @@ fn main() -> ExitCode {
         Task::Hosts(arguments) => run_hosts(&arguments),
         Task::Calibrate(arguments) => run_calibrate(&arguments),
         Task::Data(arguments) => run_data(&arguments),
-        Task::Compare(arguments) => compare::compare(&arguments),
-        Task::Paper(arguments) => paper::paper(&arguments),
-        Task::Figures(arguments) => paper::figures(&arguments),
-        Task::Matrix(arguments) => matrix::matrix(&arguments),
+        Task::Compare(arguments) => measurements::compare::compare(&arguments),
+        Task::Paper(arguments) => measurements::paper::paper(&arguments),
+        Task::Figures(arguments) => measurements::paper::figures(&arguments),
+        Task::Matrix(arguments) => measurements::matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
-        Task::Late(arguments) => late::late(&arguments),
-        Task::Bare(arguments) => late::bare::bare(&arguments),
+        Task::Late(arguments) => measurements::late::late(&arguments),
+        Task::Bare(arguments) => measurements::late::bare::bare(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Wake(arguments) => wake::wake(&arguments),
         Task::Powercut(arguments) => powercut::powercut(&arguments),
@@ -166,7 +160,7 @@ fn main() -> ExitCode {
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Siege(arguments) => siege::siege(&arguments),
         Task::Jobs(arguments) => jobs::jobs(&arguments),
-        Task::Scale(arguments) => scale::scale(&arguments),
+        Task::Scale(arguments) => measurements::scale::scale(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

@@ -28,7 +28,7 @@ use clap::Args;
 use self::filesystem::FileSystem;
 use self::stand::Stand;
 use self::tally::Tally;
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 use crate::processes::run;
 use crate::processes::session::{self, Session};
 use crate::torture::draw_seed;

@@ -15,7 +15,7 @@ use clap::Args;
 use rustix::process::Signal;
 
 use self::level::{Level, Levels};
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 use crate::torture::programs::{DAEMON_HOME, Place, Running};
 
 /// How many, by how many, and where.

@@ -9,19 +9,14 @@ pub(crate) mod cluster;
 pub(crate) mod dice;
 mod events;
 mod jobs;
-pub(crate) mod metadata;
-pub(crate) mod old;
 pub(crate) mod options;
-mod plant;
 pub(crate) mod programs;
 mod relay;
 mod round;
-pub(crate) mod same;
 mod shared_target;
 mod spread;
 mod tally;
-pub(crate) mod tree;
-pub(crate) mod versions;
+pub(crate) mod trees;
 pub(crate) mod watch;
 
 use std::fs;
@@ -39,7 +34,7 @@ use self::jobs::JobsTally;
 use self::options::Direction;
 use self::spread::SpreadTally;
 use self::tally::Tally;
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 
 /// How often, and where.
 #[expect(

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use self::round::{LATE_CALLS_MAX, Outcome, Round};
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 use crate::torture::draw_seed;
 
 /// How often, and where.

@@ -20,7 +20,7 @@ use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::resume::journal::CleanMode;
 use crate::session::connections::{Connections, Looked, SessionReport, opened};
-use crate::session::keeping::KeptLease;
+use crate::session::leases::keeping::KeptLease;
 use crate::store::target::{SeenTarget, WriteAccess};
 
 /// Results that wait for a control connection whose peer does not read; beyond that the threads wait.

@@ -10,12 +10,12 @@ use zmove_disk::{Direct, FileIo, RemovalBudget, StorageEngine, StorageMemory, Tr
 use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
 use zmove_wire::{SweepOrder, Swept};
 
-use crate::compare::listed::ListedFiles;
-use crate::grant::{Allowance, Grants, Rights};
+use crate::comparison::entries::listed::ListedFiles;
 use crate::meters::TransferMeter;
-use crate::quota::Quota;
-use crate::session::target_sessions::TargetSessions;
-use crate::top_names::TopNames;
+use crate::rights::grant::{Allowance, Grants, Rights};
+use crate::rights::quota::Quota;
+use crate::rights::top_names::TopNames;
+use crate::session::leases::target_sessions::TargetSessions;
 
 /// Somebody who hears of the regular files that get their names.
 pub trait NamedFiles: std::fmt::Debug + Send + Sync {

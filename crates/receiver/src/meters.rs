@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use zmove_types::{AtomicCounter, Event, Lock, RelPath, StageClock, StageTimes};
 use zmove_wire::{FaultCode, FoundSoFar, Operation};
 
-use crate::grant::Stored;
+use crate::rights::grant::Stored;
 
 /// The counters of one transfer.
 #[derive(Debug, Default)]

@@ -4,17 +4,14 @@
 //! nothing temporary is left but the parts of large files that a journal lists.
 
 pub(crate) mod connections;
-mod earlier;
 pub(crate) mod finish;
 mod inspecting;
-pub(crate) mod keeping;
 pub(crate) mod lanes;
+pub(crate) mod leases;
 pub(crate) mod lost_lanes;
 pub(crate) mod opening;
 pub(crate) mod requests;
-pub(crate) mod run_leases;
 mod running;
-pub(crate) mod target_sessions;
 pub(crate) mod threads;
 pub(crate) mod verify;
 
@@ -31,20 +28,20 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pa
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{Greeting, Intent, Open, Role, ToSender};
 
+use crate::comparison::selection::book_rules;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::Rights;
-use crate::other_jobs::OtherJobs;
-use crate::quota::messages::messages;
-use crate::quota::{Booking, Quota};
-use crate::selection::book_rules;
+use crate::rights::grant::Rights;
+use crate::rights::quota::messages::messages;
+use crate::rights::quota::{Booking, Quota};
 use crate::session::connections::{Connections, SessionReport, cpu_time, next, unless_stopped};
-use crate::session::keeping::KeptLease;
-pub use crate::session::keeping::SenderPlace;
+use crate::session::leases::keeping::KeptLease;
+pub use crate::session::leases::keeping::SenderPlace;
+use crate::session::leases::run_leases::{RunLease, RunLeases};
 pub use crate::session::opening::Opening;
 use crate::session::opening::{Resolved, by_grant, is_under_way, resolve, take_opening, take_up};
-use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::{RunningSession, SessionThreads};
+use crate::shared_job::other_jobs::OtherJobs;
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
 use crate::{cleaning, probe};

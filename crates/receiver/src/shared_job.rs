@@ -19,6 +19,7 @@ mod commit;
 mod flushing;
 mod groups;
 mod journals;
+pub(crate) mod other_jobs;
 pub(crate) mod session;
 mod takeover;
 
@@ -31,8 +32,8 @@ use zmove_wire::{
     Batch, BatchEntry, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult, WireError,
 };
 
-use crate::other_jobs::PATIENCE;
 use crate::shared_job::flushing::flush_file_systems;
+use crate::shared_job::other_jobs::PATIENCE;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, FaultCause, failed_to, failure};
 use crate::store::publishing::publish_all;

@@ -16,8 +16,8 @@ use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::error::{Operation, ScanError};
-use crate::first_walk::FirstWalk;
 use crate::selection::Selection;
+use crate::sources::first_walk::FirstWalk;
 
 /// One tree or file to walk.
 #[derive(Clone, Debug)]

@@ -3,4 +3,4 @@
 //!
 //! The program never calls these functions, so they are not in its binary.
 
-pub use crate::path_list::fuzzing::path_list;
+pub use crate::sources::path_list::fuzzing::path_list;

@@ -27,30 +27,27 @@ mod config;
 mod directory;
 mod entry;
 mod error;
-mod first_walk;
 #[doc(hidden)]
 pub mod fuzzing;
 mod generated;
 mod histogram;
-mod name_glob;
-mod path_list;
 mod scan;
 mod selection;
-mod source_names;
+mod sources;
 mod walk;
 
 pub use config::{Apart, ScanConfig, ScanRoot, Unfinished, means_contents, unfinished};
 pub use directory::{Directory, FileSystems, SourceRoot, is_mount_at};
 pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
 pub use error::{Difference, ListFault, Operation, ScanError};
-pub use first_walk::FirstWalk;
 pub use generated::Generated;
 pub use histogram::{Extreme, Histogram, Share, histogram};
-pub use name_glob::{glob_matches, is_glob};
-pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
-pub use source_names::{DirectoryNames, SourceNames};
+pub use sources::first_walk::FirstWalk;
+pub use sources::name_glob::{glob_matches, is_glob};
+pub use sources::path_list::{PathList, Separator};
+pub use sources::source_names::{DirectoryNames, SourceNames};
 pub use walk::{
     DirectoryMark, MarkedPath, Portion, PortionSize, PortionWanted, UnfinishedParts, WalkTally,
     WalkTotal, look_up_portion, mark_root, walk_portion,

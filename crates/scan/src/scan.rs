@@ -13,7 +13,7 @@ use zmove_types::StageTimes;
 use crate::config::{ScanConfig, ScanRoot};
 use crate::entry::ScanItem;
 use crate::error::ScanError;
-use crate::path_list::PathList;
+use crate::sources::path_list::PathList;
 use crate::walk::{UnfinishedParts, Walk, WalkTally, Worker};
 
 /// The stream of the items that a walk finds. Clones share one stream, each item going to one of them; the walk stops

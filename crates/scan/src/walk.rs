@@ -20,8 +20,8 @@ use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, DirectoryStatus, Extent, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
-use crate::first_walk::{DirectoryChange, Listed};
 use crate::selection::{DirectoryFilter, PathKind};
+use crate::sources::first_walk::{DirectoryChange, Listed};
 
 mod descriptor_wait;
 mod files_from;

@@ -10,47 +10,40 @@
 //! assert!(RelPath::from_bytes(b"../etc/passwd").is_err());
 //! ```
 
-mod brought;
 mod buffer;
 pub mod bytes;
-mod counters;
-mod data_ranges;
-mod digest;
+mod entry;
 mod escaped;
-mod event;
 mod hash_set;
 mod hex;
 mod ids;
-mod kinds;
 pub mod list;
 mod lock;
-mod metadata;
 mod rate_limit;
-mod rel_path;
-mod stage;
+mod report;
 mod units;
 
-pub use brought::{Brought, ByteOrigins, Origin};
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
-pub use counters::{
-    AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,
-};
-pub use data_ranges::{DataRanges, DataRangesFinder};
-pub use digest::{Cv, Root};
-pub use escaped::{Escaped, Printable, is_unprintable, printable};
-pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
-pub use hash_set::HashOnlySet;
-pub use hex::{Hex, from_hex};
-pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
-pub use kinds::{Kinds, NeverCopied};
-pub use lock::Lock;
-pub use metadata::{
+pub use entry::data_ranges::{DataRanges, DataRangesFinder};
+pub use entry::digest::{Cv, Root};
+pub use entry::kinds::{Kinds, NeverCopied};
+pub use entry::metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,
     Timestamp, Xattr, unix_now,
 };
+pub use entry::rel_path::{Name, PathError, RelPath};
+pub use escaped::{Escaped, Printable, is_unprintable, printable};
+pub use hash_set::HashOnlySet;
+pub use hex::{Hex, from_hex};
+pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
+pub use lock::Lock;
 pub use rate_limit::{ParseRateError, RateLimit};
-pub use rel_path::{Name, PathError, RelPath};
-pub use stage::{Doing, StageClock, StageTimes, Stopwatch};
+pub use report::brought::{Brought, ByteOrigins, Origin};
+pub use report::counters::{
+    AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,
+};
+pub use report::event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
+pub use report::stage::{Doing, StageClock, StageTimes, Stopwatch};
 pub use units::{
     ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, parse_span,
     percent,

@@ -18,20 +18,17 @@ use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 mod copy;
 mod counted;
 mod counters;
+mod entries;
 mod fault;
 mod fetch;
 mod form;
 mod job_grant;
-mod kept;
 mod leftover;
-mod mirror;
 mod open;
 mod probe;
 mod relay;
-mod request;
 mod shared_job;
 mod summary;
-mod verdict;
 
 pub use copy::{
     Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Place, Receipt,
@@ -39,6 +36,13 @@ pub use copy::{
 };
 use counted::Counted;
 pub use counters::CounterList;
+pub use entries::kept::{Keeping, Lack, Missed, NotKept};
+pub use entries::mirror::{Extraneous, Remove, RemoveGroup};
+pub use entries::request::{
+    Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
+    Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata, XattrDigest,
+};
+pub use entries::verdict::{Differences, Verdict};
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
     AfterErrors, EmptySources, Fetch, Fetching, LaneOrder, ListOrder, Mapped, Mapping, OwnerOrder,
@@ -46,19 +50,13 @@ pub use fetch::{
 };
 pub(crate) use form::check as check_form;
 pub use job_grant::{JobGrant, SignedJobGrant};
-pub use kept::{Keeping, Lack, Missed, NotKept};
 pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
-pub use mirror::{Extraneous, Remove, RemoveGroup};
 pub use open::{
     Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,
     Proof, TargetShape, TargetState,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, Relay, TransferProgress};
-pub use request::{
-    Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
-    Question, Reply, Request, SourceEntry, SourceKind, SourceMark, SourceMetadata, XattrDigest,
-};
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
     SharedJobResult, WorkCounts,
@@ -66,7 +64,6 @@ pub use shared_job::{
 pub use summary::{
     AtBest, Bottleneck, Finding, Learnt, Limit, PathReport, Summary, TransferAccount,
 };
-pub use verdict::{Differences, Verdict};
 
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,8 +17,8 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
 
+use crate::connections::listen::Visitor;
 use crate::hub::{Message, numbered, words};
-use crate::listen::Visitor;
 use crate::problem::Problem;
 use crate::state::Api;
 

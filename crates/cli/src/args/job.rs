@@ -9,8 +9,8 @@ use zmove_api::PublicName;
 use zmove_engine::Timeout;
 use zmove_jobs::{JobId, Moment, Schedule, StartTime, State};
 
-use super::copy::CopyArgs;
-use super::serve::parse_address;
+use crate::args::daemon::serve::parse_address;
+use crate::args::transfers::copy::CopyArgs;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]

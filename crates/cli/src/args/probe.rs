@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::dial::DialArgs;
 use super::help;
-use super::storage::StorageArgs;
 use super::sweep::parse_time;
+use crate::args::shared::dial::DialArgs;
+use crate::args::shared::storage::StorageArgs;
 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::PROBE_LONG)]

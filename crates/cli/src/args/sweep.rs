@@ -7,7 +7,7 @@ use zmove_tools::sweep::ReferenceRate;
 use zmove_types::{ByteCount, parse_size};
 
 use super::help;
-use super::storage::StorageArgs;
+use crate::args::shared::storage::StorageArgs;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]

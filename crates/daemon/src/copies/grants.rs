@@ -29,9 +29,9 @@ use zmove_wire::{
 use super::store::Store;
 use super::tallies::{Counts, Tallies, Tally};
 use super::{KEPT_FOR, now};
-use crate::authorizer::{Authorized, Authorizer, Granter};
-use crate::rate_limits::Rates;
-use crate::refusals::{denied, granted_otherwise, rights_unreadable};
+use crate::access::authorizer::{Authorized, Authorizer, Granter};
+use crate::access::rate_limits::Rates;
+use crate::access::refusals::{denied, granted_otherwise, rights_unreadable};
 
 /// The grants of one daemon.
 pub(crate) struct GrantBook {

@@ -8,9 +8,9 @@ use zmove_transport::PathProbe;
 use zmove_wire::{Greeting, Role, ToSender, Waiting, encode_message};
 
 use super::{Control, RUNNING_ALREADY, Shared};
-use crate::admission::{QueueStep, Queued, Slot};
+use crate::access::admission::{QueueStep, Queued, Slot};
+use crate::access::refusals::REFUSAL_TIMEOUT;
 use crate::event::{DaemonEvent, Rejection};
-use crate::refusals::REFUSAL_TIMEOUT;
 use crate::registry::Registered;
 use crate::sending::{PeerControl, say_last};
 use crate::transfers::{Cut, Live, Who};

@@ -15,8 +15,8 @@
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
 //! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.
 //! Names can be forged, so a directory only goes from a directory in which nobody else can have given it that name
-//! ([`guarded`](crate::staging::guarded)). Only there are directories made to be filled under hidden names. The exception is the
-//! moment in which the directory of a shared job is made.
+//! ([`guarded`](crate::staging::guarded)). Only there are directories made to be filled under hidden names. The
+//! exception is the moment in which the directory of a shared job is made.
 //!
 //! An entry in the very directory that its name contains was made there. An entry that was born at the moment in its
 //! name is no copy either, since a copy would be younger. Either is enough, for neither can always be known. A

@@ -6,11 +6,11 @@
 use zmove_transport::{Channel, ChannelDialler};
 use zmove_wire::Place;
 
-use crate::dial::Connector;
+use crate::connecting::dial::Connector;
+use crate::connecting::location::Remote;
+use crate::connecting::settings::DialSettings;
+use crate::connecting::ssh::{self, Duty, SshReceiver, SshSession};
 use crate::error::ConnectError;
-use crate::location::Remote;
-use crate::settings::DialSettings;
-use crate::ssh::{self, Duty, SshReceiver, SshSession};
 
 /// Both hosts of one session.
 pub(super) struct Hosts<'a> {

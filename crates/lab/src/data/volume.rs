@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::syncfs;
 
-use crate::peers::RUN_DIRECTORY;
+use crate::measurements::peers::RUN_DIRECTORY;
 use crate::processes::run;
 use crate::processes::session::Session;
 use crate::units::ByteCount;

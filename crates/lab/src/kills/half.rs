@@ -14,8 +14,8 @@ use super::one::mebibytes;
 use super::yard::{Done, Yard};
 use crate::data::datasets;
 use crate::data::trees::{self, Modes};
-use crate::measure::figures;
-use crate::peers::zmove_binary;
+use crate::measurements::measure::figures;
+use crate::measurements::peers::zmove_binary;
 use crate::torture::dice::Dice;
 use crate::units::ByteCount;
 

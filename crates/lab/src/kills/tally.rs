@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::one::{Killed, Victim, mebibytes};
-use crate::measure::figures::{median, shown, spread};
+use crate::measurements::measure::figures::{median, shown, spread};
 
 /// All kills so far.
 #[derive(Debug, Default)]

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::plan::Neighbour;
-use crate::torture::metadata::Kind;
-use crate::torture::tree::Tree;
+use crate::torture::trees::metadata::Kind;
+use crate::torture::trees::tree::Tree;
 
 /// Files that stood in the target before the push, at places where the source has files too, and that were flushed: of
 /// each, some version must be there at any time.

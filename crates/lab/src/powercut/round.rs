@@ -19,13 +19,13 @@ use super::plan::{CutAt, Journals, Plan, Route, Story};
 use super::stand::Stand;
 use super::tally::{FailureKind, Tally};
 use crate::torture::dice::Dice;
-use crate::torture::metadata::Features;
-use crate::torture::old;
 use crate::torture::options::Direction;
 use crate::torture::programs::{Daemon, Place, Running, free_address};
-use crate::torture::same;
-use crate::torture::tree::{Shape, Tree};
-use crate::torture::versions::Versions;
+use crate::torture::trees::metadata::Features;
+use crate::torture::trees::old;
+use crate::torture::trees::same;
+use crate::torture::trees::tree::{Shape, Tree};
+use crate::torture::trees::versions::Versions;
 use crate::torture::watch::{Files, Inspector};
 
 /// A round that is set up.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::peers::zmove_binary;
+use crate::measurements::peers::zmove_binary;
 use crate::soak::level::Level;
 use crate::torture::programs::{CLIENT_HOME, Daemon, Place, Running};
 

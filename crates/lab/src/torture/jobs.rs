@@ -16,11 +16,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use super::dice::Dice;
-use super::metadata::Features;
 use super::programs::{CLIENT_HOME, Place, Running, free_address};
-use super::same;
-use super::tree::{Shape, Tree};
-use super::versions::Versions;
+use super::trees::metadata::Features;
+use super::trees::same;
+use super::trees::tree::{Shape, Tree};
+use super::trees::versions::Versions;
 
 /// Counts of one round or of many.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@
 use clap::ValueEnum;
 
 use super::dice::Dice;
-use super::metadata::Features;
+use super::trees::metadata::Features;
 
 /// The options of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::dice::Dice;
 use super::options::Direction;
-use crate::measure::race;
+use crate::measurements::measure::race;
 
 /// Where a round's programs have their keys and their logs.
 #[derive(Debug)]

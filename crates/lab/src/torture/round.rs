@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 use super::attempt::{Ending, PATIENCE, Stage};
 use super::dice::Dice;
 use super::events;
-use super::metadata::Features;
-use super::old;
 use super::options::{Carrier, Direction, Options};
 use super::programs::{Place, free_address};
 use super::relay::Relay;
-use super::same;
 use super::tally::{FailureKind, Tally};
-use super::tree::Tree;
-use super::versions::Versions;
+use super::trees::metadata::Features;
+use super::trees::old;
+use super::trees::same;
+use super::trees::tree::Tree;
+use super::trees::versions::Versions;
 use super::watch::{Files, Inspector, Watch};
 
 /// A round that is set up.

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result};
 
 use super::dice::Dice;
-use super::metadata::{Features, Kind};
-use super::old;
-use super::same;
 use super::tally::{FailureKind, Tally};
-use super::tree::{Shape, Tree};
-use super::versions::Versions;
+use super::trees::metadata::{Features, Kind};
+use super::trees::old;
+use super::trees::same;
+use super::trees::tree::{Shape, Tree};
+use super::trees::versions::Versions;
 use super::watch::{Files, Inspector};
 use crate::data::trees::names;
 

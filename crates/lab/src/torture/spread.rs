@@ -23,9 +23,9 @@ use self::acts::{Act, Timed};
 use super::attempt::PATIENCE;
 use super::dice::Dice;
 use super::programs::{CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, append, free_address};
-use super::same;
 use super::shared_target::{Draws, Row, SharedTarget, look_for_panics};
 use super::tally::FailureKind;
+use super::trees::same;
 use super::watch::Watch;
 
 /// A round that is set up.

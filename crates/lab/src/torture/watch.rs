@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::versions::{Version, Versions};
+use super::trees::versions::{Version, Versions};
 
 /// Whoever looks.
 #[derive(Debug)]

@@ -26,9 +26,9 @@ use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp, unix_now};
 use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
 
 use crate::config::ReceiverConfig;
-use crate::other_jobs::{LOOK_EVERY, PATIENCE};
-use crate::quota::{Booking, Quota};
 use crate::resume::journal::{CleanMode, birth, parts_in_use};
+use crate::rights::quota::{Booking, Quota};
+use crate::shared_job::other_jobs::{LOOK_EVERY, PATIENCE};
 
 /// The cleaning of one tree.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
-use crate::grant::Rights;
+use crate::rights::grant::Rights;
 use crate::session::{Session, run_session};
 use crate::store::target::WriteAccess;
 

@@ -36,12 +36,12 @@ use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId, unix_now};
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
-use crate::quota::{Booking, Quota};
 use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, PartFile, SourceVersion, UnfinishedFile, birth_of,
     orphans_like,
 };
 use crate::resume::parts::shared::SharedParts;
+use crate::rights::quota::{Booking, Quota};
 use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::target::file_systems::Flush;
 use crate::sync::run_on_several;

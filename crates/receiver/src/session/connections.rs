@@ -9,7 +9,7 @@ use zmove_transport::{ControlError, ControlWriter, LaneSource};
 use zmove_wire::{Extensions, Opened, Refusal, RefusalCode, TargetState, ToSender, encode_message};
 
 use crate::error::SessionError;
-use crate::quota::messages::Messages;
+use crate::rights::quota::messages::Messages;
 
 /// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

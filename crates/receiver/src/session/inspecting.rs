@@ -14,18 +14,18 @@ use zmove_wire::{
     ToSender,
 };
 
-use crate::compare::inspection::Inspection;
+use crate::comparison::entries::inspection::Inspection;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::quota::Booking;
-use crate::quota::messages::BookedMessage;
+use crate::rights::quota::Booking;
+use crate::rights::quota::messages::BookedMessage;
+use crate::rights::top_names::TopNames;
 use crate::session::connections::{Connections, Looked, SessionReport, opened};
 use crate::session::opening::free_bytes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{Reporter, Workers};
 use crate::store::reports::{BookedOutcome, Outcome, Reports};
 use crate::store::target::SeenTarget;
-use crate::top_names::TopNames;
 
 /// An inspection under way.
 struct Inspecting {

@@ -9,7 +9,7 @@ use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::error::SessionError;
-use crate::grant::{Coming, Received};
+use crate::rights::grant::{Coming, Received};
 use crate::session::verify::{
     NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged,
 };

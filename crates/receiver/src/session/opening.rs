@@ -12,14 +12,14 @@ use zmove_wire::{Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, T
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::{Leading, Rights, TakenUp};
-use crate::other_jobs::OtherJobs;
-use crate::quota::messages::{BookedMessage, Messages};
-use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{PartStore, begin};
+use crate::rights::grant::{Leading, Rights, TakenUp};
+use crate::rights::quota::messages::{BookedMessage, Messages};
+use crate::rights::quota::{Booking, Quota};
 use crate::session::connections::{look, opened};
-use crate::session::earlier::wait_for_earlier;
+use crate::session::leases::earlier::wait_for_earlier;
+use crate::shared_job::other_jobs::OtherJobs;
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, wait_for_jobs_above};
 

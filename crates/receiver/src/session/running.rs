@@ -21,18 +21,18 @@ use zmove_wire::{
     SignedReceipt, StageReport, StoredItem, ToReceiver, ToSender,
 };
 
-use crate::compare::send::answer;
+use crate::comparison::entries::send::answer;
+use crate::comparison::mirror::{WorkBudget, extraneous, remove_all};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::{Coming, Fate, Grants, Stored};
-use crate::mirror::{WorkBudget, extraneous, remove_all};
-use crate::quota::Booking;
-use crate::quota::limits::BUFFERS_BESIDE_LANES;
-use crate::quota::messages::BookedMessage;
+use crate::rights::grant::{Coming, Fate, Grants, Stored};
+use crate::rights::quota::Booking;
+use crate::rights::quota::limits::BUFFERS_BESIDE_LANES;
+use crate::rights::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros, next};
 use crate::session::finish;
-use crate::session::keeping::KeptLease;
 use crate::session::lanes::run_lane;
+use crate::session::leases::keeping::KeptLease;
 use crate::session::lost_lanes::LostLanes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};

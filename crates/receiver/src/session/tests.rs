@@ -15,7 +15,7 @@ use zmove_wire::{
 
 use super::*;
 use crate::config::BUFFER_BYTES;
-use crate::grant::Rights;
+use crate::rights::grant::Rights;
 use crate::store::target::WriteAccess;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -17,8 +17,8 @@ use zmove_transport::{LaneBreaker, LaneSource, blocking};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::quota::Quota;
-use crate::quota::windows::open_window;
+use crate::rights::quota::Quota;
+use crate::rights::quota::windows::open_window;
 use crate::store::reports::{Outcome, Reports};
 
 /// The state of a session that its threads share, by which they report.

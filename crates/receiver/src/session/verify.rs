@@ -15,8 +15,8 @@ use zmove_wire::{
     Operation, StoredItem, WireError,
 };
 
-use crate::quota::messages::ELEMENT_BYTES;
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::messages::ELEMENT_BYTES;
+use crate::rights::quota::{Booking, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 

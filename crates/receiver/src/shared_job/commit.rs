@@ -24,9 +24,9 @@ use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
 
-use crate::quota::Quota;
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::source_of;
+use crate::rights::quota::Quota;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
@@ -49,7 +49,7 @@ struct Commit<'a> {
 
 impl SharedJobSession {
     /// Gives a file its name.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         &self,
         transfer: &Transfer,
         head: &FileHead,

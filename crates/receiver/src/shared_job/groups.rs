@@ -13,17 +13,17 @@ use zmove_disk::{JobSession, PartFound};
 use zmove_types::{Cv, GroupSpan, Name};
 use zmove_wire::WireError;
 
-use crate::quota::{Booking, Quota};
 use crate::resume::journal::Record;
+use crate::rights::quota::{Booking, Quota};
 use crate::shared_job::journals::Journals;
 use crate::store::large_files::came::Came;
 
 /// A part, by its name and inode.
-pub(super) type PartKey = (Name, u64);
+pub(crate) type PartKey = (Name, u64);
 
 /// The groups that count.
 #[derive(Debug)]
-pub(super) struct FlushedGroups {
+pub(crate) struct FlushedGroups {
     journals: Journals<HashMap<u64, Written>>,
     groups: GroupsByPart,
 }
@@ -58,7 +58,7 @@ const WRITTEN_BYTES: usize = 256;
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
 impl FlushedGroups {
-    pub(super) fn new(quota: &Quota) -> Self {
+    pub(crate) fn new(quota: &Quota) -> Self {
         Self {
             journals: Journals::new(quota.book_nothing()),
             groups: GroupsByPart {
@@ -70,7 +70,7 @@ impl FlushedGroups {
     }
 
     /// Reads what the journals say by now.
-    pub(super) fn read_on(&mut self, directory: &OwnedFd, session: &JobSession) -> io::Result<()> {
+    pub(crate) fn read_on(&mut self, directory: &OwnedFd, session: &JobSession) -> io::Result<()> {
         match self.try_to_read_on(directory) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
                 if !self.forget_gone(session) {
@@ -82,7 +82,7 @@ impl FlushedGroups {
         }
     }
 
-    pub(super) fn try_to_read_on(&mut self, directory: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn try_to_read_on(&mut self, directory: &OwnedFd) -> io::Result<()> {
         let groups = &mut self.groups;
         self.journals.read_on(directory, |files, record, end| {
             groups
@@ -92,12 +92,12 @@ impl FlushedGroups {
     }
 
     /// The groups of a part that count.
-    pub(super) fn of(&self, part: &PartKey) -> Option<&Came> {
+    pub(crate) fn of(&self, part: &PartKey) -> Option<&Came> {
         self.groups.of.get(part)
     }
 
     /// Forgets those of a part that has got its name.
-    pub(super) fn forget(&mut self, part: &PartKey) {
+    pub(crate) fn forget(&mut self, part: &PartKey) {
         self.groups.of.remove(part);
     }
 
@@ -219,9 +219,9 @@ impl GroupsByPart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Quotas;
-    use crate::quota::limits::Limits;
     use crate::resume::journal::{PartFile, SourceVersion};
+    use crate::rights::quota::Quotas;
+    use crate::rights::quota::limits::Limits;
     use zmove_transport::Fingerprint;
     use zmove_types::{ByteCount, GROUP_BYTES as BYTES, RelPath, Timestamp};
 

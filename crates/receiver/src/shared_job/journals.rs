@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use zmove_disk::{JOURNAL_PREFIX, READ, open_at, own_process};
 use zmove_types::{Name, TransferId};
 
-use crate::quota::Booking;
 use crate::resume::journal::{self, Record, UnfinishedFile, read_on};
+use crate::rights::quota::Booking;
 
 /// The most journals of one job.
 const JOURNALS_MAX: usize = 1 << 16;
@@ -31,7 +31,7 @@ const KEPT_BYTES: usize = 256;
 
 /// How far the journals of a job have been read, and with each of them what is to be known to read on.
 #[derive(Debug)]
-pub(super) struct Journals<T> {
+pub(crate) struct Journals<T> {
     read: HashMap<Name, Cursor<T>>,
     held: Booking,
 }
@@ -43,14 +43,14 @@ struct Cursor<T> {
 }
 
 /// The name of a session's journal.
-pub(super) fn name_of(transfer: TransferId) -> Name {
+pub(crate) fn name_of(transfer: TransferId) -> Name {
     let text = format!("{JOURNAL_PREFIX}{}-{transfer}", own_process());
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
 impl<T: Default> Journals<T> {
     /// None of them has been read. `held` has booked nothing yet.
-    pub(super) fn new(held: Booking) -> Self {
+    pub(crate) fn new(held: Booking) -> Self {
         Self {
             read: HashMap::new(),
             held,
@@ -62,7 +62,7 @@ impl<T: Default> Journals<T> {
     ///
     /// # Errors
     /// The system's error; `EFBIG` where there is more than may be read, and any error of `take`.
-    pub(super) fn read_on(
+    pub(crate) fn read_on(
         &mut self,
         directory: &OwnedFd,
         mut take: impl FnMut(&mut T, Record, u64) -> io::Result<()>,
@@ -107,7 +107,7 @@ impl<T: Default> Journals<T> {
 ///
 /// # Errors
 /// The system's error.
-pub(super) fn flushed_files(
+pub(crate) fn flushed_files(
     directory: &OwnedFd,
     bytes_max: u64,
 ) -> io::Result<Vec<UnfinishedFile>> {
@@ -143,8 +143,8 @@ fn open(directory: &OwnedFd, name: &Name) -> io::Result<Option<(File, u64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::limits::Limits;
-    use crate::quota::{Quota, Quotas};
+    use crate::rights::quota::limits::Limits;
+    use crate::rights::quota::{Quota, Quotas};
     use zmove_transport::Fingerprint;
     use zmove_types::ByteCount;
 

@@ -15,22 +15,22 @@ use zmove_wire::{
     Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening,
 };
 
-use crate::other_jobs::Found;
-use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
+use crate::rights::quota::Quota;
 use crate::shared_job::groups::FlushedGroups;
 use crate::shared_job::journals;
+use crate::shared_job::other_jobs::Found;
 use crate::shared_job::takeover::take_over;
 
 /// The part that a session has in a job.
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
-    pub(super) directory: SharedJobDirectory,
+    pub(crate) directory: SharedJobDirectory,
     /// The session's directory in that of the job.
     pub(crate) session: Arc<JobSession>,
     pub(crate) job: SharedJobId,
-    pub(super) flushes: Flushes,
-    pub(super) groups: Lock<FlushedGroups>,
+    pub(crate) flushes: Flushes,
+    pub(crate) groups: Lock<FlushedGroups>,
     /// Where this receiver writes a heartbeat of the job.
     pub(crate) heart: Option<Arc<Heart>>,
     /// The name of its journal.
@@ -99,10 +99,10 @@ impl Heart {
 
 /// Flushes that cover all who have asked before they began.
 #[derive(Debug, Default)]
-pub(super) struct Flushes {
-    pub(super) asked: AtomicU64,
+pub(crate) struct Flushes {
+    pub(crate) asked: AtomicU64,
     /// The last of those who have asked that a flush has covered.
-    pub(super) covered: Lock<u64>,
+    pub(crate) covered: Lock<u64>,
 }
 
 /// How often a heartbeat is written.

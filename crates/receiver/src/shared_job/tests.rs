@@ -34,11 +34,11 @@ use zmove_wire::{
 use self::mover::Mover;
 use super::*;
 use crate::config::ReceiverConfig;
-use crate::quota::limits::Limits;
-use crate::quota::{Quota, Quotas};
 use crate::resume::journal::{Journal, PartFile, SourceVersion};
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::{PartStore, begin, source_of};
+use crate::rights::quota::limits::Limits;
+use crate::rights::quota::{Quota, Quotas};
 use crate::session::connections::SessionReport;
 use crate::shared_job::groups::{FlushedGroups, PartKey};
 use crate::store::placer::Placer;

@@ -22,8 +22,8 @@ use zmove_types::{ByteOrigins, Cv, FileId, GroupSpan, ItemId, Origin, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
-use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
+use crate::rights::quota::{Booking, Quota};
 use crate::store::large_files::came::Came;
 use crate::store::large_files::delta::Base;
 use zmove_types::Lock;
@@ -654,8 +654,8 @@ mod tests {
             memory_per_identity: zmove_types::ByteCount(64 << 10),
             ..Default::default()
         };
-        let quota =
-            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let quota = crate::rights::quota::Quotas::default()
+            .of(zmove_transport::Fingerprint([1; 32]), &limits);
         let table = FileTable::new(&quota, None, Whole::Here);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();

@@ -7,7 +7,7 @@ use zmove_wire::{
 };
 
 use crate::error::SessionError;
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::{Booking, Quota};
 use crate::session::requests::Unanswered;
 
 /// The way by which the threads of a transfer tell its session.

@@ -6,7 +6,7 @@ use zmove_disk::{DirectoryModes, FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
-use crate::grant::{Owning, Rights, SetIds};
+use crate::rights::grant::{Owning, Rights, SetIds};
 
 /// The rules of one transfer, or of an inspection.
 #[derive(Clone, Copy, Debug)]

@@ -35,7 +35,7 @@ use zmove_disk::{
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
-use crate::other_jobs::{Found, OtherJobs, none_if_closed};
+use crate::shared_job::other_jobs::{Found, OtherJobs, none_if_closed};
 use crate::shared_job::session::{SharedJobSession, not_under_way};
 use crate::store::failure::entering;
 

@@ -19,14 +19,15 @@ use zmove_wire::{
     session::Arrivals,
 };
 
+use crate::comparison::mirror::spared::Spared;
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
-use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Received};
 use crate::meters::TransferMeter;
-use crate::mirror::spared::Spared;
-use crate::other_jobs::OtherJobs;
-use crate::quota::{Booking, Quota};
 use crate::resume::parts::{PartStore, is_overtaken};
+use crate::rights::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Received};
+use crate::rights::quota::{Booking, Quota};
+use crate::rights::top_names::TopNames;
 use crate::session::threads::Reporter;
+use crate::shared_job::other_jobs::OtherJobs;
 use crate::shared_job::session::Heart;
 use crate::store::failure::FaultCause;
 use crate::store::large_files::delta::Bases;
@@ -39,7 +40,6 @@ use crate::store::target::Target;
 use crate::store::target::giving_way::{GivingWay, removals_of};
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
-use crate::top_names::TopNames;
 use zmove_types::Lock;
 
 /// The shared state of one transfer.

@@ -24,8 +24,8 @@ use zmove_types::{Lock, Name, RelPath};
 use crate::directory::{Directory, SourceRoot};
 use crate::entry::{Entry, EntryKind};
 use crate::error::{ListFault, Operation, ScanError};
-use crate::path_list::PathList;
 use crate::selection::PathKind;
+use crate::sources::path_list::PathList;
 
 use super::Worker;
 use super::names::NameList;

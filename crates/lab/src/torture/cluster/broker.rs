@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 
 use super::acts::Loss;
-use crate::measure::race;
+use crate::measurements::measure::race;
 
 /// A broker of one server or several, which let everybody in.
 #[derive(Debug)]

@@ -17,11 +17,11 @@ use super::stand::{CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
 use super::tally::ClusterTally;
 use crate::data::trees::names;
 use crate::torture::dice::Dice;
-use crate::torture::metadata::Kind;
 use crate::torture::programs::{CLIENT_HOME, Running, append};
-use crate::torture::same;
 use crate::torture::shared_target::{Draws, JOB_PREFIX, Row, SharedTarget, look_for_panics};
 use crate::torture::tally::FailureKind;
+use crate::torture::trees::metadata::Kind;
+use crate::torture::trees::same;
 use crate::torture::watch::Watch;
 
 /// A round that is set up.

@@ -15,8 +15,8 @@ use zmove_types::{FileId, Lock, Name, RelPath, Timestamp};
 use zmove_wire::FileHead;
 
 use super::{PartStore, PartsState, source_of};
-use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal, PartFile, SourceVersion, birth_of};
+use crate::rights::quota::Quota;
 use crate::store::target::file_systems::Flush;
 
 /// The parts that a session writes in a job.

@@ -9,7 +9,7 @@ use zmove_types::{Buffer, Cv, GroupSpan, Metadata, RelPath, Timestamp};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
-use crate::quota::Quota;
+use crate::rights::quota::Quota;
 
 /// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for
 /// the size of its file, 2 for the length of its head, then head and data.

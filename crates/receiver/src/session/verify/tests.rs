@@ -127,8 +127,8 @@ fn what_attributes_of_a_batch_take_is_booked() {
             memory_per_identity,
             ..Default::default()
         };
-        let quota =
-            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let quota = crate::rights::quota::Quotas::default()
+            .of(zmove_transport::Fingerprint([1; 32]), &limits);
         VerifiedBatch::check(frame(), &quota, &quota.turn(Task::Look, &RUNNING))
     };
     assert!(limited(4 * head.len()).is_err());

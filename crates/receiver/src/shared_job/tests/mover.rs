@@ -1,8 +1,8 @@
 //! A sender that is paired with a receiver of its own by the memory transport.
 
 use super::*;
-use crate::grant::Owning;
-use crate::grant::Rights;
+use crate::rights::grant::Owning;
+use crate::rights::grant::Rights;
 
 /// A sender with a receiver of its own.
 pub(super) struct Mover {

@@ -6,7 +6,7 @@ use zmove_disk::{FileIdentity, boot_clock};
 use zmove_wire::Overwrite;
 
 use super::*;
-use crate::top_names::TopNames;
+use crate::rights::top_names::TopNames;
 
 /// The file has come since the sender asked for what is there.
 #[tokio::test(flavor = "multi_thread")]

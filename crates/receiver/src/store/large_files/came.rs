@@ -7,7 +7,7 @@ use zmove_chunk::{RootMerger, sparse_group_cv};
 use zmove_types::{Cv, GroupSpan, Root};
 use zmove_wire::WireError;
 
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::{Booking, Quota};
 
 /// The values by which the groups of a large file came, to be found again on the storage.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath}
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
-use crate::quota::Booking;
+use crate::rights::quota::Booking;
 use crate::store::target::tree::open_old;
 use zmove_types::Lock;
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use zmove_disk::{Lease, NameAt, StagingDirectory, publish_from};
 use zmove_types::Name;
 
-use crate::quota::StagingBooking;
+use crate::rights::quota::StagingBooking;
 
 /// The side directories of one directory and one batch.
 #[derive(Debug, Default)]

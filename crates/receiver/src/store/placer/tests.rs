@@ -12,8 +12,8 @@ use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
-use crate::grant::Owning;
-use crate::quota::Quota;
+use crate::rights::grant::Owning;
+use crate::rights::quota::Quota;
 use crate::store::failure::FaultCause;
 use crate::store::large_files::Complete;
 use crate::store::publishing::publisher::{Publisher, STAGING_MAX, SWEPT_MAX};

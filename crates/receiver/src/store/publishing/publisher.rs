@@ -46,8 +46,8 @@ use zmove_types::{
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FileEntry};
 
-use crate::quota::messages::ELEMENT_BYTES;
-use crate::quota::{Booking, StagingBooking};
+use crate::rights::quota::messages::ELEMENT_BYTES;
+use crate::rights::quota::{Booking, StagingBooking};
 use crate::store::failure::FaultCause;
 use crate::store::reports::Outcome;
 use zmove_types::Lock;

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Lock, Name, Timestamp};
 
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::{Booking, Quota};
 
 /// The files that were compared; see the module.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use zmove_types::{Extra, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
 /// The directories that are remembered, shared by all writers.
@@ -157,7 +157,7 @@ mod tests {
             memory_per_identity: zmove_types::ByteCount(1 << 20),
             ..Default::default()
         };
-        let quotas = crate::quota::Quotas::default();
+        let quotas = crate::rights::quota::Quotas::default();
         let quota = quotas.of(zmove_transport::Fingerprint([1; 32]), &limits);
         let directories = Directories::new(&quota);
         let path = Arc::new(RelPath::from_bytes(&["a"; 30_000].join("/").into_bytes()).unwrap());
@@ -190,8 +190,8 @@ mod tests {
             memory_per_identity: zmove_types::ByteCount(1 << 20),
             ..Default::default()
         };
-        let quota =
-            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let quota = crate::rights::quota::Quotas::default()
+            .of(zmove_transport::Fingerprint([1; 32]), &limits);
         let directories = Directories::new(&quota);
         let path = Arc::new(RelPath::from_bytes(b"d").unwrap());
         let xattr = zmove_types::Xattr {

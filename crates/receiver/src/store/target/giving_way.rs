@@ -16,7 +16,7 @@ use zmove_scan::{PathKind, Selection};
 use zmove_types::{Name, RelPath};
 use zmove_wire::{InTheWay, Open};
 
-use crate::selection::selection;
+use crate::comparison::selection::selection;
 use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
 
 /// Which directories give way.

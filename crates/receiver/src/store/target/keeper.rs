@@ -12,7 +12,7 @@ use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Lack, Missed, NotKept, ToSender};
 
-use crate::grant::{Owning, SetIds};
+use crate::rights::grant::{Owning, SetIds};
 use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
@@ -182,7 +182,7 @@ impl At<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grant::Rights;
+    use crate::rights::grant::Rights;
     use zmove_types::Extra;
     use zmove_wire::{Keeping, Open};
 

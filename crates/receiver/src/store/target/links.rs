@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Name};
 
-use crate::quota::{Booking, Quota};
+use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
 /// The files with several names that names of requests have been found to lead to. Each takes a few bytes, which are

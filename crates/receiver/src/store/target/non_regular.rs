@@ -16,7 +16,7 @@ use zmove_disk::{
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
 
-use crate::compare::Xattrs;
+use crate::comparison::entries::Xattrs;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::keeper::At;
 use crate::store::target::tree::{TargetTree, is_one};

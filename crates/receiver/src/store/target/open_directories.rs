@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
-use crate::quota::Booking;
+use crate::rights::quota::Booking;
 use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
 use crate::store::transfer::Transfer;
@@ -172,8 +172,8 @@ mod tests {
             memory_per_identity: ByteCount(100_000),
             ..Default::default()
         };
-        let quota =
-            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let quota = crate::rights::quota::Quotas::default()
+            .of(zmove_transport::Fingerprint([1; 32]), &limits);
         let transfer = transfer_of_key(&quota, 1, home.path(), None);
         let mut directories = OpenDirectories::new(&transfer);
         let deep = RelPath::from_bytes(&["d"; 5_000].join("/").into_bytes()).unwrap();

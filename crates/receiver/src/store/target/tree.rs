@@ -22,8 +22,8 @@ use zmove_wire::{
     Verdict,
 };
 
-use crate::compare::{Purpose, SourceFile, View, Xattrs};
-use crate::quota::Quota;
+use crate::comparison::entries::{Purpose, SourceFile, View, Xattrs};
+use crate::rights::quota::Quota;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::compare::send::compare_all;
+use crate::comparison::entries::send::compare_all;
 use crate::resume::journal::SourceVersion;
 use crate::store::large_files::LargeFile;
 use crate::store::large_files::tests::cpu_time;

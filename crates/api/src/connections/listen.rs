@@ -1,0 +1,352 @@
+//! The listeners of the API, and the limits of their connections: number, bytes and time.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep};
+use zmove_jobs::{Place, bind_socket};
+
+use crate::connections::guard::Proof;
+use crate::connections::host_name::PublicName;
+use crate::connections::room::{ConnectionRoom, Guest, Seat};
+use crate::connections::token::Token;
+use crate::error::ApiError;
+
+/// A listener of the API.
+#[derive(Debug)]
+pub enum ApiListener {
+    /// A socket that only the user can open.
+    Unix(std::os::unix::net::UnixListener),
+    /// An address of the loopback. Clients have the token, and may come through a reverse proxy with this name.
+    Tcp(std::net::TcpListener, Token, Option<PublicName>),
+}
+
+/// The socket of the jobs of a place.
+#[must_use]
+pub fn socket(place: &Place) -> PathBuf {
+    place.path().join("api.sock")
+}
+
+/// Makes the socket, for the user alone. To be called while the process has one thread, since it sets the mask for new
+/// files meanwhile.
+///
+/// # Errors
+/// The system's, or another runner answers there.
+pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
+    let path = socket(place);
+    match bind_socket(&path, "another runner answers there") {
+        Ok(listener) => Ok(ApiListener::Unix(listener)),
+        Err(source) => Err(ApiError::Io {
+            operation: "listen at",
+            path,
+            source,
+        }),
+    }
+}
+
+/// Listens at an address of the loopback, for clients of this host and of a reverse proxy with a public name.
+///
+/// # Errors
+/// The system's, or other hosts can reach that address.
+pub fn bind_tcp(
+    address: SocketAddr,
+    token: Token,
+    public_name: Option<PublicName>,
+) -> Result<(ApiListener, SocketAddr), ApiError> {
+    if !address.ip().is_loopback() {
+        return Err(ApiError::Public(address));
+    }
+    let fail = |source| ApiError::Listen { address, source };
+    let listener = std::net::TcpListener::bind(address).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    let bound = listener.local_addr().map_err(fail)?;
+    Ok((ApiListener::Tcp(listener, token, public_name), bound))
+}
+
+/// Serves the connections of a listener without end.
+pub(crate) async fn serve_listener(
+    listener: ApiListener,
+    router: impl Fn(Proof) -> Router,
+) -> io::Result<()> {
+    match listener {
+        ApiListener::Unix(listener) => {
+            let listener = UnixListener::from_std(listener)?;
+            let accept = |context: &mut Context<'_>| {
+                listener.poll_accept(context).map_ok(|(socket, _)| socket)
+            };
+            serve_each(accept, router(Proof::Socket)).await;
+        }
+        ApiListener::Tcp(listener, token, public_name) => {
+            let listener = TcpListener::from_std(listener)?;
+            let accept = |context: &mut Context<'_>| {
+                listener.poll_accept(context).map_ok(|(socket, _)| socket)
+            };
+            let proof = Proof::Token { token, public_name };
+            serve_each(accept, router(proof)).await;
+        }
+    }
+    Ok(())
+}
+
+/// The connection of a request, which is among the extensions of the request.
+#[derive(Debug)]
+pub(crate) struct Visitor {
+    /// The place of the connection.
+    pub(crate) seat: Arc<Seat>,
+    /// The streams of events that the listener has room for.
+    pub(crate) streams: Arc<Semaphore>,
+}
+
+async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
+    router: Router,
+) {
+    let connections = ConnectionRoom::new(CONNECTIONS_MAX);
+    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    loop {
+        let Ok(socket) = poll_fn(&mut poll_accept).await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // While all connections have a request, further ones wait to be accepted.
+        let guest = connections.enter().await;
+        let visitor = Visitor {
+            seat: Arc::clone(&guest.seat),
+            streams: Arc::clone(&streams),
+        };
+        let socket = Patient::new(socket, Arc::clone(&guest.seat));
+        tokio::spawn(converse(socket, router.clone(), guest, visitor));
+    }
+}
+
+/// Answers one client until its place is given to another connection.
+async fn converse(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    guest: Guest,
+    visitor: Visitor,
+) {
+    let visitor = Arc::new(visitor);
+    let router = TowerToHyperService::new(router);
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&visitor));
+        router.call(request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(BUFFER_BYTES);
+    tokio::select! {
+        // A client that is slow, gone or makes no sense is ignored.
+        _ended = http.serve_connection(TokioIo::new(socket), answer) => {}
+        _given_up = guest.given_up => {}
+    }
+}
+
+/// A connection whose client has to take what it is sent within [`STALL_TIME_MAX`].
+struct Patient<Socket> {
+    socket: Socket,
+    /// The end of the time while something waits to be taken.
+    until: Option<Pin<Box<Sleep>>>,
+    /// The place of the connection, which learns when all is taken.
+    seat: Arc<Seat>,
+}
+
+impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
+    fn new(socket: Socket, seat: Arc<Seat>) -> Self {
+        Self {
+            socket,
+            until: None,
+            seat,
+        }
+    }
+
+    fn bounded<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut Socket>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if let Poll::Ready(done) = write(Pin::new(&mut self.socket), context) {
+            self.until = None;
+            return Poll::Ready(done);
+        }
+        let deadline = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL_TIME_MAX));
+        ready!(
+            self.until
+                .get_or_insert_with(deadline)
+                .as_mut()
+                .poll(context)
+        );
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<Socket: AsyncRead + Unpin> AsyncRead for Patient<Socket> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.bounded(context, |socket, context| socket.poll_write(context, bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = self.bounded(context, AsyncWrite::poll_flush);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.seat.sent();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.bounded(context, AsyncWrite::poll_shutdown)
+    }
+}
+
+/// Maximum number of connections of one listener that are served at once. Further ones wait.
+const CONNECTIONS_MAX: usize = 64;
+/// Maximum number of them that are streams of events, so that connections are left for all else.
+const STREAMS_MAX: usize = 32;
+/// How long a client may take for the head of a request, and between two requests.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a client may leave what it is sent.
+const STALL_TIME_MAX: Duration = Duration::from_secs(30);
+/// What is kept of a request's head, and of an answer that is not taken yet.
+const BUFFER_BYTES: usize = 32 << 10;
+/// How long to pause when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::routes::at_work;
+
+    #[test]
+    fn addresses_that_other_hosts_reach_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let token = Token::renewed(&directory.path().join("token")).unwrap();
+        for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[2001:db8::1]:80"] {
+            let refused = bind_tcp(address.parse().unwrap(), token.clone(), None).unwrap_err();
+            assert!(
+                matches!(refused, ApiError::Public(_)),
+                "{address}: {refused}"
+            );
+        }
+        bind_tcp("127.0.0.1:0".parse().unwrap(), token, None).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_is_left() {
+        let (own, _theirs) = tokio::io::duplex(10);
+        let guest = ConnectionRoom::new(1).enter().await;
+        let mut socket = Patient::new(own, guest.seat);
+        let error = socket.write_all(&[0; 100]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A listener where `/large` answers with many bytes.
+    async fn start() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new()
+            .route("/large", get(async || vec![b'x'; LARGE_BYTES]))
+            .layer(from_fn(at_work));
+        tokio::spawn(async move {
+            let accept = |context: &mut Context<'_>| {
+                listener.poll_accept(context).map_ok(|(socket, _)| socket)
+            };
+            serve_each(accept, router).await;
+        });
+        address
+    }
+
+    /// A connection over which something has been said.
+    async fn say(address: SocketAddr, words: &str) -> TcpStream {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(words.as_bytes()).await.unwrap();
+        socket
+    }
+
+    /// Connections with the same words, one for each place.
+    async fn say_often(address: SocketAddr, words: &str) -> Vec<TcpStream> {
+        let mut said = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            said.push(say(address, words).await);
+        }
+        said
+    }
+
+    /// Connections with an unfinished head, an unfinished body and no request.
+    #[tokio::test]
+    async fn clients_that_are_waited_for_keep_out_nobody() {
+        let address = start().await;
+        let slow = [
+            "GET /nowhere HTT",
+            "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+            "",
+        ];
+        let mut held = Vec::new();
+        for words in slow {
+            held.extend(say_often(address, words).await);
+            let request = "GET /nowhere HTTP/1.1\r\nConnection: close\r\n\r\n";
+            let mut socket = say(address, request).await;
+            let mut answer = String::new();
+            let read = timeout(HEAD_TIME_MAX, socket.read_to_string(&mut answer));
+            read.await.expect("an answer in time").unwrap();
+            assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_answer_comes_whole_although_others_come_in() {
+        let address = start().await;
+        let words = "GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        let mut large = say(address, words).await;
+        large.read_exact(&mut [0; 1]).await.unwrap();
+        let _others = say_often(address, "").await;
+        let mut said = Vec::new();
+        large.read_to_end(&mut said).await.unwrap();
+        let head_bytes = said
+            .windows(4)
+            .position(|four| four == b"\r\n\r\n")
+            .unwrap()
+            + 4;
+        let body = &said[head_bytes..];
+        assert_eq!(body.len(), LARGE_BYTES);
+        assert!(body.iter().all(|byte| *byte == b'x'));
+    }
+
+    const LARGE_BYTES: usize = 32 << 20;
+}

@@ -1,0 +1,7 @@
+//! The arguments of the commands that run, ask and configure the daemon.
+
+pub(crate) mod allow;
+pub(crate) mod journal;
+pub(crate) mod operate;
+pub(crate) mod serve;
+pub(crate) mod trust;

@@ -1,0 +1,43 @@
+//! The arguments of `zmove copy`, and of `zmove result`, which asks about copies between two other hosts.
+
+use zmove_engine::Remote;
+use zmove_types::{ByteCount, from_hex, parse_size};
+
+use crate::args::transfers::push::PushArgs;
+
+#[derive(Debug, clap::Args)]
+#[command(mut_args(|arg| arg.hide_short_help(true)))]
+pub(crate) struct CopyArgs {
+    #[command(flatten)]
+    pub(crate) push: PushArgs,
+    /// Between two other hosts: the most bytes of contents that the target's host takes, for example 2TiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = None)]
+    pub(crate) max_bytes: Option<ByteCount>,
+    /// Between two other hosts: the most files, directories and links that the target's host takes
+    #[arg(long, value_name = "N", help_heading = None)]
+    pub(crate) max_entries: Option<u64>,
+    /// Have it done in the background, as 'zmove submit' does, and print the job's number
+    #[arg(long, help_heading = None)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResultArgs {
+    /// The copy's id, as 'zmove copy' has told it
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    pub(crate) id: [u8; 16],
+    /// One of its two hosts
+    #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
+    pub(crate) host: Remote,
+    /// End the copy now, if it runs; ask the host that sends
+    #[arg(long)]
+    pub(crate) stop: bool,
+    /// Print it as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_id(text: &str) -> Result<[u8; 16], String> {
+    from_hex(text.to_ascii_lowercase().as_bytes())
+        .ok_or_else(|| format!("'{text}' is no id: 32 hexadecimal digits"))
+}

@@ -1,0 +1,567 @@
+//! What each key has under way, checked against the limits before anything begins.
+//!
+//! **Invariant:** what was admitted is given back when its [`Slot`] or [`Permit`] is dropped, and only then; and while
+//! transfers are [queued](Queued), none gets a slot that the first in turn could have.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::{AddAssign, SubAssign};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use zmove_transport::Fingerprint;
+use zmove_wire::limits::LANES_UNASKED_MAX;
+
+use crate::access::wait_queue::WaitQueue;
+use zmove_receiver::{Limits, Portion};
+use zmove_types::Lock;
+
+/// What is under way at one daemon; clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Admissions(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    book: Lock<Book>,
+    transfers: watch::Sender<usize>,
+}
+
+#[derive(Debug)]
+struct Book {
+    limits: Limits,
+    all: Use,
+    each: HashMap<Fingerprint, Use>,
+    queue: WaitQueue<oneshot::Sender<Slot>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    transfers: usize,
+    lanes: usize,
+    waiting: usize,
+    /// Connections to which a refusal is being sent.
+    refusals: usize,
+}
+
+/// A transfer that was admitted.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    permit: Permit,
+    pub(crate) portion: Portion,
+}
+
+/// A place in the queue for a [`Slot`]; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    admissions: Admissions,
+    key: Fingerprint,
+    number: u64,
+    slot: oneshot::Receiver<Slot>,
+    /// How many transfers of the same key were waiting before this one when it was last asked.
+    pub(crate) ahead: usize,
+    /// The limit that keeps the place waiting; `None` if it got its slot at once.
+    pub(crate) full: Option<Full>,
+}
+
+/// What has become of a place in the queue.
+#[derive(Debug)]
+pub(crate) enum QueueStep {
+    Seated(Slot),
+    /// So many of the same key are before this one now.
+    MovedUp(usize),
+}
+
+/// A booking of what was admitted; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    admissions: Admissions,
+    key: Fingerprint,
+    what: Use,
+}
+
+/// How often a place in the queue is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// The most refusals that are sent to one key at a time.
+const TOLD_PER_KEY_MAX: usize = 8;
+/// The most refusals that are sent to all keys together at a time.
+const TOLD_MAX: usize = 128;
+
+/// A limit that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    what: &'static str,
+    limit: &'static str,
+    value: usize,
+}
+
+impl Admissions {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            book: Lock::new(Book {
+                limits,
+                all: Use::default(),
+                each: HashMap::new(),
+                queue: WaitQueue::default(),
+            }),
+            transfers: watch::Sender::new(0),
+        }))
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.0.book.lock().limits
+    }
+
+    /// Replaces the limits; what was admitted stays.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        self.0.book.lock().limits = limits;
+        self.seat_those_in_line();
+    }
+
+    /// Waits until no transfer is running.
+    pub(crate) async fn idle(&self) {
+        let mut transfers = self.0.transfers.subscribe();
+        // Cannot fail: `self` owns the sending end.
+        drop(transfers.wait_for(|transfers| *transfers == 0).await);
+    }
+
+    /// Admits a connection whose key is proved, which belongs to no transfer yet.
+    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, Full> {
+        let mut book = self.0.book.lock();
+        let full = Full {
+            what: "connections without a transfer",
+            limit: "waiting_per_identity",
+            value: book.limits.waiting_per_identity,
+        };
+        full.unless_above(book.of(key).waiting)?;
+        Ok(self.hold(
+            &mut book,
+            key,
+            Use {
+                waiting: 1,
+                ..Use::default()
+            },
+        ))
+    }
+
+    /// The one of these keys that has the least under way; one that is crowded only where all are.
+    pub(crate) fn least_used(
+        &self,
+        keys: impl Iterator<Item = Fingerprint>,
+        is_crowded: impl Fn(Fingerprint) -> bool,
+    ) -> Option<Fingerprint> {
+        let book = self.0.book.lock();
+        keys.min_by_key(|key| {
+            let own = book.of(*key);
+            (
+                is_crowded(*key),
+                own.transfers + book.queue.len_of(*key),
+                own.waiting,
+            )
+        })
+    }
+
+    /// Admits the sending of a refusal; `None` where the connection is to be closed without one.
+    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
+        let mut book = self.0.book.lock();
+        let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
+        few.then(|| {
+            self.hold(
+                &mut book,
+                key,
+                Use {
+                    refusals: 1,
+                    ..Use::default()
+                },
+            )
+        })
+    }
+
+    /// Puts a transfer into the queue for a slot.
+    pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, Full> {
+        let mut book = self.0.book.lock();
+        let ahead = book.queue.len_of(key);
+        let full = Full {
+            what: "waiting transfers",
+            limit: "queued_per_identity",
+            value: book.limits.queued_per_identity,
+        };
+        full.unless_above(ahead)?;
+        let full = book.portion(key).err();
+        let (slot_in, slot) = oneshot::channel();
+        let number = book.queue.enter(key, slot_in);
+        drop(book);
+        self.seat_those_in_line();
+        Ok(Queued {
+            admissions: self.clone(),
+            key,
+            number,
+            slot,
+            ahead,
+            full,
+        })
+    }
+
+    /// Gives a slot to each queued transfer for which there is room, in turn.
+    fn seat_those_in_line(&self) {
+        let mut admitted = Vec::new();
+        let mut book = self.0.book.lock();
+        let mut queue = std::mem::take(&mut book.queue);
+        while let Some(next) = queue.next(|key| self.occupy(&mut book, key).ok()) {
+            admitted.push(next);
+        }
+        book.queue = queue;
+        drop(book);
+        for (waiter, slot) in admitted {
+            // Where the waiter has just gone, its slot is dropped here, and with that given back.
+            drop(waiter.send(slot));
+        }
+    }
+
+    fn occupy(&self, book: &mut Book, key: Fingerprint) -> Result<Slot, Full> {
+        let portion = book.portion(key)?;
+        let what = Use {
+            transfers: 1,
+            lanes: usize::from(portion.lanes),
+            ..Use::default()
+        };
+        Ok(Slot {
+            permit: self.hold(book, key, what),
+            portion,
+        })
+    }
+
+    fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Permit {
+        book.change(key, |used| used.change(what, usize::add_assign));
+        self.0.transfers.send_replace(book.all.transfers);
+        Permit {
+            admissions: self.clone(),
+            key,
+            what,
+        }
+    }
+}
+
+impl Slot {
+    /// The key that the slot is booked on.
+    pub(crate) fn key(&self) -> Fingerprint {
+        self.permit.key
+    }
+}
+
+impl Queued {
+    /// The slot, if it has been given already.
+    pub(crate) fn at_once(&mut self) -> Option<Slot> {
+        self.slot.try_recv().ok()
+    }
+
+    /// Waits for the slot, or until fewer of the same key are before this one.
+    pub(crate) async fn turn(&mut self) -> Option<QueueStep> {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        loop {
+            tokio::select! {
+                slot = &mut self.slot => return slot.ok().map(QueueStep::Seated),
+                _ = looks.tick() => {
+                    let ahead = self.admissions.0.book.lock().queue.ahead_of(self.key, self.number);
+                    if let Some(ahead) = ahead.filter(|ahead| *ahead < self.ahead) {
+                        self.ahead = ahead;
+                        return Some(QueueStep::MovedUp(ahead));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.admissions
+            .0
+            .book
+            .lock()
+            .queue
+            .leave(self.key, self.number);
+    }
+}
+
+impl Book {
+    /// The portion that a transfer of this key would get now, or the limit that it meets.
+    fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
+        let Self { all, limits, .. } = self;
+        let own = self.of(key);
+        let transfers = |limit, value| Full {
+            what: "transfers",
+            limit,
+            value,
+        };
+        transfers("transfers", limits.transfers).unless_above(all.transfers)?;
+        transfers("transfers_per_identity", limits.transfers_per_identity)
+            .unless_above(own.transfers)?;
+        let left = |value: usize, used: usize, limit| {
+            let full = Full {
+                what: "data connections",
+                limit,
+                value,
+            };
+            full.unless_above(used + usize::from(LANES_UNASKED_MAX) - 1)?;
+            Ok(value - used)
+        };
+        let of_all = left(limits.lanes, all.lanes, "lanes")?;
+        let of_own = left(limits.lanes_per_identity, own.lanes, "lanes_per_identity")?;
+        Ok(limits.portion(of_all.min(of_own)))
+    }
+
+    fn of(&self, key: Fingerprint) -> Use {
+        self.each.get(&key).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, key: Fingerprint, change: impl Fn(&mut Use)) {
+        change(&mut self.all);
+        let own = self.each.entry(key).or_default();
+        change(own);
+        if *own == Use::default() {
+            self.each.remove(&key);
+        }
+    }
+}
+
+impl Use {
+    fn change(&mut self, by: Self, change: impl Fn(&mut usize, usize)) {
+        change(&mut self.transfers, by.transfers);
+        change(&mut self.lanes, by.lanes);
+        change(&mut self.waiting, by.waiting);
+        change(&mut self.refusals, by.refusals);
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut book = self.admissions.0.book.lock();
+        book.change(self.key, |used| used.change(self.what, usize::sub_assign));
+        self.admissions.0.transfers.send_replace(book.all.transfers);
+        drop(book);
+        if self.what.transfers > 0 {
+            self.admissions.seat_those_in_line();
+        }
+    }
+}
+
+impl Full {
+    /// Fails if one more than `used` would be above the limit.
+    fn unless_above(self, used: usize) -> Result<(), Self> {
+        if used < self.value { Ok(()) } else { Err(self) }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, limit, value } = self;
+        write!(
+            f,
+            "as many {what} as there may be are under way (limits.{limit} = {value})"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> [Fingerprint; 2] {
+        [1, 2].map(|byte| Fingerprint([byte; 32]))
+    }
+
+    fn slot(admissions: &Admissions, key: Fingerprint) -> Slot {
+        admissions.enqueue(key).unwrap().at_once().unwrap()
+    }
+
+    /// The limit that one more transfer of a key meets.
+    fn full(admissions: &Admissions, key: Fingerprint) -> Full {
+        let mut place = admissions.enqueue(key).unwrap();
+        assert!(place.at_once().is_none());
+        place.full.unwrap()
+    }
+
+    #[test]
+    fn each_limit_is_held_and_what_is_dropped_makes_room() {
+        let [one, other] = keys();
+        let limits = Limits {
+            transfers: 3,
+            transfers_per_identity: 2,
+            ..Limits::default()
+        };
+        let admissions = Admissions::new(limits);
+        let slots = [slot(&admissions, one), slot(&admissions, one)];
+        assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
+        let third = slot(&admissions, other);
+        assert_eq!(full(&admissions, other).limit, "transfers");
+        drop((slots, third));
+        assert_eq!(admissions.0.book.lock().all, Use::default());
+        assert!(admissions.0.book.lock().each.is_empty());
+        slot(&admissions, one);
+    }
+
+    #[test]
+    fn lanes_are_shared_out_and_eight_are_the_least() {
+        let [one, other] = keys();
+        let limits = Limits {
+            lanes: 400,
+            lanes_per_identity: 200,
+            ..Limits::default()
+        };
+        let admissions = Admissions::new(limits);
+        let slots = [25, 21, 19].map(|lanes| {
+            let slot = slot(&admissions, one);
+            assert_eq!(slot.portion.lanes, lanes);
+            slot
+        });
+        admissions.set_limits(Limits {
+            lanes_per_identity: 70,
+            ..limits
+        });
+        let full = full(&admissions, one);
+        assert_eq!(
+            full.to_string(),
+            "as many data connections as there may be are under way (limits.lanes_per_identity = 70)"
+        );
+        assert_eq!(slot(&admissions, other).portion.lanes, 8);
+        drop(slots);
+    }
+
+    /// With the default limits a key reaches that of its transfers before that of its lanes.
+    #[test]
+    fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
+        let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
+        let slots: Vec<_> = (0..Limits::default().transfers_per_identity)
+            .map(|_| slot(&admissions, one))
+            .collect();
+        assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
+        drop(slots);
+    }
+
+    #[test]
+    fn keys_are_seated_in_turn_and_who_has_gone_is_passed() {
+        let [one, other] = keys();
+        let limits = Limits {
+            transfers: 1,
+            ..Limits::default()
+        };
+        let admissions = Admissions::new(limits);
+        let permit = slot(&admissions, one);
+        let mut first = admissions.enqueue(one).unwrap();
+        let gone = admissions.enqueue(one).unwrap();
+        let mut second = admissions.enqueue(one).unwrap();
+        let mut late = admissions.enqueue(other).unwrap();
+        assert_eq!([&first, &second, &late].map(|place| place.ahead), [0, 2, 0]);
+        drop((gone, permit));
+        assert!(late.at_once().is_none() && second.at_once().is_none());
+        drop(first.at_once().unwrap());
+        assert!(second.at_once().is_none(), "the other key is first");
+        drop(late.at_once().unwrap());
+        drop(second.at_once().unwrap());
+        assert_eq!(admissions.0.book.lock().all, Use::default());
+    }
+
+    #[test]
+    fn the_least_used_key_is_taken_unless_it_is_crowded() {
+        let (admissions, [one, other]) = (Admissions::new(Limits::default()), keys());
+        let _slot = slot(&admissions, one);
+        let least = |crowded: &[Fingerprint]| {
+            admissions.least_used([one, other].into_iter(), |key| crowded.contains(&key))
+        };
+        assert_eq!(least(&[]), Some(other));
+        assert_eq!(least(&[other]), Some(one));
+        assert_eq!(least(&[one, other]), Some(other));
+    }
+
+    #[test]
+    fn the_line_of_a_key_is_bounded_and_other_limits_move_it() {
+        let [one, other] = keys();
+        let limits = Limits {
+            transfers: 1,
+            queued_per_identity: 1,
+            ..Limits::default()
+        };
+        let admissions = Admissions::new(limits);
+        let _held = slot(&admissions, one);
+        let mut waiting = admissions.enqueue(one).unwrap();
+        assert_eq!(
+            admissions.enqueue(one).unwrap_err().limit,
+            "queued_per_identity"
+        );
+        let _other = admissions.enqueue(other).unwrap();
+        admissions.set_limits(Limits {
+            transfers: 2,
+            ..limits
+        });
+        assert!(waiting.at_once().is_some());
+    }
+
+    /// A slot that was given away and never taken is given back.
+    #[test]
+    fn who_goes_with_a_seat_makes_room() {
+        let [one, other] = keys();
+        let admissions = Admissions::new(Limits {
+            transfers: 1,
+            ..Limits::default()
+        });
+        let permit = slot(&admissions, one);
+        let (admitted, mut next) = (
+            admissions.enqueue(one).unwrap(),
+            admissions.enqueue(other).unwrap(),
+        );
+        drop(permit);
+        drop(admitted);
+        assert!(next.at_once().is_some());
+    }
+
+    #[test]
+    fn connections_without_a_transfer_are_few() {
+        let [one, other] = keys();
+        let admissions = Admissions::new(Limits {
+            waiting_per_identity: 1,
+            ..Limits::default()
+        });
+        let waiting = admissions.wait(one).unwrap();
+        assert_eq!(
+            admissions.wait(one).unwrap_err().limit,
+            "waiting_per_identity"
+        );
+        admissions.wait(other).unwrap();
+        drop(waiting);
+        admissions.wait(one).unwrap();
+    }
+
+    #[test]
+    fn few_are_told_of_each_key_and_in_all() {
+        let admissions = Admissions::new(Limits::default());
+        let tell = |key| admissions.tell(Fingerprint([key; 32]));
+        let all: Vec<_> = (0..64)
+            .flat_map(|key| [(); 9].map(|()| key))
+            .filter_map(tell)
+            .collect();
+        assert_eq!(all.len(), TOLD_MAX);
+        assert_eq!(
+            admissions.0.book.lock().each.len(),
+            TOLD_MAX / TOLD_PER_KEY_MAX
+        );
+        drop(all);
+        assert!(admissions.0.book.lock().each.is_empty());
+        assert!(tell(1).is_some());
+    }
+
+    #[tokio::test]
+    async fn it_is_idle_when_the_last_transfer_has_ended() {
+        let admissions = Admissions::new(Limits::default());
+        let slot = slot(&admissions, keys()[0]);
+        assert_eq!(slot.key(), keys()[0]);
+        let idle = tokio::spawn({
+            let admissions = admissions.clone();
+            async move { admissions.idle().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!idle.is_finished());
+        drop(slot);
+        idle.await.unwrap();
+    }
+}

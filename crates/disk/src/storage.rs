@@ -1,0 +1,5 @@
+//! Contents: how they are read and written, where they have holes, and the threads that wait for storage.
+
+pub(crate) mod file_io;
+pub(crate) mod holes;
+pub(crate) mod storage_threads;

@@ -1,0 +1,106 @@
+//! The policy for the key of a host.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zmove_transport::{
+    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
+    KnownHosts,
+};
+
+use super::Connector;
+use crate::connecting::location::Remote;
+use crate::connecting::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
+use crate::error::ConnectError;
+
+/// The policy for a host's key.
+pub(super) struct HostKey {
+    pub(super) policy: HostPolicy,
+    /// The time for which a user was asked about the key.
+    pub(super) asked: Duration,
+}
+
+impl From<HostPolicy> for HostKey {
+    fn from(policy: HostPolicy) -> Self {
+        Self {
+            policy,
+            asked: Duration::ZERO,
+        }
+    }
+}
+
+impl Connector<'_> {
+    /// The key that the host must have, where that is known before it is dialled.
+    pub(crate) fn pinned_key(&self) -> Result<Option<Fingerprint>, ConnectError> {
+        let Self {
+            home,
+            remote,
+            settings,
+            ..
+        } = *self;
+        if settings.key.is_some() {
+            return Ok(settings.key);
+        }
+        Ok(KnownHosts::open(home)?.lookup(&remote.host, remote.port))
+    }
+
+    /// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or
+    /// else as the settings for unknown hosts demand, as with ssh.
+    pub(super) async fn host_policy(
+        &self,
+        identity: &Identity,
+        first_key: &FirstKey,
+    ) -> Result<HostKey, ConnectError> {
+        let Self {
+            home,
+            remote,
+            settings,
+            ..
+        } = *self;
+        if let Some(key) = self.pinned_key()? {
+            return Ok(HostPolicy::Pinned(key).into());
+        }
+        let authority = HostAuthority::load(home, &remote.host)?;
+        let accept_new = || HostPolicy::AcceptNew(first_key.clone());
+        if matches!(settings.unknown_host, UnknownHost::Pin) && authority.is_none() {
+            return Ok(accept_new().into());
+        }
+        let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
+        let reach = settings.reach.clone();
+        let dialled = self.announced(Box::pin(async {
+            let dialler =
+                ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
+            dialler.dial(DIAL_TIMEOUT).await
+        }));
+        let (fingerprint, asked) = match dialled.await {
+            Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer()).into()),
+            Err(error) => match (&error, &settings.unknown_host) {
+                (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new().into()),
+                (DialError::UnknownHost { fingerprint, .. }, UnknownHost::Ask(confirm)) => {
+                    let began = Instant::now();
+                    ask(Arc::clone(confirm), remote, *fingerprint).await?;
+                    (*fingerprint, began.elapsed())
+                }
+                _ => return Err(error.into()),
+            },
+        };
+        KnownHosts::open(home)?.pin(&remote.host, remote.port, fingerprint)?;
+        Ok(HostKey {
+            policy: HostPolicy::Pinned(fingerprint),
+            asked,
+        })
+    }
+}
+
+/// Asks on a thread of its own, so that an interrupt is noticed meanwhile.
+async fn ask(
+    confirm: Arc<dyn Confirm>,
+    remote: &Remote,
+    key: Fingerprint,
+) -> Result<(), ConnectError> {
+    let remote = remote.clone();
+    let asked = tokio::task::spawn_blocking(move || confirm.confirm(&remote, key)).await;
+    asked
+        .unwrap_or_else(|panicked| Err(panicked.into()))
+        .map_err(ConnectError::Unconfirmed)
+}

@@ -1,0 +1,295 @@
+//! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
+//!
+//! With `--limit`, or if this process may open few files, the number of lanes stays as it was at first.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
+use zmove_transport::{
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError,
+    LaneError, LaneSink, LaneSource, PathEnds, PathProbe, SharedRate, Transport, control_pair,
+};
+use zmove_types::{LaneId, TransferId};
+use zmove_wire::limits::LANES_MAX;
+use zmove_wire::{Cipher, Greeting, Role};
+
+use super::machine::{lanes_for, quic_lanes};
+use super::path_watch::PathWatch;
+use super::plan::LanePlan;
+use super::{Connected, Recalled, Route};
+use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
+use crate::error::ConnectError;
+use crate::random::fresh_transfer;
+
+/// Dials control and the first lanes at the same time; the path that is taken comes with what was known of it.
+pub(super) async fn dial_all<L: LaneEnd>(
+    dialler: ChannelDialler,
+    settings: &DialSettings,
+    plan: LanePlan,
+    recalled: Recalled,
+) -> Result<Connected<L>, ConnectError> {
+    let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
+    let cipher = settings.cipher;
+    let lane = |number| DialledLane::new(number, transfer, cipher);
+    let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
+    let (wanted_in, wanted) = watch::channel(None);
+    let spawn = |numbers: std::ops::Range<u16>| {
+        numbers
+            .for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone(), None));
+    };
+    spawn(0..1);
+    let early = async {
+        let early = plan.early(&dialler, settings.reach.transport).await;
+        spawn(1..early);
+        early
+    };
+    let (early, channel) = tokio::join!(early, dialler.dial(DIAL_TIMEOUT));
+    let channel = channel?;
+    let transport = channel.transport();
+    let round_trip = channel.round_trip();
+    let least = lanes_for(round_trip);
+    let usual = match transport {
+        Transport::Tcp => plan.count(round_trip, least),
+        Transport::Quic => plan.fixed.unwrap_or_else(quic_lanes),
+    };
+    let few = plan.few(usual);
+    let count = few.unwrap_or(usual);
+    wanted_in.send_replace(Some(count));
+    spawn(early..count);
+    let unacknowledged = channel.set_unacknowledged_max(CONTROL_SILENCE_MAX);
+    unacknowledged.map_err(ConnectError::Control)?;
+    // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
+    // lanes.
+    let is_fixed = plan.is_bounded() || few.is_some() || settings.limit.is_some();
+    let (number, congestion) = if is_fixed || transport == Transport::Quic {
+        (LaneNumber::Fixed, LossAnswer::default())
+    } else {
+        (LaneNumber::Tuned { least }, plan.answer(round_trip))
+    };
+    let mut next = lane(count);
+    next.one_of = Some(count);
+    let (more, wanted) = mpsc::unbounded_channel();
+    let later = dial_more(dialler.clone(), settings.more, next, lanes_in, wanted);
+    tokio::spawn(later);
+    let ends = PathEnds::towards(channel.address()).ok();
+    let dialled = Dialled {
+        transfer,
+        cipher,
+        connection: channel.probe(),
+        control: control_pair(channel),
+        lanes,
+        supply: LaneSupply {
+            more,
+            asked: count,
+            again: 0,
+            number,
+            congestion,
+        },
+    };
+    let route = Route {
+        transport,
+        watch: PathWatch::start(dialler.clone(), dialled.connection.clone()),
+        dialler,
+        ssh: None,
+        recalled,
+        round_trip,
+        ends,
+        limited: settings.limit.is_some(),
+        asked: Duration::ZERO,
+    };
+    Ok(Connected { dialled, route })
+}
+
+/// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
+const DIALS_MAX: usize = 2 * LANES_MAX as usize;
+
+/// Dials lanes for as long as more may be wanted, from `next` on, or from the first one for each set. More than
+/// [`DIALS_MAX`] at a time are not dialled: a host that is pulled from may want lanes without end.
+async fn dial_more<L: LaneEnd>(
+    dialler: ChannelDialler,
+    kind: MoreLanes,
+    mut next: DialledLane,
+    lanes: LanesIn<L>,
+    mut wanted: mpsc::UnboundedReceiver<u16>,
+) {
+    let room = Arc::new(Semaphore::new(DIALS_MAX));
+    while let Some(more) = wanted.recv().await {
+        let needed = match kind {
+            MoreLanes::Others => u16::MAX,
+            MoreLanes::Sets => {
+                next.number = 0;
+                next.one_of = None;
+                more
+            }
+        };
+        let (_known_at_once, count) = watch::channel(Some(needed));
+        for _ in 0..more {
+            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+                break;
+            };
+            spawn_lane(&dialler, next, &lanes, count.clone(), Some(permit));
+            next.number = next.number.wrapping_add(1);
+        }
+    }
+}
+
+type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
+
+/// Connections that have been dialled, of which `L` is this side's end of a lane.
+#[derive(Debug)]
+pub(crate) struct Dialled<L> {
+    pub(crate) transfer: TransferId,
+    pub(crate) cipher: Cipher,
+    pub(crate) control: (ControlReader, ControlWriter),
+    /// A probe of the control connection.
+    pub(crate) connection: PathProbe,
+    pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
+    pub(crate) supply: LaneSupply,
+}
+
+/// An end of a lane that is made of a connection which this side has dialled.
+pub(crate) trait LaneEnd: Send + Sized + 'static {
+    /// Makes one of `lanes` lanes, after the greeting.
+    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
+
+    /// A probe of the lane's connection.
+    fn path(&self) -> PathProbe;
+}
+
+impl LaneEnd for Box<dyn LaneSink> {
+    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError> {
+        channel.into_sink(cipher, lanes)
+    }
+
+    fn path(&self) -> PathProbe {
+        self.as_ref().path()
+    }
+}
+
+impl LaneEnd for Box<dyn LaneSource> {
+    fn of(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
+        channel.into_source(cipher, SharedRate::default())
+    }
+
+    fn path(&self) -> PathProbe {
+        self.as_ref().path()
+    }
+}
+
+/// A lane to be dialled.
+#[derive(Clone, Copy)]
+struct DialledLane {
+    number: u16,
+    transfer: TransferId,
+    cipher: Cipher,
+    /// The number of lanes that were dialled before, where this lane is dialled after them.
+    one_of: Option<u16>,
+}
+
+impl DialledLane {
+    /// A lane of the first ones.
+    const fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
+        Self {
+            number,
+            transfer,
+            cipher,
+            one_of: None,
+        }
+    }
+}
+
+/// Dials one lane; it is dropped again if the path turns out to need fewer. The permit is held until it is taken.
+fn spawn_lane<L: LaneEnd>(
+    dialler: &ChannelDialler,
+    lane: DialledLane,
+    lanes: &LanesIn<L>,
+    mut wanted: watch::Receiver<Option<u16>>,
+    permit: Option<OwnedSemaphorePermit>,
+) {
+    let dialler = dialler.clone();
+    let lanes = lanes.clone();
+    tokio::spawn(async move {
+        let _until_it_is_taken = permit;
+        let dialled = dialler.dial(DIAL_TIMEOUT).await;
+        let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
+        // The control connection did not come up: its error has the reason.
+        let Ok(Some(count)) = count else { return };
+        if lane.number >= count {
+            return;
+        }
+        let made = match dialled {
+            Ok(channel) => make_lane::<L>(channel, lane, count).await,
+            Err(error) => Err(lane_error(error)),
+        };
+        if let Ok(lane) = &made {
+            dialler.add_lane(&lane.path());
+        }
+        let _push_over = lanes.send(made).await;
+    });
+}
+
+fn lane_error(error: DialError) -> LaneError {
+    let kind = if error.retryable() {
+        ErrorKind::NotConnected
+    } else {
+        ErrorKind::Other
+    };
+    LaneError::Io {
+        source: std::io::Error::new(kind, error),
+    }
+}
+
+/// Sends the greeting on a connection, which becomes one of `count` lanes.
+async fn make_lane<L: LaneEnd>(
+    mut channel: Channel,
+    lane: DialledLane,
+    count: u16,
+) -> Result<L, LaneError> {
+    let greeting = Greeting {
+        cipher: lane.cipher,
+        ..Greeting::new(Role::Lane(LaneId(lane.number)), lane.transfer)
+    };
+    channel.write_all(&greeting.encode()).await?;
+    channel.flush().await?;
+    L::of(channel, lane.cipher, lane.one_of.unwrap_or(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_transport::{HostPolicy, Identity, Reach, TransportChoice};
+
+    /// Nobody takes them either, so that none of them ends.
+    #[tokio::test]
+    async fn a_host_that_wants_lanes_without_end_has_few_dialled() {
+        let identity = Identity::for_once().unwrap();
+        let policy = HostPolicy::Pinned(identity.fingerprint());
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach)
+            .await
+            .unwrap();
+        let first = DialledLane {
+            number: 0,
+            transfer: TransferId([1; 16]),
+            cipher: Cipher::Tls,
+            one_of: Some(1),
+        };
+        let (lanes, _nobody_takes_them) =
+            mpsc::channel::<Result<Box<dyn LaneSource>, LaneError>>(1);
+        let (more, wanted) = mpsc::unbounded_channel();
+        (0..100).for_each(|_| more.send(LANES_MAX).unwrap());
+        drop(more);
+        let metrics = tokio::runtime::Handle::current().metrics();
+        let before = metrics.num_alive_tasks();
+        dial_more(dialler, MoreLanes::Others, first, lanes, wanted).await;
+        let dialling = metrics.num_alive_tasks() - before;
+        assert_eq!(dialling, DIALS_MAX);
+    }
+}

@@ -1,0 +1,311 @@
+//! Memory of what earlier pushes learnt of the network paths from this host, in the file `paths` beside the keys.
+//!
+//! The next push to the same host and port dials the remembered number of lanes at once, and sets the
+//! remembered congestion control before a lane's first data, if the round trip is of similar size. A
+//! loss-tolerant congestion control is remembered for a shorter time, since it finds its rate by causing
+//! loss.
+//!
+//! What the path has carried within a round trip is remembered for a day, with the addresses at its ends: QUIC jumps
+//! to half of that (`zmove-transport: quic/resume.rs`), and [`dial`](crate::connecting::dial) weighs TCP and QUIC by
+//! it.
+//!
+//! Each line holds one path, `HOST:PORT` and what is known of it in JSON.
+//!
+//! **Invariant:** a window is used by one push at a time, which takes it out of the file and leaves another when it
+//! has ended well. Apart from that the memory is advice only. If the file cannot be read or parsed, a warning is given
+//! and its contents are ignored; the push never fails for it.
+
+use std::path::{Path, PathBuf};
+
+use zmove_disk::{Remembered, today};
+
+use crate::connecting::location::Remote;
+use crate::notice::{Listener, Notice};
+
+pub(crate) use known::Found;
+pub use known::{Known, Rates, Window};
+
+mod known;
+
+pub(crate) mod fuzzing;
+
+/// The memory of one path: the file, and the path's name in it.
+#[derive(Debug)]
+pub struct PathMemory {
+    paths: Remembered<Known>,
+    endpoint: String,
+}
+
+impl PathMemory {
+    /// The memory of the path to `remote`, in this home.
+    #[must_use]
+    pub fn of(home: &Path, remote: &Remote) -> Self {
+        let host = remote.host.to_ascii_lowercase();
+        Self {
+            paths: paths(home.join(FILE)),
+            endpoint: format!("{host}:{}", remote.port),
+        }
+    }
+
+    /// The knowledge that the last push has gained, unless it is too old.
+    pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
+        let known = self.paths.recall(&self.endpoint).unwrap_or_else(|source| {
+            listener.hear(&Notice::PathsUnread {
+                file: self.paths.file(),
+                source,
+            });
+            None
+        });
+        known.and_then(Known::unless_old)
+    }
+
+    /// The rate of the last push, if one is remembered; a file that cannot be read is not reported.
+    #[must_use]
+    pub fn last_rate(&self) -> Option<u64> {
+        Some(self.known()?.bytes_per_second)
+    }
+
+    /// What is known now, without a word about a file that cannot be read.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.paths
+            .recall(&self.endpoint)
+            .ok()?
+            .and_then(Known::unless_old)
+    }
+
+    /// Takes the window away, so that no other push uses it meanwhile.
+    pub(crate) fn take_window(&self, known: Known, listener: &dyn Listener) {
+        self.write(
+            Known {
+                window: None,
+                ..known
+            },
+            listener,
+        );
+    }
+
+    /// Stores what this push has learnt.
+    pub fn keep(&self, known: Known, listener: &dyn Listener) {
+        // A file that cannot be used was reported when it was read first.
+        let day = match self.known() {
+            // The loss-tolerant control was remembered and used without a try of the other one, so its age stays.
+            Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
+            _ => known.day,
+        };
+        self.write(Known { day, ..known }, listener);
+    }
+
+    fn write(&self, known: Known, listener: &dyn Listener) {
+        if let Err(source) = self.paths.keep(&self.endpoint, Some(known)) {
+            listener.hear(&Notice::PathsUnwritten {
+                file: self.paths.file(),
+                source,
+            });
+        }
+    }
+}
+
+impl Known {
+    /// What is still of use of it, if anything.
+    fn unless_old(self) -> Option<Self> {
+        let days = today().saturating_sub(self.day);
+        let loss_tolerant = self.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
+        (days <= DAYS_MAX).then_some(
+            Self {
+                loss_tolerant,
+                ..self
+            }
+            .without_old_window(),
+        )
+    }
+}
+
+const fn paths(file: PathBuf) -> Remembered<Known> {
+    Remembered::new(file, HEADER, PATHS_MAX)
+}
+
+const FILE: &str = "paths";
+const HEADER: &str = "# zmove paths 2";
+/// The most paths that are kept; the file then has some 30 KiB.
+const PATHS_MAX: usize = 256;
+/// How many days a path is remembered: paths change over the months.
+const DAYS_MAX: u64 = 30;
+/// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
+/// path is no longer lossy, so the control is chosen anew from time to time.
+const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use zmove_sender::AtBest;
+    use zmove_transport::{PathEnds, Transport};
+
+    use super::*;
+    use crate::notice::NoListener;
+
+    fn known(lanes: u16) -> Known {
+        Known::new(lanes, lanes > 9, Duration::from_micros(90_123), 118_000_000)
+    }
+
+    fn json(known: Known) -> String {
+        serde_json::to_string(&known).unwrap()
+    }
+
+    fn paths(home: &Path, host: &str) -> PathMemory {
+        PathMemory::of(
+            home,
+            &Remote {
+                host: host.into(),
+                port: 5870,
+                path: Vec::new(),
+                login: None,
+            },
+        )
+    }
+
+    #[test]
+    fn what_is_kept_is_recalled() {
+        let home = tempfile::tempdir().unwrap();
+        let (one, other) = (paths(home.path(), "One"), paths(home.path(), "fd99::2"));
+        assert_eq!(one.recall(&NoListener), None);
+        one.keep(known(8), &NoListener);
+        other.keep(known(32), &NoListener);
+        one.keep(known(16), &NoListener);
+        assert_eq!(
+            (one.recall(&NoListener), other.recall(&NoListener)),
+            (Some(known(16)), Some(known(32)))
+        );
+        let text = fs::read_to_string(home.path().join("paths")).unwrap();
+        assert!(
+            text.starts_with("# zmove paths 2\nfd99::2:5870 {\"lanes\":32,\"loss_tolerant\":true,"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 3);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_is_of_no_use_and_is_replaced() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("paths");
+        let line = format!("one:5870 {}", json(known(8)));
+        for text in [
+            "x".to_owned(),
+            format!("# zmove paths 1\n{line}\n"),
+            format!("{HEADER}\none:5870 {{\"lanes\":8}}\n"),
+            format!("{HEADER}\n{}\n", line.replace(":8,", ":0,")),
+            format!("{HEADER}\n{}\n", line.replace(":8,", ":65,")),
+        ] {
+            fs::write(&file, &text).unwrap();
+            assert_eq!(
+                paths(home.path(), "one").recall(&NoListener),
+                None,
+                "{text}"
+            );
+        }
+        fs::write(&file, [0xff, 0xfe]).unwrap();
+        assert_eq!(paths(home.path(), "one").recall(&NoListener), None);
+        paths(home.path(), "one").keep(known(8), &NoListener);
+        assert_eq!(
+            paths(home.path(), "one").recall(&NoListener),
+            Some(known(8))
+        );
+    }
+
+    #[test]
+    fn old_and_too_many_paths_are_forgotten() {
+        let lines = (0..PATHS_MAX)
+            .map(|number| (format!("host{number}:1"), known(8)))
+            .collect();
+        let text = super::paths(PathBuf::new()).with(lines, "new:1", Some(known(9)));
+        assert_eq!(text.lines().count(), PATHS_MAX + 1);
+        assert!(
+            !text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", json(known(9))))
+        );
+        let home = tempfile::tempdir().unwrap();
+        paths(home.path(), "old").keep(
+            Known {
+                day: today() - DAYS_MAX - 1,
+                ..known(8)
+            },
+            &NoListener,
+        );
+        assert_eq!(paths(home.path(), "old").recall(&NoListener), None);
+    }
+
+    #[test]
+    fn a_congestion_control_is_chosen_anew_in_time() {
+        let home = tempfile::tempdir().unwrap();
+        let path = paths(home.path(), "one");
+        let tolerant = |age| Known {
+            day: today() - age,
+            ..known(32)
+        };
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX), &NoListener);
+        path.keep(tolerant(0), &NoListener);
+        assert_eq!(
+            path.recall(&NoListener),
+            Some(tolerant(LOSS_TOLERANT_DAYS_MAX)),
+            "it has only been used"
+        );
+        path.keep(
+            Known {
+                loss_tolerant: false,
+                ..tolerant(0)
+            },
+            &NoListener,
+        );
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1), &NoListener);
+        let usual = Known {
+            loss_tolerant: false,
+            ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1)
+        };
+        assert_eq!(path.recall(&NoListener), Some(usual));
+        path.keep(tolerant(0), &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(tolerant(0)));
+    }
+
+    #[test]
+    fn another_round_trip_is_another_path() {
+        assert!(
+            known(8).suits(Duration::from_millis(60)) && known(8).suits(Duration::from_millis(170))
+        );
+        assert!(
+            !known(8).suits(Duration::from_millis(1))
+                && !known(8).suits(Duration::from_millis(300))
+        );
+    }
+
+    #[test]
+    fn a_window_is_used_by_one_push_at_a_time() {
+        let home = tempfile::tempdir().unwrap();
+        let path = paths(home.path(), "one");
+        let ends = PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, 9].into(),
+        };
+        let at_best = Some(AtBest {
+            bytes_per_second: 100_000_000,
+            round_trip: Duration::from_millis(90),
+        });
+        let found = Found {
+            transport: Transport::Quic,
+            at_best,
+            ends: Some(ends),
+            has_lost: false,
+        };
+        let whole = known(8).after(&found);
+        path.keep(whole, &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(whole));
+        path.take_window(whole, &NoListener);
+        assert_eq!(
+            path.recall(&NoListener),
+            Some(Known {
+                window: None,
+                ..whole
+            })
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It is the daemon's own code
+//! with one key to let in and the rights of its user.
+//!
+//! A [`ReceiveRequest`] and the answer [`ReceiveReply`], with which both sides find and trust each other, go over ssh's
+//! standard input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
+//! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
+//!
+//! In a copy between two other hosts ssh may have started the one that has the sources, the one that has the target, or
+//! both; such receivers stay until this side lets them go.
+//!
+//! Each session of a push that reconnects has an ssh of its own. The new receiver finds what an earlier one left
+//! unfinished, because such receivers and local pushes have the same owner in the journals, the user.
+//!
+//! **Invariant:** both keys are made for this one session and stay in the memory of their processes.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, Take};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, timeout, timeout_at};
+use zmove_transport::{Fingerprint, Identity};
+use zmove_wire::Cipher;
+
+use crate::connecting::location::{Login, Remote};
+use crate::connecting::settings::{DialSettings, SshSettings};
+use crate::error::SshError;
+
+mod config;
+mod messages;
+
+use config::{LoginSign, SshConfig};
+pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
+pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
+
+/// A receiver that ssh has started, and that ends when this is dropped.
+pub(crate) struct SshReceiver {
+    /// This side's key.
+    pub(crate) identity: Identity,
+    /// The receiver's key.
+    pub(crate) key: Fingerprint,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) session: SshSession,
+    /// The time until the receiver answered, if ssh could ask for a password meanwhile.
+    pub(crate) asked: Duration,
+}
+
+/// A running ssh, with a receiver at its other end.
+#[derive(Debug)]
+pub(crate) struct SshSession {
+    child: Child,
+    /// The pipe to ssh; the receiver ends when it is closed.
+    input: ChildStdin,
+}
+
+/// What a receiver is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// One session with this side.
+    Session,
+    /// A copy, to or from another host.
+    Copy,
+}
+
+/// Has ssh start a receiver. The messages and questions of ssh itself go to the terminal.
+///
+/// ssh limits the time for its connection, and this function the time from the login to the receiver's answer. The
+/// login between them has no limit, since a user may be asked for a password or code.
+///
+/// # Errors
+/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), there is no such zmove, or it does not
+/// answer in time ([`SshError::Silent`]).
+pub(crate) async fn start(
+    remote: &Remote,
+    login: &Login,
+    settings: &DialSettings,
+    duty: Duty,
+) -> Result<SshReceiver, SshError> {
+    let identity = Identity::for_once()?;
+    let config = SshConfig::ask(&settings.ssh, remote, login).await;
+    let began = Instant::now();
+    let mut child = ssh(&settings.ssh, remote, login)
+        .args(config.options())
+        .args([
+            "-T",
+            &remote_name(remote, login),
+            &format!("{} receive", settings.ssh.remote_zmove),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|source| SshError::Start {
+            program: settings.ssh.program.clone(),
+            source,
+        })?;
+    let mut input = child.stdin.take().expect("a pipe was asked for");
+    let output = child.stdout.take().expect("a pipe was asked for");
+    let allow_clear = settings.cipher == Cipher::None;
+    let mut request = ReceiveRequest::new(
+        identity.fingerprint(),
+        settings.reach.transport,
+        settings.ssh.ports,
+        allow_clear,
+    );
+    request.copies = duty == Duty::Copy;
+    // An ssh that ends before it has read the request gives its reason by its exit status.
+    let _unheard = input.write_all(request.line().as_bytes()).await;
+    let silent = SshError::Silent {
+        remote: remote.to_string(),
+        zmove: settings.ssh.remote_zmove.clone(),
+        waited: config.wait_max(),
+    };
+    let Some(ReceiveReply {
+        key, port, address, ..
+    }) = answer(output, &config, silent).await?
+    else {
+        drop(input);
+        // A program that goes on writing something else is not waited for.
+        let ended = timeout(END_TIMEOUT, child.wait()).await;
+        let ended = ended.ok().transpose().map_err(SshError::Wait)?;
+        return Err(no_answer(remote, &settings.ssh, ended));
+    };
+    let asked = if can_ask() {
+        began.elapsed()
+    } else {
+        Duration::ZERO
+    };
+    let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
+    let key = key.parse().map_err(SshError::Key)?;
+    Ok(SshReceiver {
+        identity,
+        key,
+        host,
+        port,
+        session: SshSession { child, input },
+        asked,
+    })
+}
+
+impl SshSession {
+    /// Lets a receiver that has done its work, and ssh, come to their ends.
+    pub(crate) async fn end(self) {
+        let Self { mut child, input } = self;
+        drop(input);
+        // An ssh that takes longer is killed when it is dropped.
+        let _in_time = timeout(END_TIMEOUT, child.wait()).await;
+    }
+}
+
+/// Whether ssh has a terminal to ask a user for a password or a code, which it does not report.
+fn can_ask() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
+/// The beginning of each command: ssh with the user's options and the port.
+fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
+    let mut command = Command::new(&settings.program);
+    command.args(&settings.arguments).kill_on_drop(true);
+    if let Some(port) = login.port {
+        command.args(["-p", &port.to_string()]);
+    }
+    debug_assert!(!remote.host.starts_with('-'), "it would be an option");
+    command
+}
+
+fn remote_name(remote: &Remote, login: &Login) -> String {
+    login.user.as_ref().map_or_else(
+        || remote.host.clone(),
+        |user| format!("{user}@{}", remote.host),
+    )
+}
+
+/// A line of ssh's output that has a meaning.
+enum Line {
+    LoggedIn,
+    Answer(ReceiveReply),
+}
+
+/// The answer in the output of the remote shell: `None` when the output ends without one, and the error `silent` when
+/// too much time has passed since the login.
+async fn answer(
+    output: ChildStdout,
+    config: &SshConfig,
+    silent: SshError,
+) -> Result<Option<ReceiveReply>, SshError> {
+    let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
+    let limit = || Some(Instant::now() + config.wait_max());
+    let mut due = match config.login_sign() {
+        LoginSign::Before => limit(),
+        LoginSign::Announced | LoginSign::Hidden => None,
+    };
+    loop {
+        let next = next_line(&mut lines);
+        let line = match due {
+            Some(due) => match timeout_at(due, next).await {
+                Ok(line) => line?,
+                Err(_) => return Err(silent),
+            },
+            None => next.await?,
+        };
+        match line {
+            Some(Line::LoggedIn) => due = limit(),
+            Some(Line::Answer(answer)) => return Ok(Some(answer)),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The next line with a meaning; `None` at the end of the output.
+async fn next_line(
+    lines: &mut Split<Take<BufReader<ChildStdout>>>,
+) -> Result<Option<Line>, SshError> {
+    while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
+        if line == config::LOGGED_IN.as_bytes() {
+            return Ok(Some(Line::LoggedIn));
+        }
+        if let Some(answer) = ReceiveReply::read(&line)? {
+            return Ok(Some(Line::Answer(answer)));
+        }
+    }
+    Ok(None)
+}
+
+fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>) -> SshError {
+    let zmove = settings.remote_zmove.clone();
+    let remote = remote.to_string();
+    let Some(status) = ended else {
+        return SshError::Nonsense { remote, zmove };
+    };
+    match status.code() {
+        Some(255) | None => SshError::NotReached { remote, status },
+        Some(126 | 127) => SshError::NoProgram { remote, zmove },
+        Some(_) => SshError::Early {
+            remote,
+            zmove,
+            status,
+        },
+    }
+}
+
+/// The address for data: of the addresses of the name the one that ssh has reached, for a name may have several hosts.
+/// An address that is none of them is only known behind a gateway, so the name is used then, unless it has no address
+/// here.
+async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
+    let Some(reached) = reached else {
+        return name.to_owned();
+    };
+    let found = tokio::net::lookup_host((name, 0)).await;
+    let known = found.map_or(true, |mut found| {
+        found.any(|address| address.ip() == reached)
+    });
+    if known {
+        reached.to_string()
+    } else {
+        name.to_owned()
+    }
+}
+
+/// How long ssh may take to end when all is done.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most bytes that a remote shell may write before the receiver answers.
+const SHELL_BYTES_MAX: u64 = 64 << 10;

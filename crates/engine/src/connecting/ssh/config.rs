@@ -1,0 +1,162 @@
+//! The configuration of ssh for a host, and the options that bound the time of its steps.
+//!
+//! ssh does not report when a login is complete, but runs a `LocalCommand` then, whose output goes where ssh's own
+//! output goes. **Invariant:** a step in which ssh may ask its user has no limit, and no setting of the user's is
+//! overridden.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::{remote_name, ssh};
+use crate::connecting::location::{Login, Remote};
+use crate::connecting::settings::SshSettings;
+
+/// The way in which the end of a login shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoginSign {
+    /// ssh shares a connection that is logged in.
+    Before,
+    /// ssh writes [`LOGGED_IN`].
+    Announced,
+    /// The end of the login does not show.
+    Hidden,
+}
+
+/// The configuration as `ssh -G` reports it.
+#[derive(Debug, Default)]
+pub(super) struct SshConfig {
+    /// A name and a value in each line; empty if the program is not OpenSSH.
+    lines: String,
+    /// Whether a connection that is logged in will be shared.
+    is_shared: bool,
+}
+
+impl SshConfig {
+    pub(super) async fn ask(settings: &SshSettings, remote: &Remote, login: &Login) -> Self {
+        let ask = async |question: &[&str]| {
+            let mut asked = ssh(settings, remote, login);
+            asked
+                .args(question)
+                .arg(remote_name(remote, login))
+                .stdin(Stdio::null())
+                .stderr(Stdio::null());
+            let answered = timeout(ASK_TIMEOUT, asked.output()).await.ok()?.ok()?;
+            let is_yes = answered.status.success();
+            is_yes.then(|| String::from_utf8_lossy(&answered.stdout).into_owned())
+        };
+        let mut config = Self {
+            lines: ask(&["-G"]).await.unwrap_or_default(),
+            is_shared: false,
+        };
+        if config.value("controlpath").is_some() {
+            config.is_shared = ask(&["-O", "check"]).await.is_some();
+        }
+        config
+    }
+
+    /// The host name that ssh connects to, which the configuration may have changed.
+    pub(super) fn host_name(&self) -> Option<&str> {
+        self.value("hostname")
+    }
+
+    pub(super) fn login_sign(&self) -> LoginSign {
+        let has_own_command =
+            self.value("permitlocalcommand") == Some("yes") && self.value("localcommand").is_some();
+        if self.is_shared {
+            LoginSign::Before
+        } else if self.host_name().is_none() || has_own_command {
+            LoginSign::Hidden
+        } else {
+            LoginSign::Announced
+        }
+    }
+
+    /// The upper bound of the time for the connection, and of that from the login to the receiver's answer.
+    pub(super) fn wait_max(&self) -> Duration {
+        self.connect_timeout().unwrap_or(WAIT_MAX)
+    }
+
+    /// The options by which ssh limits the time for its connection, and announces the end of the login.
+    pub(super) fn options(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        if self.host_name().is_some() && self.connect_timeout().is_none() {
+            options.push(format!("-oConnectTimeout={}", WAIT_MAX.as_secs()));
+        }
+        if self.login_sign() == LoginSign::Announced {
+            options.push("-oPermitLocalCommand=yes".into());
+            options.push(format!("-oLocalCommand=echo {LOGGED_IN}"));
+        }
+        options
+    }
+
+    fn connect_timeout(&self) -> Option<Duration> {
+        let seconds = self.value("connecttimeout")?.parse().ok()?;
+        Some(Duration::from_secs(seconds))
+    }
+
+    fn value(&self, name: &str) -> Option<&str> {
+        let mut fields = self.lines.lines().filter_map(|line| line.split_once(' '));
+        fields.find_map(|(found, value)| (found == name).then_some(value))
+    }
+}
+
+/// The line that ssh writes when the login is complete.
+pub(super) const LOGGED_IN: &str = "zmove-logged-in";
+/// How long ssh may take to report its configuration.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limit of each step, unless the user's configuration has a `ConnectTimeout`.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(lines: &str) -> SshConfig {
+        SshConfig {
+            lines: lines.into(),
+            is_shared: false,
+        }
+    }
+
+    #[test]
+    fn a_usual_configuration_gets_both_limits() {
+        let config = config("hostname dtn\npermitlocalcommand no\nconnecttimeout none\n");
+        assert_eq!(config.wait_max(), Duration::from_secs(20));
+        assert_eq!(config.login_sign(), LoginSign::Announced);
+        assert_eq!(
+            config.options(),
+            [
+                "-oConnectTimeout=20",
+                "-oPermitLocalCommand=yes",
+                "-oLocalCommand=echo zmove-logged-in"
+            ]
+        );
+    }
+
+    #[test]
+    fn settings_of_the_user_are_kept() {
+        let config = config(
+            "hostname dtn\nconnecttimeout 7\npermitlocalcommand yes\nlocalcommand knock %h\n",
+        );
+        assert_eq!(config.wait_max(), Duration::from_secs(7));
+        assert_eq!(config.login_sign(), LoginSign::Hidden);
+        assert!(config.options().is_empty());
+    }
+
+    #[test]
+    fn a_shared_connection_is_logged_in_before() {
+        let mut config = config("hostname dtn\ncontrolpath /run/dtn\n");
+        config.is_shared = true;
+        assert_eq!(config.login_sign(), LoginSign::Before);
+        assert_eq!(config.options(), ["-oConnectTimeout=20"]);
+    }
+
+    #[test]
+    fn another_program_than_openssh_gets_no_options() {
+        let config = SshConfig::default();
+        assert_eq!(config.login_sign(), LoginSign::Hidden);
+        assert!(config.options().is_empty());
+    }
+}

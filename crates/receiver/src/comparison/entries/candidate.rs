@@ -1,0 +1,108 @@
+//! Large files that have changed: their old versions are hashed group by group, and the sender is told the values; see
+//! [`delta`](crate::store::large_files::delta).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use zmove_disk::{DataFile, FileIdentity, Task};
+use zmove_types::{Cv, GROUP_BYTES, Name, RelPath};
+use zmove_wire::limits::HELD_GROUPS_MAX;
+use zmove_wire::{Held, ToSender};
+
+use crate::resume::runs_of;
+use crate::rights::quota::Booking;
+use crate::session::requests::Unanswered;
+use crate::store::large_files::came::GROUP_KEPT_BYTES;
+use crate::store::large_files::delta::groups_with_data;
+use crate::store::transfer::Transfer;
+
+/// A large file at the target that has changed at the source. Its path is put together when its turn comes: thousands
+/// of one request may wait, all in one directory of a long path, and be one file named thousands of times.
+#[derive(Debug)]
+pub(crate) struct Candidate<'r> {
+    pub(crate) request: u64,
+    /// The number of the file in the request.
+    pub(crate) file: u32,
+    pub(crate) directory: &'r RelPath,
+    pub(crate) name: &'r Name,
+    pub(crate) bytes: u64,
+    /// The groups that an earlier transfer has left.
+    pub(crate) held: BTreeSet<u32>,
+}
+
+impl Candidate<'_> {
+    /// Whether a large file is there already where one of so many bytes will go, and that is large too.
+    pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
+        let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
+        bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
+    }
+
+    /// Hashes the old version and sends the values, piece by piece; the last piece ends the request if this is the last
+    /// of its files.
+    pub(crate) fn tell(self, transfer: &Transfer, mut answers: Option<Unanswered>) {
+        // Without memory for the values none are found, and the file is sent whole.
+        let path = self
+            .directory
+            .join(self.name)
+            .expect("it was put together when the file was looked at");
+        let mut held = transfer.quota.book_memory(path.as_bytes().len()).ok();
+        let old = held.as_mut().zip(transfer.target.open_old_at(&path).ok());
+        let cvs = old
+            .map(|(held, old)| self.hash(transfer, old, held))
+            .unwrap_or_default();
+        let mut pieces = runs(&cvs).peekable();
+        let Self { request, file, .. } = self;
+        if held.is_some() {
+            // Add them first: the sender may declare the file as soon as it has all values.
+            transfer.bases.add(path, cvs, held);
+        }
+        loop {
+            let (first, cvs) = pieces.next().unwrap_or_default();
+            let end = pieces.peek().is_none();
+            let held = Held {
+                request,
+                file,
+                first,
+                cvs,
+                end,
+            };
+            let answers = answers.take_if(|_| end);
+            transfer.reports.send(ToSender::Held(held), answers);
+            if end {
+                return;
+            }
+        }
+    }
+
+    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booking) -> BTreeMap<u32, Cv> {
+        let old = DataFile::new(old);
+        let mut cvs = BTreeMap::new();
+        let turn = transfer.turn(Task::Look);
+        let mut groups = groups_with_data(old.file(), self.bytes);
+        while !turn.is_over()
+            && let Some(span) = groups.next()
+        {
+            if self.held.contains(&span.index) {
+                continue;
+            }
+            if held.grow(GROUP_KEPT_BYTES).is_err() {
+                break;
+            }
+            // A shorter version has no more groups, and one that cannot be read has none.
+            let Some(cv) = transfer.bases.hash_group(&old, span) else {
+                break;
+            };
+            cvs.insert(span.index, cv);
+        }
+        cvs
+    }
+}
+
+/// Runs of consecutive groups, each with its first number, in pieces that fit into messages.
+pub(crate) fn runs(
+    groups: &BTreeMap<u32, Cv>,
+) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
+    let groups = groups.iter().map(|(index, cv)| (*index, cv.0));
+    runs_of(groups, HELD_GROUPS_MAX).into_iter()
+}

@@ -1,0 +1,502 @@
+//! The answers of a session that inspects: what a transfer would do with each entry, or what differs.
+//!
+//! **Invariant:** nothing here changes the target. Directories are opened as they are, and nothing is made.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use zmove_disk::{
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, NameAt, StorageReader, StoredFile, Task,
+    Tree, Turn, is_of_another_user, is_special_at, stat_at,
+};
+use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
+use zmove_wire::{
+    Compare, Differences, EntryGroup, ExtraneousNames, FaultCode, FileGroups, GroupHashes,
+    NameRange, Open, Operation, Overwrite, SourceEntry, SourceKind, SourceMetadata, Verdict,
+};
+
+use crate::comparison::entries::listed::ListedFiles;
+use crate::comparison::entries::{Purpose, SourceFile, View, Xattrs};
+use crate::comparison::mirror::spared::Spared;
+use crate::comparison::mirror::{WorkBudget, extraneous};
+use crate::config::ReceiverConfig;
+use crate::rights::quota::Booking;
+use crate::session::threads::Reporter;
+use crate::store::failure::failure;
+use crate::store::reports::Reports;
+use crate::store::rules::Rules;
+use crate::store::target::SeenTarget;
+use crate::store::target::giving_way::{GivingWay, removals_of};
+use crate::store::target::keeper::Keeper;
+use crate::store::target::links::Claims;
+use crate::store::target::tree::{contents_root, is_one, open_old};
+
+/// A target that is only looked at.
+#[derive(Debug)]
+pub(crate) struct Inspection {
+    pub(crate) view: View,
+    /// The directory that paths are relative to, if it is there.
+    tree: Option<Tree>,
+    /// Whether the target exists, and its mode closes it to its owner.
+    is_closed: bool,
+    /// Which directories an entry of their name would replace.
+    giving_way: GivingWay,
+    /// Entries to which names of the source lead under another spelling.
+    spared: Spared,
+    /// For a verification: how files are read from the storage.
+    storage: Option<StorageReader>,
+    /// What stands in the place of the target.
+    listed: Option<Arc<ListedFiles>>,
+    reports: Reports,
+    pub(crate) stopping: AtomicBool,
+}
+
+impl Reporter for Inspection {
+    fn reports(&self) -> &Reports {
+        &self.reports
+    }
+}
+
+impl Inspection {
+    pub(crate) fn new(
+        open: &Open,
+        seen: SeenTarget,
+        config: &ReceiverConfig,
+        reports: Reports,
+    ) -> Self {
+        let view = View {
+            rules: Rules::of(open, &config.rights),
+            rename: seen.rename,
+            times: KeptTimes::of_inspection(),
+            keeper: Keeper::new(&config.accounts, None),
+            claims: Claims::new(&config.quota),
+        };
+        let storage = || StorageReader::new(&config.file_io, config.buffers_max);
+        Self {
+            view,
+            tree: seen.tree,
+            is_closed: seen.is_closed,
+            giving_way: GivingWay::of(open, removals_of(open)),
+            spared: Spared::new(&config.quota),
+            storage: open.verify.then(storage),
+            listed: config.listed.clone(),
+            reports,
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the session verifies.
+    pub(crate) fn verifies(&self) -> bool {
+        self.storage.is_some()
+    }
+
+    fn purpose(&self) -> Purpose {
+        if self.verifies() {
+            Purpose::Verify
+        } else {
+            Purpose::Report
+        }
+    }
+
+    /// The verdicts on entries; one that is not looked at because the session has ended counts as new.
+    pub(crate) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
+        if let Some(listed) = &self.listed {
+            return listed.verdicts(groups);
+        }
+        let mut verdicts = Vec::new();
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        for group in groups {
+            let place = if turn.is_over() {
+                Ok(None)
+            } else {
+                self.place(&group.directory)
+            };
+            verdicts.extend(
+                group
+                    .itself
+                    .as_ref()
+                    .map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
+            );
+            let found = group.entries.iter().map(|entry| match &place {
+                _ if turn.is_over() => Verdict::New,
+                Ok(Some(directory)) => self.look_at(&turn, directory, &group.directory, entry),
+                Ok(None) => self.on_new(&entry.kind),
+                Err(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+            });
+            verdicts.extend(found);
+        }
+        verdicts
+    }
+
+    /// A directory of the target. `None` if there is no such directory, or something else has its name; an error if it
+    /// cannot be opened.
+    fn place(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
+        let Some(tree) = &self.tree else {
+            return Ok(None);
+        };
+        let rules = &self.view.rules;
+        match tree.look_into(path) {
+            Ok(Some(directory)) => Ok(Some(directory)),
+            // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
+            // counts as new.
+            Ok(None) if rules.kinds.has_any(Kinds::MODE) => Ok(None),
+            Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => Ok(None),
+                Some(Errno::NOTDIR | Errno::LOOP) if rules.overwrite != Overwrite::Nothing => {
+                    Ok(None)
+                }
+                _ => Err(failure(Operation::OpenDirectory, &error).code),
+            },
+        }
+    }
+
+    /// The hashes of groups of a file, as the storage holds them.
+    pub(crate) fn hashes(&self, groups: &FileGroups) -> GroupHashes {
+        let mut values = Vec::new();
+        let hashed = self.hash_into(&mut values, groups);
+        GroupHashes {
+            values,
+            fault: hashed.err().map(|error| FaultCode::os(&error)),
+        }
+    }
+
+    /// Adds the values of the groups that are asked for, as far as the file goes.
+    fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, groups: &FileGroups) -> io::Result<()> {
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        let file = StoredFile::new(self.open(&groups.path)?)?;
+        let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
+        for index in groups.first..groups.first.saturating_add(groups.count) {
+            let Some(span) = GroupSpan::of(file.bytes(), index) else {
+                break;
+            };
+            if turn.is_over() {
+                break;
+            }
+            values.push(storage.value_of(&file, span)?.map(|cv| cv.0));
+        }
+        Ok(())
+    }
+
+    fn open(&self, path: &RelPath) -> io::Result<File> {
+        let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
+        let Ok(Some(directory)) = self.place(&parent) else {
+            return Err(Errno::NOENT.into());
+        };
+        open_old(directory.as_fd(), self.view.name(&parent, &name))
+    }
+
+    /// The names in these ranges that are at the target alone; their memory is booked on `held`.
+    pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Booking) -> ExtraneousNames {
+        if self.is_closed {
+            let denied = FaultCode::os(&Errno::ACCESS.into());
+            return ExtraneousNames {
+                faults: (0..)
+                    .zip(ranges)
+                    .map(|(range, _)| (range, denied))
+                    .collect(),
+                ..ExtraneousNames::default()
+            };
+        }
+        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        let mut budget = WorkBudget::new(turn, held);
+        extraneous(self.tree.as_ref(), ranges, &self.spared, &mut budget)
+    }
+
+    fn look_at_itself(
+        &self,
+        path: &RelPath,
+        place: &Result<Option<Arc<OwnedFd>>, FaultCode>,
+        wanted: &SourceMetadata,
+    ) -> Verdict {
+        match place {
+            Ok(Some(directory)) => match FileIdentity::of(directory) {
+                Ok(there) => {
+                    let itself = Descriptor::Open(directory.as_fd());
+                    self.look_at_directory(directory, &there, wanted, itself)
+                }
+                Err(error) => unreadable(&error),
+            },
+            Ok(None) => match (
+                path.parent().map(|parent| self.place(&parent)),
+                path.file_name(),
+            ) {
+                (Some(Ok(Some(parent))), Some(name))
+                    if FileIdentity::at(&parent, &name).is_ok() =>
+                {
+                    Verdict::Replace(Differences::TYPE)
+                }
+                _ => Verdict::New,
+            },
+            Err(code) => Verdict::Fails(Operation::OpenDirectory, *code),
+        }
+    }
+
+    /// The verdict on an entry whose name nothing has.
+    fn on_new(&self, kind: &SourceKind) -> Verdict {
+        if self.may_not_make(kind) {
+            Verdict::Stays
+        } else {
+            Verdict::New
+        }
+    }
+
+    /// Whether a transfer may not make a special file; counts one.
+    fn may_not_make(&self, kind: &SourceKind) -> bool {
+        let SourceKind::Special(special) = kind else {
+            return false;
+        };
+        let rules = &self.view.rules;
+        if self.verifies() || rules.may_make(*special) {
+            return false;
+        }
+        let error = Errno::PERM;
+        let kind = special.kind();
+        self.view.keeper.foresee(rules, &[Miss { kind, error }]);
+        true
+    }
+
+    fn look_at(
+        &self,
+        turn: &Turn<'_>,
+        directory: &OwnedFd,
+        path: &RelPath,
+        entry: &SourceEntry,
+    ) -> Verdict {
+        let name = self.view.name(path, &entry.name);
+        let stat = match stat_at(directory, name) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return self.on_new(&entry.kind),
+            Err(errno) => return unreadable(&errno.into()),
+        };
+        let there = FileIdentity::from_stat(&stat);
+        let place = NameAt::new(directory, name);
+        let keeps_all = self.view.rules.overwrite == Overwrite::Nothing;
+        let in_the_way = |operation| self.over_directory(operation, path, name);
+        match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
+            (SourceKind::Directory, FileType::Directory) => {
+                self.look_at_directory(directory, &there, &entry.metadata, place)
+            }
+            (SourceKind::Directory, _) if keeps_all => Verdict::Fails(
+                Operation::MakeDirectory,
+                FaultCode::os(&Errno::NOTDIR.into()),
+            ),
+            (SourceKind::Directory, _) => Verdict::Replace(Differences::TYPE),
+            (kind, _) if keeps_all || self.may_not_make(kind) => Verdict::Stays,
+            (SourceKind::File { .. } | SourceKind::Link { .. }, FileType::Directory) => {
+                in_the_way(Operation::Rename)
+            }
+            (SourceKind::Special(_), FileType::Directory) => in_the_way(Operation::Create),
+            (SourceKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
+            (SourceKind::Special(special), _)
+                if is_special_at(directory.as_fd(), name, *special) =>
+            {
+                self.look_at_special(place, &there, &entry.metadata)
+            }
+            (SourceKind::File { bytes, .. }, FileType::RegularFile) => {
+                self.look_at_file(turn, place, &there, *bytes, &entry.metadata)
+            }
+            (SourceKind::Link { .. }, _)
+                if self
+                    .view
+                    .spares(directory, &there, entry.metadata.metadata.mtime) =>
+            {
+                Verdict::Stays
+            }
+            (SourceKind::Link { first, .. }, _) if !self.is_one(place, first) => {
+                Verdict::Replace(Differences::LINKS)
+            }
+            (SourceKind::Link { bytes, .. }, FileType::RegularFile) => {
+                let alone = FileIdentity { names: 1, ..there };
+                self.look_at_file(turn, place, &alone, *bytes, &entry.metadata)
+            }
+            (SourceKind::Link { .. }, _) => Verdict::Same,
+            (SourceKind::Symlink { target }, FileType::Symlink) => {
+                self.look_at_symlink(place, &there, target, &entry.metadata)
+            }
+            _ => Verdict::Replace(Differences::TYPE),
+        }
+    }
+
+    /// The verdict on an entry whose name belongs to a directory.
+    fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Verdict {
+        if self.verifies() {
+            return Verdict::Replace(Differences::TYPE);
+        }
+        let looked = match (&self.tree, path.join(name)) {
+            (Some(tree), Ok(path)) => self.giving_way.gives_way(tree, &path),
+            _ => Ok(false),
+        };
+        match looked {
+            Ok(true) => Verdict::Replace(Differences::TYPE),
+            Ok(false) => Verdict::Fails(operation, FaultCode::DirectoryInTheWay),
+            Err(error) => {
+                let cause = failure(Operation::Remove, &error);
+                Verdict::Fails(cause.operation, cause.code)
+            }
+        }
+    }
+
+    /// The verdict on a directory, the time of which is that of an entry of `directory` or of that itself.
+    fn look_at_directory(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+        itself: impl HasXattrs,
+    ) -> Verdict {
+        let metadata = self.view.rules.of_directory(metadata, there);
+        let differences = self.metadata_differs(
+            directory,
+            there,
+            &metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            itself,
+        );
+        let is_foreign = !self.verifies() && is_of_another_user(there.ids);
+        if is_foreign {
+            // A transfer leaves these as they are.
+            let refused = Differences::MODE.and(Differences::TIME);
+            return Verdict::set(differences.without(refused));
+        }
+        Verdict::set(differences)
+    }
+
+    fn look_at_special(
+        &self,
+        place: NameAt<'_>,
+        there: &FileIdentity,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        if self.is_name_of_another(place, there) {
+            return Verdict::Replace(Differences::LINKS);
+        }
+        let metadata = self.view.rules.of_file(metadata);
+        Verdict::set(self.metadata_differs(
+            place.directory,
+            there,
+            &metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            place,
+        ))
+    }
+
+    fn look_at_file(
+        &self,
+        turn: &Turn<'_>,
+        place @ NameAt { directory, name }: NameAt<'_>,
+        there: &FileIdentity,
+        bytes: u64,
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        let source = SourceFile {
+            bytes,
+            metadata,
+            xattrs: Xattrs::Digest(xattrs.as_deref()),
+        };
+        let contents = |differences: Differences| match &self.storage {
+            // the groups of a large file are asked for one by one
+            Some(_) if bytes > GROUP_BYTES => Verdict::set(differences),
+            Some(storage) => match root_at(storage, directory, name) {
+                Ok(root) => Verdict::Contents(differences, root.0),
+                Err(error) => unreadable(&error),
+            },
+            None => {
+                let kinds = self.view.rules.kinds;
+                let root =
+                    contents_root((directory.as_fd(), name), bytes, kinds, || turn.is_over());
+                let differs = Verdict::Replace(differences.and(Differences::CONTENTS));
+                root.map_or(differs, |root| Verdict::Contents(differences, root))
+            }
+        };
+        let by_contents = self.view.rules.compare == Compare::Checksum;
+        let contents = by_contents.then_some(contents);
+        self.view
+            .file(self.purpose(), place, there, source, contents)
+    }
+
+    /// Whether a name leads to the same file as the first one of its group.
+    fn is_one(&self, name: NameAt<'_>, first: &RelPath) -> bool {
+        let Some((parent, first)) = first.parent().zip(first.file_name()) else {
+            return false;
+        };
+        match self.place(&parent) {
+            Ok(Some(from)) => is_one(name, NameAt::new(&from, &first)),
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    /// Whether a link or special file has another name that belongs to another entry of the source.
+    fn is_name_of_another(
+        &self,
+        NameAt { directory, name }: NameAt<'_>,
+        there: &FileIdentity,
+    ) -> bool {
+        there.names > 1 && self.view.is_of_another(directory, name, there)
+    }
+
+    fn look_at_symlink(
+        &self,
+        place @ NameAt { directory, name }: NameAt<'_>,
+        there: &FileIdentity,
+        target: &[u8],
+        SourceMetadata { metadata, xattrs }: &SourceMetadata,
+    ) -> Verdict {
+        let found = match rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()) {
+            Ok(found) => found,
+            Err(errno) => return unreadable(&errno.into()),
+        };
+        let is_same = found.as_bytes() == target;
+        if is_same && self.is_name_of_another(place, there) {
+            return Verdict::Replace(Differences::LINKS);
+        }
+        // Linux has no mode of symbolic links that could differ.
+        let there = FileIdentity {
+            mode: metadata.mode,
+            ..*there
+        };
+        let differences = self.metadata_differs(
+            directory,
+            &there,
+            metadata,
+            Xattrs::Digest(xattrs.as_deref()),
+            place,
+        );
+        if is_same {
+            Verdict::set(differences)
+        } else {
+            Verdict::Replace(differences.and(Differences::TARGET))
+        }
+    }
+
+    /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
+    fn metadata_differs(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        metadata: &Metadata,
+        xattrs: Xattrs<'_>,
+        entry: impl HasXattrs,
+    ) -> Differences {
+        let times = &self.view.times;
+        let has_time = times.is_kept(directory, there.mtime, metadata.mtime);
+        self.view
+            .beside(self.purpose(), there, metadata, xattrs, entry)
+            .and_if(Differences::TIME, &has_time, &true)
+    }
+}
+
+fn unreadable(error: &io::Error) -> Verdict {
+    Verdict::Fails(Operation::Read, FaultCode::os(error))
+}
+
+/// The root of a file of at most one group, as the storage holds it.
+fn root_at(storage: &StorageReader, directory: &OwnedFd, name: &Name) -> io::Result<Root> {
+    let file = StoredFile::new(open_old(directory.as_fd(), name)?)?;
+    storage.root_of(&file, file.bytes())
+}

@@ -1,0 +1,674 @@
+//! The quota of one key: what its transfers hold together beside their buffers and lanes, checked against the key's
+//! limits (`docs/OPERATIONS.md` has them).
+//!
+//! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
+//! entries are placed; directories and files that are remembered; paths of directories that are open; answers to a peer
+//! that does not read; descriptors of large files; and threads that look at the target. A task that would exceed a
+//! limit fails by itself: nothing waits here, so no key waits for another.
+//!
+//! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
+//! ring.
+//!
+//! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Booking`] that stands
+//! for it, so that no way out of a task forgets it.
+
+pub(crate) mod limits;
+pub(crate) mod messages;
+pub(crate) mod windows;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::io::Errno;
+use zmove_disk::{FileIo, FileSystemMemory, StorageThreads, StorageWork, Task, Turn};
+use zmove_transport::Fingerprint;
+use zmove_types::RelPath;
+use zmove_wire::WireError;
+
+use crate::resume::journal::JournalRoom;
+use crate::rights::quota::limits::{Limits, files_of_process};
+use zmove_types::Lock;
+
+/// The quotas of all keys that have transfers under way.
+#[derive(Debug)]
+pub struct Quotas {
+    books: Lock<HashMap<Fingerprint, Weak<QuotaBook>>>,
+    /// The descriptors of all keys together.
+    files: Arc<Gauge>,
+}
+
+/// The quota of one key; clones share it. The default one belongs to no key, and has the default limits.
+#[derive(Clone, Debug)]
+pub struct Quota(Arc<QuotaBook>);
+
+#[derive(Debug)]
+struct QuotaBook {
+    memory: Arc<Gauge>,
+    /// The windows of lanes, in bytes: what may wait in this process.
+    windows: Arc<Gauge>,
+    files: Arc<Gauge>,
+    threads: Arc<Gauge>,
+    storage_threads: StorageThreads,
+    /// The threads that give files their final names.
+    naming_threads: StorageThreads,
+    /// The storage engine of the key's transfers.
+    file_io: OnceLock<Arc<dyn FileIo>>,
+    transfers_max: AtomicUsize,
+    /// The limits on the key's journals, which are counted in their directory.
+    room: Lock<JournalRoom>,
+}
+
+/// The amount of one thing that is in use, and its limit.
+#[derive(Debug)]
+struct Gauge {
+    used: AtomicUsize,
+    max: AtomicUsize,
+    /// The gauge of which this one is a part, with others that are to find something left: see [`fits`](Self::fits).
+    whole: Option<Arc<Self>>,
+}
+
+/// An amount that is booked, and given back when dropped.
+#[derive(Debug)]
+pub struct Booking {
+    gauge: Arc<Gauge>,
+    amount: usize,
+}
+
+/// The bookings of a thread and of the descriptors that it opens.
+pub type ThreadBooking = [Booking; 2];
+
+/// The bookings of the descriptors of a staging directory and of its path.
+pub(crate) type StagingBooking = [Booking; 2];
+
+/// The descriptors of one large file that is being written: its own, one past the page cache, its
+/// directory's, and two of the version that it replaces.
+const DESCRIPTORS_PER_FILE: usize = 5;
+
+/// The descriptors of all keys together are one part in so many of those that the process may have: the others are for
+/// connections, lanes and what is open for a moment.
+const SHARES_OF_PROCESS: usize = 2;
+
+/// Windows may take one part in so many of a key's memory limit. They are booked beside that memory, since a key with
+/// many lanes would otherwise have nothing left for messages.
+const WINDOW_SHARE: usize = 2;
+
+/// The descriptors that a thread which looks, or helps to write, has open at a time: of a file, its directory and the
+/// parent.
+const DESCRIPTORS_PER_THREAD: usize = 3;
+
+/// The descriptors of a staging directory: its own and that of its parent.
+const DESCRIPTORS_PER_STAGING: usize = 2;
+
+/// How often its path is kept: among all staging directories, and in its generation.
+const PATHS_PER_STAGING: usize = 2;
+
+impl Quotas {
+    /// The quota of a key, by the limits that hold now.
+    #[must_use]
+    pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
+        let mut quotas = self.books.lock();
+        quotas.retain(|_, quota| quota.strong_count() > 0);
+        let known = quotas.get(&key).and_then(Weak::upgrade);
+        let book =
+            known.unwrap_or_else(|| Arc::new(QuotaBook::new(limits, Gauge::part_of(&self.files))));
+        book.set_limits(limits);
+        quotas.insert(key, Arc::downgrade(&book));
+        Quota(book)
+    }
+
+    /// Whether the transfers of a key have more than half of the memory that they may have.
+    #[must_use]
+    pub fn is_crowded(&self, key: Fingerprint) -> bool {
+        let book = self.books.lock().get(&key).and_then(Weak::upgrade);
+        book.is_some_and(|book| book.memory.used() > book.memory.max() / 2)
+    }
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        let files = Gauge {
+            max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS),
+            ..Gauge::default()
+        };
+        Self {
+            books: Lock::default(),
+            files: Arc::new(files),
+        }
+    }
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self(Arc::new(QuotaBook::new(
+            &Limits::default(),
+            Gauge::default(),
+        )))
+    }
+}
+
+impl Quota {
+    /// Books memory.
+    ///
+    /// # Errors
+    /// The limit would be exceeded.
+    pub fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
+        let mut held = self.book_nothing();
+        held.grow(bytes)?;
+        Ok(held)
+    }
+
+    /// A booking of no memory yet, which is to [grow](Booking::grow).
+    #[must_use]
+    pub fn book_nothing(&self) -> Booking {
+        Booking {
+            gauge: Arc::clone(&self.0.memory),
+            amount: 0,
+        }
+    }
+
+    /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
+    pub(crate) fn book_window(&self, bytes: usize) -> Option<Booking> {
+        self.0.windows.hold(bytes)
+    }
+
+    /// Books the descriptors of a large file.
+    ///
+    /// # Errors
+    /// `EMFILE`, as when the process has no descriptors left.
+    pub fn book_file(&self) -> io::Result<Booking> {
+        self.0
+            .files
+            .hold(DESCRIPTORS_PER_FILE)
+            .ok_or_else(|| Errno::MFILE.into())
+    }
+
+    /// Books a descriptor of something that stays open; `None` where a limit would be exceeded.
+    #[must_use]
+    pub fn book_descriptor(&self) -> Option<Booking> {
+        self.0.files.hold(1)
+    }
+
+    /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
+    /// exceeded.
+    pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
+        let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
+        Some([
+            self.0.files.hold(DESCRIPTORS_PER_STAGING)?,
+            self.0.memory.hold(path_bytes)?,
+        ])
+    }
+
+    /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
+    /// descriptors are left to large files, which cannot do without.
+    pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
+        self.leaves_most_descriptors()
+            .then(|| self.book_staging(path))?
+    }
+
+    /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
+    #[must_use]
+    pub fn book_thread(&self) -> Option<ThreadBooking> {
+        Some([
+            self.0.threads.hold(1)?,
+            self.0.files.hold(DESCRIPTORS_PER_THREAD)?,
+        ])
+    }
+
+    /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
+    /// `usual`.
+    #[must_use]
+    pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
+        Arc::clone(
+            self.0
+                .file_io
+                .get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))),
+        )
+    }
+
+    /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
+    pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.storage_threads.turn(task, stopping)
+    }
+
+    /// Has the threads of this key begin with as many as were of use on a file system before, unless they have begun.
+    pub(crate) fn recall_threads(&self, of: &FileSystemMemory) {
+        let all = self.work_and_threads();
+        all.into_iter()
+            .for_each(|(work, threads)| of.recall(work, threads));
+    }
+
+    /// Remembers how many threads of this key were of use on a file system.
+    pub(crate) fn keep_threads(&self, of: &FileSystemMemory) {
+        self.work_and_threads()
+            .into_iter()
+            .for_each(|(work, threads)| of.keep(work, threads));
+    }
+
+    fn work_and_threads(&self) -> [(StorageWork, &StorageThreads); 3] {
+        let QuotaBook {
+            storage_threads,
+            naming_threads,
+            ..
+        } = &*self.0;
+        [
+            (StorageWork::Look, storage_threads),
+            (StorageWork::Write, storage_threads),
+            (StorageWork::Name, naming_threads),
+        ]
+    }
+
+    /// Whether the storage that this key writes to is a late one.
+    pub(crate) fn writes_late(&self) -> bool {
+        self.0.storage_threads.is_late(Task::Write)
+    }
+
+    /// Runs `work` on this thread and on as many others of the key as are of use: see [`StorageThreads::side_by_side`].
+    pub(crate) fn side_by_side<T: Send>(
+        &self,
+        task: Task,
+        name: &str,
+        stopping: &AtomicBool,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        self.0
+            .storage_threads
+            .side_by_side(task, name, stopping, || self.book_helper(), work)
+    }
+
+    /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
+    /// may hold all other turns while they wait for this work.
+    pub(crate) fn name_side_by_side<T: Send>(
+        &self,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        let task = (Task::Write, "zmove-publish");
+        self.0
+            .naming_threads
+            .side_by_side(task.0, task.1, &NEVER, || self.book_helper(), work)
+    }
+
+    /// Runs `work`, which removes what a session has left, with as many threads as have written: see
+    /// [`side_by_side`](Self::side_by_side). The session has ended.
+    pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
+        self.side_by_side(Task::Write, "zmove-discard", &NEVER, work);
+    }
+
+    /// A turn for a thread that gives names.
+    pub(crate) fn naming_turn(&self) -> Turn<'_> {
+        self.0.naming_threads.turn(Task::Write, &NEVER)
+    }
+
+    /// Books a thread that helps others, as long as most descriptors are left to large files.
+    #[must_use]
+    pub fn book_helper(&self) -> Option<ThreadBooking> {
+        self.leaves_most_descriptors().then(|| self.book_thread())?
+    }
+
+    fn leaves_most_descriptors(&self) -> bool {
+        self.0.files.used() <= self.0.files.most() / 4
+    }
+
+    /// The limits on this key's journals.
+    pub(crate) fn room(&self) -> JournalRoom {
+        *self.0.room.lock()
+    }
+
+    /// The number of directories that each of so many writers of a transfer may keep open: with as many transfers as
+    /// the key may have, they take half of its descriptors.
+    pub(crate) fn directories_each(&self, writers: usize) -> usize {
+        let writers = self
+            .0
+            .transfers_max
+            .load(Ordering::Relaxed)
+            .saturating_mul(writers);
+        self.0.files.max() / 2 / writers.max(1)
+    }
+}
+
+/// A flag that is never set: some work is done also when the session has ended.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+impl QuotaBook {
+    fn new(limits: &Limits, files: Gauge) -> Self {
+        let book = Self {
+            memory: Arc::default(),
+            windows: Arc::default(),
+            files: Arc::new(files),
+            threads: Arc::default(),
+            storage_threads: StorageThreads::in_turns(),
+            naming_threads: StorageThreads::in_turns(),
+            file_io: OnceLock::new(),
+            transfers_max: AtomicUsize::new(0),
+            room: Lock::new(JournalRoom::of(limits)),
+        };
+        book.set_limits(limits);
+        book
+    }
+
+    fn set_limits(&self, limits: &Limits) {
+        let memory = usize::try_from(limits.memory_per_identity.0).unwrap_or(usize::MAX);
+        self.memory.max.store(memory, Ordering::Relaxed);
+        self.windows
+            .max
+            .store(memory / WINDOW_SHARE, Ordering::Relaxed);
+        self.files
+            .max
+            .store(limits.files_per_identity, Ordering::Relaxed);
+        self.threads
+            .max
+            .store(limits.threads_per_identity, Ordering::Relaxed);
+        self.transfers_max
+            .store(limits.transfers_per_identity, Ordering::Relaxed);
+        *self.room.lock() = JournalRoom::of(limits);
+    }
+}
+
+impl JournalRoom {
+    fn of(limits: &Limits) -> Self {
+        Self {
+            journals: limits.journals_per_identity,
+            bytes: limits.journal_bytes_per_identity.0,
+        }
+    }
+}
+
+impl Default for Gauge {
+    fn default() -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            max: AtomicUsize::new(usize::MAX),
+            whole: None,
+        }
+    }
+}
+
+impl Gauge {
+    fn part_of(whole: &Arc<Self>) -> Self {
+        Self {
+            whole: Some(Arc::clone(whole)),
+            ..Self::default()
+        }
+    }
+
+    fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn max(&self) -> usize {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    fn hold(self: &Arc<Self>, amount: usize) -> Option<Booking> {
+        self.take(amount).then(|| Booking {
+            gauge: Arc::clone(self),
+            amount,
+        })
+    }
+
+    fn take(&self, amount: usize) -> bool {
+        let max = self.max();
+        let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
+        let Ok(before) = self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+        else {
+            return false;
+        };
+        let fits = self
+            .whole
+            .as_ref()
+            .is_none_or(|whole| whole.fits(amount, before + amount));
+        if !fits {
+            self.used.fetch_sub(amount, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Adds `amount` for a part, which then has `part` in all, unless that is more than half of what the
+    /// other parts leave free. So every further part finds some room.
+    fn fits(&self, amount: usize, part: usize) -> bool {
+        let max = self.max();
+        let more = |used: usize| {
+            let with_it = used.checked_add(amount)?;
+            let others = with_it.saturating_sub(part);
+            (part <= max.saturating_sub(others) / 2).then_some(with_it)
+        };
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// How much there may be now, beside what other parts have.
+    fn most(&self) -> usize {
+        let max = self.max();
+        let Some(whole) = &self.whole else { return max };
+        let others = whole.used().saturating_sub(self.used());
+        max.min(whole.max().saturating_sub(others) / 2)
+    }
+
+    fn release(&self, amount: usize) {
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.release(amount);
+        }
+    }
+}
+
+impl Booking {
+    /// Books more.
+    ///
+    /// # Errors
+    /// The limit would be exceeded; what was booked before stays.
+    pub fn grow(&mut self, more: usize) -> Result<(), WireError> {
+        if self.gauge.take(more) {
+            self.amount += more;
+            return Ok(());
+        }
+        Err(WireError::OverLimit {
+            what: "what the transfers of one key keep in memory (limits.memory_per_identity)",
+            value: (self.gauge.used() + more) as u64,
+            limit: self.gauge.max() as u64,
+        })
+    }
+
+    /// Gives back a part of what is booked.
+    pub(crate) fn shrink(&mut self, less: usize) {
+        self.amount -= less;
+        self.gauge.release(less);
+    }
+
+    /// Takes over another amount that is booked on the same gauge.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(
+            Arc::ptr_eq(&self.gauge, &other.gauge),
+            "it is of the same quota"
+        );
+        self.amount += std::mem::take(&mut other.amount);
+    }
+
+    /// Gives back all that is booked.
+    pub(crate) fn clear(&mut self) {
+        self.shrink(self.amount);
+    }
+
+    /// The amount that is booked.
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.gauge.release(self.amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::ByteCount;
+
+    impl Quota {
+        /// A quota by which one thread is at work at a time, however long that takes.
+        pub(crate) fn with_one_place() -> Self {
+            let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
+            book.storage_threads = StorageThreads::one_at_a_time();
+            Self(Arc::new(book))
+        }
+
+        /// Has the key's storage count as one that answers late to writes.
+        pub(crate) fn begin_to_write_late(&self) {
+            self.0.storage_threads.begin_with(Task::Write, 256);
+        }
+
+        pub(crate) fn memory_held(&self) -> usize {
+            self.0.memory.used()
+        }
+    }
+
+    #[test]
+    fn what_the_transfers_of_a_key_hold_counts_together_and_comes_back() {
+        let limits = Limits {
+            memory_per_identity: ByteCount(100),
+            files_per_identity: 2 * DESCRIPTORS_PER_FILE,
+            threads_per_identity: 1,
+            ..Limits::default()
+        };
+        let (quotas, [one, other]) = (
+            Quotas::default(),
+            [1, 2].map(|byte| Fingerprint([byte; 32])),
+        );
+        let (first, second) = (quotas.of(one, &limits), quotas.of(one, &limits));
+        let mut held = first.book_memory(60).unwrap();
+        assert!(second.book_memory(41).is_err() && held.grow(41).is_err());
+        let (files, thread) = (
+            [first.book_file().unwrap(), second.book_file().unwrap()],
+            first.book_thread(),
+        );
+        let error = second.book_file().unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+        assert!(second.book_thread().is_none());
+        // Other keys are not affected.
+        let stranger = quotas.of(other, &limits);
+        drop((
+            stranger.book_memory(100).unwrap(),
+            stranger.book_file().unwrap(),
+            stranger.book_thread().unwrap(),
+        ));
+        drop((held, files, thread));
+        drop((
+            second.book_memory(100).unwrap(),
+            second.book_file().unwrap(),
+            second.book_thread().unwrap(),
+        ));
+    }
+
+    #[test]
+    fn all_keys_together_leave_descriptors_to_the_process_and_each_to_the_next() {
+        let most = 32 * DESCRIPTORS_PER_FILE;
+        let files = Arc::new(Gauge {
+            max: AtomicUsize::new(most),
+            ..Gauge::default()
+        });
+        let quotas = Quotas {
+            files: Arc::clone(&files),
+            ..Quotas::default()
+        };
+        let limits = |files| Limits {
+            files_per_identity: files * DESCRIPTORS_PER_FILE,
+            ..Limits::default()
+        };
+        let of = |byte, limits: &Limits| quotas.of(Fingerprint([byte; 32]), limits);
+        let all = |quota: &Quota| {
+            let held: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
+            let error = quota.book_file().unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+            held
+        };
+        let keys = [1, 2, 3, 4].map(|byte| of(byte, &limits(32)));
+        let held: Vec<_> = keys.iter().map(all).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 8, 4, 2]);
+        let mut held = held.into_iter();
+        drop(held.next());
+        assert_eq!(
+            all(&keys[2]).len(),
+            7,
+            "half of what the others leave then, with the 4 that it has"
+        );
+        drop(held);
+        assert_eq!(files.used.load(Ordering::Relaxed), 0);
+        let few = of(5, &limits(3));
+        assert_eq!(all(&few).len(), 3, "its own limit");
+        let all = Quotas::default().files.max.load(Ordering::Relaxed);
+        assert_eq!(all, files_of_process() / SHARES_OF_PROCESS);
+    }
+
+    #[test]
+    fn large_files_find_most_descriptors_when_many_directories_are_staged() {
+        let limits = Limits {
+            files_per_identity: 8 * DESCRIPTORS_PER_FILE,
+            ..Limits::default()
+        };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let staged: Vec<_> =
+            std::iter::from_fn(|| quota.book_spare_staging(&RelPath::root())).collect();
+        let files: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
+        assert!(
+            !staged.is_empty() && files.len() >= 5,
+            "{} {}",
+            staged.len(),
+            files.len()
+        );
+        drop(files);
+        assert!(
+            quota.book_staging(&RelPath::root()).is_some(),
+            "a directory that has to be staged is"
+        );
+    }
+
+    #[test]
+    fn large_files_find_most_descriptors_also_beside_other_keys() {
+        let most = 32 * DESCRIPTORS_PER_FILE;
+        let files = Arc::new(Gauge {
+            max: AtomicUsize::new(most),
+            ..Gauge::default()
+        });
+        let quotas = Quotas {
+            files,
+            ..Quotas::default()
+        };
+        let limits = Limits {
+            files_per_identity: most / 2,
+            ..Limits::default()
+        };
+        let [one, other, last] = [1, 2, 3].map(|byte| quotas.of(Fingerprint([byte; 32]), &limits));
+        let _theirs: Vec<_> = [one, other]
+            .iter()
+            .flat_map(|quota| std::iter::from_fn(|| quota.book_file().ok()).collect::<Vec<_>>())
+            .collect();
+        let staged: Vec<_> =
+            std::iter::from_fn(|| last.book_spare_staging(&RelPath::root())).collect();
+        let files = std::iter::from_fn(|| last.book_file().ok())
+            .collect::<Vec<_>>()
+            .len();
+        assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
+    }
+
+    #[test]
+    fn other_limits_hold_from_the_next_transfer_on() {
+        let (quotas, key) = (Quotas::default(), Fingerprint([1; 32]));
+        let limits = |bytes| Limits {
+            memory_per_identity: ByteCount(bytes),
+            ..Limits::default()
+        };
+        let first = quotas.of(key, &limits(10));
+        let held = first.book_memory(10).unwrap();
+        drop(quotas.of(key, &limits(20)));
+        let more = first.book_memory(10).unwrap();
+        drop(quotas.of(key, &limits(5)));
+        drop((held, more));
+        assert!(first.book_memory(6).is_err() && first.book_memory(5).is_ok());
+    }
+}

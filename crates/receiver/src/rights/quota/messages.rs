@@ -1,0 +1,228 @@
+//! The messages of a peer with the memory booked for them, from when they are decoded until they are answered.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
+use zmove_transport::{ControlReader, Inbox};
+use zmove_types::{ALLOCATION_BYTES, Lock};
+use zmove_wire::{
+    BatchEntry, DirectoryGroup, EntryGroup, NameRange, RemoveGroup, SourceEntry, ToReceiver,
+    WireError, decode_message_within,
+};
+
+use crate::rights::quota::{Booking, Quota};
+
+/// A message, and the memory that is booked for it.
+#[derive(Debug)]
+pub(crate) struct BookedMessage {
+    pub(crate) message: ToReceiver,
+    pub(crate) held: Booking,
+}
+
+/// The messages of one session as they arrive.
+pub(crate) type Messages = Inbox<BookedMessage>;
+
+/// Reads the messages of a session, and books them on `quota`, which another key's replaces once the opening has named
+/// its grant. A message for which its key has no memory left ends the session, and so does an opening beyond
+/// `openings_max`, which is 1, or 0 where this side has ordered the transfer: openings in the queue would keep their
+/// names, where those of the first are dropped once the target is open.
+pub(crate) fn messages(
+    reader: ControlReader,
+    quota: Arc<Lock<Quota>>,
+    openings_max: usize,
+) -> Messages {
+    let openings = Cell::new(0);
+    let decode = move |bytes: &[u8]| {
+        // Book the raw bytes first: nothing is decoded for which there is no room.
+        let mut held = quota.lock().book_memory(bytes.len())?;
+        let room = |strings| held.grow(ELEMENT_BYTES * strings);
+        let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
+        if matches!(message, ToReceiver::Open(_))
+            && openings.replace(openings.get() + 1) >= openings_max
+        {
+            return Err(WireError::OutOfOrder {
+                what: "a second opening",
+            });
+        }
+        Ok::<_, WireError>(BookedMessage { message, held })
+    };
+    reader.into_inbox(decode, MESSAGES_MAX)
+}
+
+/// Decodes something on this thread; where it is large, another thread runs the runtime's other tasks meanwhile. So the
+/// operating system shares the processors among all that decode, and decoding takes none of the blocking threads, which
+/// all keys share.
+fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
+    let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
+        block_in_place(decode)
+    } else {
+        decode()
+    }
+}
+
+/// The most bytes that are decoded without another thread to run other tasks: some 300 µs of work.
+const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
+
+/// The most messages in the queue.
+const MESSAGES_MAX: usize = 16;
+
+/// The memory of an element of a list, in a message or in a batch, beside the bytes of its name or path: its fields,
+/// and what the allocator adds for these bytes.
+pub(crate) const ELEMENT_BYTES: usize = 136;
+
+const _: () = {
+    let elements = [
+        size_of::<EntryGroup>(),
+        size_of::<SourceEntry>(),
+        size_of::<NameRange>(),
+        size_of::<RemoveGroup>(),
+        size_of::<DirectoryGroup>(),
+        size_of::<BatchEntry>(),
+    ];
+    let mut at = 0;
+    while at < elements.len() {
+        assert!(elements[at] + ALLOCATION_BYTES <= ELEMENT_BYTES);
+        at += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+    use zmove_types::{ByteCount, Name, RelPath};
+    use zmove_wire::{Open, Question, Request, TargetShape, encode_message};
+
+    fn open(names: usize) -> Open {
+        let name = |number| Name::from_bytes(format!("{number}").as_bytes()).unwrap();
+        Open {
+            shape: TargetShape::Directory {
+                tops: (0..names).map(name).collect(),
+            },
+            ..Open::new(Vec::new(), [0; 16])
+        }
+    }
+
+    /// The messages as a session with this quota reads them.
+    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
+        read_with(1, said, quota).await
+    }
+
+    /// The same of a session whose peer may send so many openings.
+    async fn read_with(
+        openings_max: usize,
+        said: &[ToReceiver],
+        quota: &Quota,
+    ) -> Vec<Result<BookedMessage, String>> {
+        let (mut peer, own) = tokio::io::duplex(1 << 20);
+        let quota_now = Arc::new(Lock::new(quota.clone()));
+        let mut inbox = messages(
+            zmove_transport::control_pair(own).0,
+            quota_now,
+            openings_max,
+        );
+        for message in said {
+            peer.write_all(&encode_message(message)).await.unwrap();
+        }
+        peer.shutdown().await.unwrap();
+        let mut read = Vec::new();
+        while let Some(message) = inbox.recv().await {
+            read.push(message.map_err(|error| error.to_string()));
+        }
+        read
+    }
+
+    #[tokio::test]
+    async fn an_opening_is_booked_and_said_once() {
+        let opening = ToReceiver::Open(open(1000));
+        let quota = Quota::default();
+        let read = read(&[opening.clone(), opening], &quota).await;
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert!(
+            error.ends_with("a second opening is out of order"),
+            "{error}"
+        );
+        let held = quota.memory_held();
+        assert!(
+            (1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held),
+            "{held}"
+        );
+        drop(read);
+        assert_eq!(quota.memory_held(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_was_asked_to_send_opens_nothing() {
+        let quota = Quota::default();
+        let said = [
+            ToReceiver::LaneLost { items: vec![] },
+            ToReceiver::Open(open(1)),
+        ];
+        let read = read_with(0, &said, &quota).await;
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert!(
+            error.ends_with("a second opening is out of order"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn messages_are_booked_on_the_quota_that_is_the_session_s_by_then() {
+        let quotas = [Quota::default(), Quota::default()];
+        let current = Arc::new(Lock::new(quotas[0].clone()));
+        let (mut peer, own) = tokio::io::duplex(1 << 20);
+        let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone(), 1);
+        let mut held = Vec::new();
+        for expected in [[true, false], [true, true]] {
+            let message = ToReceiver::Announce {
+                items: 0,
+                mismatches: 0,
+            };
+            peer.write_all(&encode_message(&message)).await.unwrap();
+            held.push(inbox.recv().await.unwrap().unwrap());
+            assert_eq!(
+                quotas.each_ref().map(|quota| quota.memory_held() > 0),
+                expected
+            );
+            *current.lock() = quotas[1].clone();
+        }
+    }
+
+    /// The raw bytes alone would fit, but not what they decode to.
+    #[tokio::test]
+    async fn nothing_is_decoded_for_which_there_is_no_room() {
+        let limits = crate::Limits {
+            memory_per_identity: ByteCount(100_000),
+            ..crate::Limits::default()
+        };
+        let quota = crate::rights::quota::Quotas::default()
+            .of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let listing = |names| {
+            let names = vec![Name::from_bytes(b"a").unwrap(); names];
+            let range = NameRange {
+                directory: RelPath::root(),
+                after: None,
+                names,
+                open: true,
+            };
+            ToReceiver::Request(Request {
+                number: 1,
+                question: Question::Extraneous(vec![range]),
+            })
+        };
+        let read = read(&[listing(600), listing(600)], &quota).await;
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert!(error.contains("limits.memory_per_identity"), "{error}");
+        drop(read);
+        assert_eq!(quota.memory_held(), 0);
+    }
+}

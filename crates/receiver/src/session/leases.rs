@@ -1,0 +1,6 @@
+//! What excludes sessions of one run and tells whether a sender is alive.
+
+pub(crate) mod earlier;
+pub(crate) mod keeping;
+pub(crate) mod run_leases;
+pub(crate) mod target_sessions;

@@ -1,0 +1,261 @@
+//! The sessions of this process by their targets, so that the next session at a target finds no dead one there.
+//!
+//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins,
+//! sessions over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets
+//! overlap by where they are in their file systems ([`Region`]): two keys may have roots within each other, and links
+//! and bind mounts lead from one spelling of a path to another.
+//!
+//! A session of the same owner whose sender does not echo in time ends as if it had been cut off. The new session waits
+//! for sessions of the same owner that end, since they hold parts and journals that it may take over. It does not wait
+//! for ever: a session that hangs in its storage has no lease any more.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::timeout;
+use zmove_disk::{Region, mounts};
+use zmove_types::Lock;
+
+use crate::session::leases::keeping::{Echo, KeptLease, SenderProof};
+
+/// The sessions of one process. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
+
+/// A session, as the next ones see it.
+#[derive(Clone, Debug)]
+struct TargetSession {
+    owner: String,
+    /// Where the target is, and what is mounted below it; nothing if the target is to be refused, and `None` if that is
+    /// not known.
+    target: Option<Vec<Region>>,
+    sender: SenderProof,
+    /// Ends the session with `true`. It has no receivers once the session has ended.
+    lost: Arc<watch::Sender<bool>>,
+}
+
+/// A session that works at a target until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Working {
+    sessions: TargetSessions,
+    own: Arc<watch::Sender<bool>>,
+    lost: watch::Receiver<bool>,
+}
+
+/// How long a new session waits for those that end: about as long as most storage takes for a flush.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+impl TargetSessions {
+    /// Waits until each session of the owner at an overlapping target has a sender that is alive or has ended, but not
+    /// for ever. From then on the new session works there as well.
+    pub(crate) async fn begin(
+        &self,
+        owner: &str,
+        target: Option<PathBuf>,
+        kept: &KeptLease,
+    ) -> Working {
+        let (own, lost) = watch::channel(false);
+        let own = Arc::new(own);
+        let new = TargetSession {
+            owner: owner.to_owned(),
+            target: regions_of_target(target).await,
+            sender: kept.sender.clone(),
+            lost: Arc::clone(&own),
+        };
+        let mut unproven: Vec<_> = {
+            let mut all = self.0.lock();
+            let needs_echo =
+                |other: &&TargetSession| other.overlaps(&new) && other.sender.needs_echo();
+            let unproven: Vec<_> = all.iter().filter(needs_echo).cloned().collect();
+            unproven.iter().for_each(|other| other.sender.doubt());
+            all.push(new);
+            unproven
+        };
+        unproven.retain(|other| other.owner == owner);
+        let working = Working {
+            sessions: self.clone(),
+            own,
+            lost,
+        };
+        let settled: JoinSet<_> = unproven.into_iter().map(TargetSession::settle).collect();
+        let _or_late = timeout(WAIT_MAX, settled.join_all()).await;
+        working
+    }
+}
+
+impl TargetSession {
+    /// Whether one target is the other, or within it, as far as is known.
+    fn overlaps(&self, other: &Self) -> bool {
+        let Some((own, others)) = self.target.as_ref().zip(other.target.as_ref()) else {
+            return true;
+        };
+        let meets = |own: &Region| others.iter().any(|other| own.meets(other).is_some());
+        own.iter().any(meets)
+    }
+
+    /// Ends a session whose sender does not echo a ping, and waits until the session has ended. A session whose
+    /// connection has ended does so by itself: it may have come to a good end.
+    async fn settle(self) {
+        let echo = self.sender.echo().await;
+        if echo == Echo::Late {
+            self.lost.send_replace(true);
+        }
+        if echo != Echo::Received {
+            self.lost.closed().await;
+        }
+    }
+}
+
+/// The regions of a target; `None` if they are not known in time. If the storage hangs, the opening reports it later.
+async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
+    let Some(path) = target else {
+        return Some(Vec::new());
+    };
+    let found = timeout(WAIT_MAX, spawn_blocking(move || regions_of(&path)));
+    found.await.ok()?.ok()?
+}
+
+/// The regions of a path, of which the last part may not exist yet.
+fn regions_of(path: &Path) -> Option<Vec<Region>> {
+    let mut above = path.ancestors();
+    let (top, real) = above.find_map(|top| Some((top, top.canonicalize().ok()?)))?;
+    let mut regions = Region::all_of(&real, &mounts());
+    let rest = path.strip_prefix(top).ok()?;
+    if !rest.as_os_str().is_empty() {
+        regions.truncate(1);
+        regions[0].root.push(rest);
+    }
+    Some(regions)
+}
+
+impl Working {
+    /// Waits until another session has found that this one has lost its sender.
+    pub(crate) async fn is_lost(&self) {
+        let mut lost = self.lost.clone();
+        // This holds the sending end, so the wait ends no other way.
+        let _lost = lost.wait_for(|lost| *lost).await;
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let mut all = self.sessions.0.lock();
+        all.retain(|other| !Arc::ptr_eq(&other.lost, &self.own));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zmove_transport::{ControlReader, PathProbe, control_pair};
+
+    use super::*;
+    use crate::session::leases::keeping::SenderPlace;
+
+    /// A lease whose sender never echoes a ping, as over QUIC, and the connection to that sender.
+    fn without_echo() -> (KeptLease, ControlReader) {
+        let (near, _far) = tokio::io::duplex(1024);
+        let (reader, writer) = control_pair(near);
+        let connection = PathProbe::default();
+        let kept = KeptLease::begin(SenderPlace::Elsewhere, writer.pinger(), connection);
+        (kept, reader)
+    }
+
+    async fn begin(
+        sessions: &TargetSessions,
+        owner: &str,
+        target: impl Into<PathBuf>,
+        kept: &KeptLease,
+    ) -> Working {
+        sessions.begin(owner, Some(target.into()), kept).await
+    }
+
+    /// The time that a session waits before it begins.
+    async fn waited(
+        sessions: &TargetSessions,
+        owner: &str,
+        target: impl Into<PathBuf>,
+    ) -> Duration {
+        let started = tokio::time::Instant::now();
+        drop(begin(sessions, owner, target, &KeptLease::constant()).await);
+        started.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_waits_for_those_that_end_at_an_overlapping_target() {
+        let sessions = TargetSessions::default();
+        let (kept, _reader) = without_echo();
+        let first = begin(&sessions, "me", "/nowhere/b", &kept).await;
+        let [beside, of_another] = [("me", "/nowhere/bc"), ("you", "/nowhere/b")];
+        for (owner, target) in [beside, of_another] {
+            assert_eq!(waited(&sessions, owner, target).await, Duration::ZERO);
+        }
+        for target in ["/nowhere", "/nowhere/b/", "/nowhere/b/c"] {
+            assert_eq!(waited(&sessions, "me", target).await, WAIT_MAX, "it hangs");
+        }
+        let next = async {
+            drop(begin(&sessions, "me", "/nowhere", &KeptLease::constant()).await);
+        };
+        tokio::pin!(next);
+        tokio::select! {
+            () = &mut next => panic!("the first one has not ended"),
+            () = first.is_lost() => {}
+        }
+        drop(first);
+        next.await;
+        assert!(sessions.0.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn targets_overlap_where_links_lead() {
+        let directory = tempfile::tempdir().unwrap();
+        let [real, link] = ["real", "link"].map(|name| directory.path().join(name));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let sessions = TargetSessions::default();
+        let (kept, _reader) = without_echo();
+        let _first = begin(&sessions, "me", real, &kept).await;
+        let target = link.join("new/er");
+        assert_eq!(waited(&sessions, "me", target).await, WAIT_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_target_whose_place_is_not_known_overlaps_with_all() {
+        let session = |target| TargetSession {
+            owner: String::new(),
+            target,
+            sender: KeptLease::constant().sender.clone(),
+            lost: Arc::new(watch::Sender::new(false)),
+        };
+        let known = session(regions_of_target(Some("/".into())).await);
+        let refused = session(regions_of_target(None).await);
+        assert!(known.overlaps(&known) && !known.overlaps(&refused));
+        assert!(session(None).overlaps(&known) && known.overlaps(&session(None)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_session_whose_sender_is_alive() {
+        let sessions = TargetSessions::default();
+        let working = begin(&sessions, "me", "/nowhere", &KeptLease::constant()).await;
+        assert_eq!(waited(&sessions, "me", "/nowhere").await, Duration::ZERO);
+        assert!(!*working.lost.borrow());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_whose_end_nobody_reports_has_to_echo_a_new_ping_whoever_comes_next() {
+        let sessions = TargetSessions::default();
+        let (kept, _reader) = without_echo();
+        let _first = begin(&sessions, "me", "/nowhere", &kept).await;
+        let echo = || kept.sender.lease.echoed(kept.sender.lease.ask());
+        echo();
+        assert!(kept.sender.lease.holds());
+        drop(begin(&sessions, "you", "/elsewhere", &KeptLease::constant()).await);
+        assert!(kept.sender.lease.holds(), "of another target");
+        drop(begin(&sessions, "you", "/nowhere/b", &KeptLease::constant()).await);
+        assert!(!kept.sender.lease.holds());
+        echo();
+        assert!(kept.sender.lease.holds());
+    }
+}

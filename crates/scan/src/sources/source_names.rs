@@ -1,0 +1,399 @@
+//! The names of source trees, directory by directory and complete: those that a mirror keeps.
+//!
+//! **Invariant:** a [`DirectoryNames`] has every name of its directory, also those that a selection leaves out; a
+//! directory that was not read to its end gives an error instead. A root that is another directory than at the first
+//! walk is an error, and so is the end of the listings where a mount was not met again. As in the walk, nothing below a
+//! root is opened through a symbolic link, and no directory that the selection leaves out.
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+use zmove_disk::is_shared_job_name;
+use zmove_types::{Name, RelPath};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, SourceRoot};
+use crate::error::{Operation, ScanError};
+use crate::selection::PathKind;
+use crate::sources::first_walk::{DirectoryChange, Mounts};
+
+/// All names of one directory of the target that sources bring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryNames {
+    /// The directory's path below the target.
+    pub directory: RelPath,
+    /// The names, in the order of their bytes.
+    pub names: Vec<Name>,
+    /// Whether the source's names may differ from those that the first walk has seen.
+    pub changed: bool,
+    /// A source that brings this directory and has no entry at all.
+    pub empty_source: Option<PathBuf>,
+}
+
+/// The listings of all directories below some roots, each after the one above it. Only the names of one directory and
+/// the paths of those that wait are held.
+#[derive(Debug)]
+pub struct SourceNames {
+    waiting: Vec<Result<PendingDirectory, ScanError>>,
+    config: ScanConfig,
+    /// The mounts that the first walk has met and this one has not yet.
+    unmet: Mounts,
+    buffer: Vec<u8>,
+}
+
+/// A directory of the target that has no listing yet.
+#[derive(Debug)]
+struct PendingDirectory {
+    /// The roots that bring the directory: one, but for the target itself.
+    roots: Vec<Arc<SourceRoot>>,
+    /// The directory's path below these roots.
+    path: RelPath,
+    /// The names that other roots bring into the directory.
+    brought: Vec<Name>,
+    /// Whether the directory may have been moved here since the first walk, with a directory above it.
+    moved: bool,
+}
+
+/// The contents of one directory.
+#[derive(Default)]
+struct DirectoryContents {
+    names: Vec<Name>,
+    directories: Vec<RelPath>,
+    changed: bool,
+    /// Whether the directory may have been moved here since the first walk, with all that is below it.
+    moved: bool,
+}
+
+impl SourceNames {
+    /// The listings of these roots, except for directories that the selection leaves out or that lie in other file
+    /// systems. A root that is no directory has no listing of its own. `config` is that of the first walk, which has
+    /// ended, with its record.
+    #[must_use]
+    pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
+        let first_walk = config.first_walk.as_ref();
+        let mut waiting = Vec::new();
+        let mut tops = Vec::new();
+        let mut names = Vec::new();
+        for root in roots {
+            names.extend(
+                root.prefix
+                    .components()
+                    .next()
+                    .and_then(|name| Name::from_bytes(name).ok()),
+            );
+            if !admits(&config, &root.prefix) {
+                continue;
+            }
+            match open_root(root) {
+                Ok(opened)
+                    if first_walk
+                        .is_some_and(|walk| walk.is_other(&root.source, opened.as_ref())) =>
+                {
+                    waiting.push(Err(ScanError::Exchanged {
+                        path: root.source.clone(),
+                    }));
+                }
+                Ok(None) => {}
+                Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
+                Ok(Some(opened)) => waiting.push(Ok(PendingDirectory::top(
+                    vec![Arc::new(opened)],
+                    Vec::new(),
+                ))),
+                Err(errno) => waiting.push(Err(root.failed(Operation::Open)(errno))),
+            }
+        }
+        if !tops.is_empty() {
+            waiting.push(Ok(PendingDirectory::top(tops, names)));
+        }
+        let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
+        let unmet = first_walk.map(|walk| walk.mounts()).unwrap_or_default();
+        Self {
+            waiting,
+            config,
+            unmet,
+            buffer,
+        }
+    }
+
+    /// Lists one directory; `None` for one in another file system.
+    fn list(&mut self, waiting: PendingDirectory) -> Result<Option<DirectoryNames>, ScanError> {
+        let PendingDirectory {
+            roots,
+            path,
+            brought,
+            moved,
+        } = waiting;
+        let mut listing = None;
+        let mut names = brought;
+        let mut changed = moved;
+        let mut empty_source = None;
+        for root in &roots {
+            let Some((directory, found)) = self.read(root, &path)? else {
+                continue;
+            };
+            let below = |path| PendingDirectory {
+                roots: vec![Arc::clone(root)],
+                path,
+                brought: Vec::new(),
+                moved: moved || found.moved,
+            };
+            self.waiting
+                .extend(found.directories.into_iter().map(below).map(Ok));
+            if path.is_root() && found.names.is_empty() {
+                empty_source = Some(root.path().to_owned());
+            }
+            names.extend(found.names);
+            changed |= found.changed;
+            listing = Some(directory);
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(listing.map(|directory| DirectoryNames {
+            directory,
+            names,
+            changed,
+            empty_source,
+        }))
+    }
+
+    fn read(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        path: &RelPath,
+    ) -> Result<Option<(RelPath, DirectoryContents)>, ScanError> {
+        let failed = root.not_opened(path);
+        let directory = Directory::open(root, path).map_err(&failed)?;
+        let within = directory
+            .is_within(self.config.file_systems)
+            .map_err(&failed)?;
+        let mut found = if within {
+            self.read_names(&directory)?
+        } else {
+            DirectoryContents::default()
+        };
+        // The times are read after the names: a later change is not in the names.
+        let status = directory.status().map_err(&failed)?;
+        if let Some(mount) = status.mount(root) {
+            self.unmet.remove(&mount);
+        }
+        let first_walk = self.config.first_walk.as_ref();
+        let change = first_walk.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
+        found.changed = change != DirectoryChange::Nothing;
+        // A root cannot have been moved here unnoticed: its number was compared.
+        found.moved = change == DirectoryChange::Place && !path.is_root();
+        Ok(within.then(|| (directory.target_path().clone(), found)))
+    }
+
+    fn read_names(&mut self, directory: &Directory) -> Result<DirectoryContents, ScanError> {
+        let mut found = DirectoryContents::default();
+        directory.list(&mut self.buffer, |entry| {
+            found.add(
+                directory,
+                &self.config,
+                entry.file_name(),
+                entry.file_type(),
+            )
+        })?;
+        Ok(found)
+    }
+}
+
+impl PendingDirectory {
+    /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
+    fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
+        Self {
+            roots,
+            path: RelPath::root(),
+            brought,
+            moved: false,
+        }
+    }
+}
+
+impl DirectoryContents {
+    /// Adds an entry; returns that there may be more.
+    fn add(
+        &mut self,
+        directory: &Directory,
+        config: &ScanConfig,
+        name: &CStr,
+        kind: FileType,
+    ) -> Result<bool, ScanError> {
+        // a job's directory is nobody's to name, and a mirror spares those that it finds
+        if is_shared_job_name(name.to_bytes()) {
+            return Ok(true);
+        }
+        let refused = |source| ScanError::Path {
+            path: directory.full_path(),
+            source,
+        };
+        let parsed = Name::from_bytes(name.to_bytes()).map_err(refused)?;
+        directory.check_length(&parsed).map_err(refused)?;
+        let kind = match kind {
+            FileType::Unknown => {
+                let stat = statx(
+                    directory.fd(),
+                    name,
+                    AtFlags::SYMLINK_NOFOLLOW,
+                    StatxFlags::TYPE,
+                )
+                .map_err(|errno| {
+                    ScanError::listed(directory.display_path(&parsed), Operation::Stat, errno)
+                })?;
+                FileType::from_raw_mode(stat.stx_mode.into())
+            }
+            known => known,
+        };
+        if kind == FileType::Directory
+            && admits(
+                config,
+                &directory.target_path().join(&parsed).map_err(refused)?,
+            )
+        {
+            self.directories
+                .push(directory.source_path().join(&parsed).map_err(refused)?);
+        }
+        self.names.push(parsed);
+        Ok(true)
+    }
+}
+
+impl Iterator for SourceNames {
+    type Item = Result<DirectoryNames, ScanError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some(waiting) = self.waiting.pop() else {
+                let path = self.unmet.drain().map(|(_, path)| path).min()?;
+                return Some(Err(ScanError::Unmounted { path }));
+            };
+            if let Some(listed) = waiting.and_then(|waiting| self.list(waiting)).transpose() {
+                return Some(listed);
+            }
+        }
+    }
+}
+
+/// Whether the selection lets a directory be listed.
+fn admits(config: &ScanConfig, directory: &RelPath) -> bool {
+    let selection = config.selection.as_ref();
+    selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
+}
+
+/// Opens a root; `None` where it is no directory.
+fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
+    let Some(flags) = root.directory_flags()? else {
+        return Ok(None);
+    };
+    Ok(Some(root.open(Some(flags))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selection::{Effect, Rule, Selection};
+    use crate::sources::first_walk::FirstWalk;
+
+    fn root(source: PathBuf, prefix: &str) -> ScanRoot {
+        ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
+    }
+
+    fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {
+        let config = ScanConfig {
+            selection,
+            first_walk: Some(Arc::new(FirstWalk::begin(Vec::new()))),
+            ..ScanConfig::default()
+        };
+        SourceNames::of(roots, config)
+    }
+
+    fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {
+        let shown = |listing: DirectoryNames| {
+            let names = listing.names.iter().map(ToString::to_string).collect();
+            (listing.directory.to_string(), names)
+        };
+        let mut all: Vec<_> = listings(roots, selection)
+            .map(|listing| shown(listing.unwrap()))
+            .collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn what_several_roots_bring_to_one_directory_is_one_list() {
+        let home = tempfile::tempdir().unwrap();
+        for path in ["a/x", "a/d/f", "b/y", "c/z"] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        std::os::unix::fs::symlink("d", home.path().join("a/link")).unwrap();
+        let at = |name: &str| home.path().join(name);
+        let roots = [
+            root(at("a/"), ""),
+            root(at("b/"), ""),
+            root(at("c"), "c"),
+            root(at("a/x"), "x2"),
+        ];
+        let expected = [
+            (".", &["c", "d", "link", "x", "x2", "y"][..]),
+            ("c", &["z"]),
+            ("d", &["f"]),
+        ];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(path, names)| {
+                (
+                    (*path).to_owned(),
+                    names.iter().map(|&name| name.to_owned()).collect(),
+                )
+            })
+            .collect();
+        assert_eq!(listed(&roots, None), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_an_error_and_no_listing() {
+        let home = tempfile::tempdir().unwrap();
+        let roots = [
+            root(home.path().join("gone/"), ""),
+            root(home.path().join("other"), "o"),
+        ];
+        assert!(listings(&roots, None).all(|listing| listing.is_err()));
+        assert_eq!(listings(&roots, None).count(), 2);
+    }
+
+    #[test]
+    fn what_is_left_out_is_named_and_not_looked_into_but_for_jobs() {
+        let home = tempfile::tempdir().unwrap();
+        for path in [
+            "a/skip/x",
+            "a/d/skip",
+            "skip/y",
+            &format!("a/.zmove-job-{}/x", "7".repeat(32)),
+        ] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let rules = [Rule::new(Effect::Exclude, b"skip").unwrap()];
+        let selection = Some(Arc::new(Selection::new(&rules, 5..=9).unwrap()));
+        let roots = [
+            root(home.path().join("a/"), ""),
+            root(home.path().join("skip"), "skip"),
+        ];
+        let expected = [(".", vec!["d", "skip"]), ("d", vec!["skip"])];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(path, names)| {
+                (
+                    path.to_owned(),
+                    names.into_iter().map(str::to_owned).collect(),
+                )
+            })
+            .collect();
+        assert_eq!(listed(&roots, selection), expected);
+    }
+}

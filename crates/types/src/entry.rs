@@ -1,0 +1,7 @@
+//! An entry of a tree: its path, its attributes, and its contents.
+
+pub(crate) mod data_ranges;
+pub(crate) mod digest;
+pub(crate) mod kinds;
+pub(crate) mod metadata;
+pub(crate) mod rel_path;

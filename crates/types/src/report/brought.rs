@@ -1,0 +1,247 @@
+//! What the sessions of one run have brought to the target: whether one of them has brought anything new, which groups
+//! of large files this run has brought, and the counters of the files that are whole.
+//!
+//! **Invariant:** what is brought again and again, since it changes all the time or is not kept, is new in a bounded
+//! number of sessions, whatever is brought beside it.
+
+use std::hash::Hash;
+use std::mem;
+use std::ops::AddAssign;
+
+use crate::entry::rel_path::RelPath;
+use crate::hash_set::HashOnlySet;
+use crate::report::counters::Counters;
+
+/// What the sessions of one run have brought: files by their paths, groups of large ones by path and number.
+#[derive(Debug, Default)]
+pub struct Brought {
+    things: Known,
+    groups: Known,
+    /// Groups that a session has sent or named, and of which it has not heard more.
+    unsettled: HashOnlySet,
+    has_new: bool,
+    whole: Counters,
+}
+
+/// How the bytes of a group come to the target.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Origin {
+    /// This run has sent them.
+    Sent,
+    /// Another version at the target had them.
+    Matched,
+    /// An earlier run has brought them.
+    Resumed,
+}
+
+/// The bytes of files by their origin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByteOrigins {
+    /// Bytes that this run has sent.
+    pub sent: u64,
+    /// Bytes that another version at the target had.
+    pub matched: u64,
+    /// Bytes that an earlier run has brought.
+    pub resumed: u64,
+}
+
+/// A set of things that have been brought before, which does not grow without a limit.
+#[derive(Debug, Default)]
+struct Known(HashOnlySet);
+
+/// So many things are remembered, in about 16 bytes each; beyond that only the first new one of each session.
+const THINGS_MAX: usize = 1 << 16;
+/// So many groups are remembered, likewise: those of 4 TiB. What the run has brought of others counts as resumed when
+/// a session is lost.
+const GROUPS_MAX: usize = 1 << 20;
+
+impl Brought {
+    /// Notes something that has been brought.
+    pub fn note(&mut self, thing: &impl Hash) {
+        self.has_new |= self.things.note(thing, THINGS_MAX, self.has_new);
+    }
+
+    /// Notes a group of a large file that is at the target.
+    pub fn note_group(&mut self, path: &RelPath, index: u32, origin: Origin) {
+        let group = (path, index, origin);
+        self.has_new |= self.groups.note(&group, GROUPS_MAX, self.has_new);
+    }
+
+    /// Notes a group that may be at the target, since the session was lost before more was heard of it.
+    pub fn note_unsettled(&mut self, path: &RelPath, index: u32, origin: Origin) {
+        if self.unsettled.len() < GROUPS_MAX {
+            self.unsettled.insert(&(path, index, origin));
+        }
+    }
+
+    /// The origin of a group that was at the target when a session began.
+    #[must_use]
+    pub fn origin(&self, path: &RelPath, index: u32) -> Origin {
+        let was_brought = |origin: &Origin| {
+            let group = (path, index, *origin);
+            self.groups.0.contains(&group) || self.unsettled.contains(&group)
+        };
+        [Origin::Sent, Origin::Matched]
+            .into_iter()
+            .find(was_brought)
+            .unwrap_or(Origin::Resumed)
+    }
+
+    /// The origin of a group of which another version at the target has the bytes. That version may be the file itself,
+    /// where it is changed in its place, and then this run may have sent them.
+    #[must_use]
+    pub fn origin_of_same(&self, path: &RelPath, index: u32) -> Origin {
+        match self.origin(path, index) {
+            Origin::Sent => Origin::Sent,
+            Origin::Matched | Origin::Resumed => Origin::Matched,
+        }
+    }
+
+    /// Counts a file that has become whole.
+    pub fn count(&mut self, file: &Counters) {
+        self.whole = self.whole.then(file);
+    }
+
+    /// The counters of the files that have become whole in this run.
+    #[must_use]
+    pub const fn whole(&self) -> Counters {
+        self.whole
+    }
+
+    /// Whether anything new has been brought since this was last asked.
+    pub fn take_new(&mut self) -> bool {
+        mem::take(&mut self.has_new)
+    }
+}
+
+impl Known {
+    /// Notes a thing; returns whether it is new. A full set takes a new one only where there was none before it.
+    fn note(&mut self, thing: &impl Hash, things_max: usize, has_new: bool) -> bool {
+        (!has_new || self.0.len() < things_max) && self.0.insert(thing)
+    }
+}
+
+impl ByteOrigins {
+    /// Bytes of one origin.
+    #[must_use]
+    pub fn of(origin: Origin, bytes: u64) -> Self {
+        let mut bytes_by_origin = Self::default();
+        *bytes_by_origin.of_origin(origin) = bytes;
+        bytes_by_origin
+    }
+
+    /// All bytes.
+    #[must_use]
+    pub const fn sum(&self) -> u64 {
+        self.sent + self.matched + self.resumed
+    }
+
+    /// These bytes without `others`.
+    #[must_use]
+    pub const fn without(&self, others: &Self) -> Self {
+        Self {
+            sent: self.sent.saturating_sub(others.sent),
+            matched: self.matched.saturating_sub(others.matched),
+            resumed: self.resumed.saturating_sub(others.resumed),
+        }
+    }
+
+    /// The counters of one file of these bytes.
+    #[must_use]
+    pub fn of_file(&self) -> Counters {
+        Counters {
+            files: 1,
+            bytes: self.sent,
+            bytes_matched: self.matched,
+            bytes_resumed: self.resumed,
+            ..Counters::default()
+        }
+    }
+
+    const fn of_origin(&mut self, origin: Origin) -> &mut u64 {
+        match origin {
+            Origin::Sent => &mut self.sent,
+            Origin::Matched => &mut self.matched,
+            Origin::Resumed => &mut self.resumed,
+        }
+    }
+}
+
+impl AddAssign for ByteOrigins {
+    fn add_assign(&mut self, more: Self) {
+        self.sent += more.sent;
+        self.matched += more.matched;
+        self.resumed += more.resumed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_again_is_not_new() {
+        let mut brought = Brought::default();
+        let mut is_new = |things: &[u64]| {
+            things.iter().for_each(|thing| brought.note(thing));
+            brought.take_new()
+        };
+        assert!(!is_new(&[]) && is_new(&[1, 2, 3]));
+        assert!(!is_new(&[2]) && !is_new(&[1, 3]) && is_new(&[3, 4]) && !is_new(&[4, 3, 2, 1]));
+    }
+
+    #[test]
+    fn of_what_is_too_much_to_be_remembered_each_session_makes_one_known() {
+        let mut brought = Brought::default();
+        let few = 5;
+        let mut sessions = 0;
+        loop {
+            (0..THINGS_MAX + few).for_each(|thing| brought.note(&thing));
+            if !brought.take_new() {
+                break;
+            }
+            sessions += 1;
+        }
+        assert_eq!(
+            (sessions, brought.things.0.len()),
+            (1 + few, THINGS_MAX + few)
+        );
+    }
+
+    #[test]
+    fn a_group_has_the_origin_that_this_run_knows() {
+        let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+        let mut brought = Brought::default();
+        brought.note_group(&path("f"), 0, Origin::Sent);
+        assert!(brought.take_new());
+        brought.note_unsettled(&path("f"), 1, Origin::Sent);
+        brought.note_unsettled(&path("f"), 2, Origin::Matched);
+        assert!(!brought.take_new(), "it may not be there");
+        let origins = [0, 1, 2, 3].map(|index| brought.origin(&path("f"), index));
+        let expected = [Origin::Sent, Origin::Sent, Origin::Matched, Origin::Resumed];
+        assert_eq!(origins, expected);
+        assert_eq!(brought.origin(&path("g"), 0), Origin::Resumed);
+        let of_same = [0, 2, 3].map(|index| brought.origin_of_same(&path("f"), index));
+        assert_eq!(of_same, [Origin::Sent, Origin::Matched, Origin::Matched]);
+        brought.note_group(&path("f"), 1, Origin::Sent);
+        assert!(brought.take_new(), "now it is known to be there");
+    }
+
+    #[test]
+    fn whole_files_count_by_the_origin_of_their_bytes() {
+        let mut brought = Brought::default();
+        let mut bytes = ByteOrigins::of(Origin::Sent, 5);
+        bytes += ByteOrigins::of(Origin::Resumed, 3);
+        brought.count(&bytes.of_file());
+        brought.count(&ByteOrigins::of(Origin::Matched, 2).of_file());
+        let expected = Counters {
+            files: 2,
+            bytes: 5,
+            bytes_resumed: 3,
+            bytes_matched: 2,
+            ..Counters::default()
+        };
+        assert_eq!(brought.whole(), expected);
+        assert_eq!(bytes.without(&ByteOrigins::of(Origin::Resumed, 1)).sum(), 7);
+    }
+}

@@ -1,0 +1,6 @@
+//! The questions about entries of the target, the answers, and the orders that follow from them.
+
+pub(crate) mod kept;
+pub(crate) mod mirror;
+pub(crate) mod request;
+pub(crate) mod verdict;
