@@ -16,8 +16,8 @@ use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use zmove_receiver::{Booking, Quota, TransferMeter};
 use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
-use zmove_types::{Event, Lock, Observer, RelPath, Root};
-use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
+use zmove_types::{Event, LISTED_MAX, Lock, Observer, RelPath, Root};
+use zmove_wire::limits::HASHED_MAX;
 use zmove_wire::{
     FileHash, Refusal, RefusalCode, Relay, ToReceiver, TransferProgress, WireError, encode_message,
 };
@@ -302,7 +302,7 @@ impl Observer for Relaying {
                 self.warn(message.clone());
             }
             Event::Listed { changes } => {
-                for part in changes.chunks(TOLD_MAX) {
+                for part in changes.chunks(LISTED_MAX) {
                     let changes = part.to_vec();
                     self.tell(Event::Listed { changes });
                 }

@@ -438,6 +438,21 @@ mod tests {
     }
 
     #[test]
+    fn a_listing_leaves_out_the_directory_itself_and_its_parent() {
+        let made = tempfile::tempdir().unwrap();
+        std::fs::write(made.path().join("..."), "").unwrap();
+        let root = SourceRoot::open(made.path(), &RelPath::root(), Extent::Tree, OFlags::empty());
+        let directory = Directory::open(&Arc::new(root.unwrap()), &RelPath::root()).unwrap();
+        let mut names = Vec::new();
+        let take = |entry: &RawDirEntry<'_>| {
+            names.push(entry.file_name().to_owned());
+            Ok(true)
+        };
+        directory.list(&mut Vec::with_capacity(4096), take).unwrap();
+        assert_eq!(names, [c"...".to_owned()]);
+    }
+
+    #[test]
     fn a_put_off_file_opens_below_its_root() {
         let directory = directory(Extent::Tree, b"");
         assert!(

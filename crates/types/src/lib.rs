@@ -42,7 +42,9 @@ pub use report::brought::{Brought, ByteOrigins, Origin};
 pub use report::counters::{
     AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,
 };
-pub use report::event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
+pub use report::event::{
+    Change, ChangeKind, EntryForm, Event, LISTED_MAX, NoObserver, Observer, Sample, Side,
+};
 pub use report::stage::{Doing, StageClock, StageTimes, Stopwatch};
 pub use units::{
     ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, parse_span,

@@ -9,8 +9,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bytes;
 use crate::entry::rel_path::RelPath;
+use crate::{bytes, list};
+
+/// The most changes in one [`Event::Listed`] that a peer sends.
+pub const LISTED_MAX: usize = 1024;
 
 /// The two roles; every error names the one it arose on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +97,8 @@ pub enum Event {
     Sampled(Sample),
     /// The changes that a push would make to some entries; only where a preview was asked for.
     Listed {
-        /// The changes, one for each entry.
+        /// The changes, one for each entry: at most [`LISTED_MAX`] in an event that comes from a peer.
+        #[serde(deserialize_with = "list::at_most::<LISTED_MAX, _, _>")]
         changes: Vec<Change>,
     },
     /// Everything has been sent; the receiver is flushing and closing.

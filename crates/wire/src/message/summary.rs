@@ -68,10 +68,19 @@ impl From<Summary> for TransferAccount {
 
 impl From<TransferAccount> for Summary {
     fn from(account: TransferAccount) -> Self {
-        Self {
+        let mut summary = Self {
             counters: account.counters.into(),
             ..account.rest
+        };
+        // A share that a peer claims is shown to people: none is more than the whole.
+        let bottleneck = &mut summary.bottleneck;
+        for share in [&mut bottleneck.percent]
+            .into_iter()
+            .chain(&mut bottleneck.shares)
+        {
+            *share = (*share).min(100);
         }
+        summary
     }
 }
 
@@ -356,6 +365,25 @@ mod tests {
             bytes_retransmitted: retransmitted,
             ..PathReport::default()
         }
+    }
+
+    #[test]
+    fn no_share_that_a_peer_claims_is_more_than_the_whole() {
+        let bottleneck = Bottleneck {
+            percent: 255,
+            shares: [101; Limit::ALL.len()],
+            ..Bottleneck::default()
+        };
+        let rest = Summary {
+            bottleneck,
+            ..Summary::default()
+        };
+        let taken = Summary::from(TransferAccount {
+            rest,
+            ..TransferAccount::default()
+        });
+        assert_eq!(taken.bottleneck.percent, 100);
+        assert_eq!(taken.bottleneck.shares, [100; Limit::ALL.len()]);
     }
 
     /// A host may send any times and rates.

@@ -285,6 +285,10 @@ impl NameRange {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use zmove_types::{Account, Extra};
+
     use super::*;
     use crate::{ToReceiver, ToSender, decode_message, encode_message};
 
@@ -295,6 +299,43 @@ mod tests {
         assert_eq!(bytes(Special::Socket)[4..], [3, 1]);
         assert_eq!(bytes(Special::Character(300))[4..], [3, 2, 0xAC, 2]);
         assert_eq!(bytes(Special::Block(1))[4..], [3, 3, 1]);
+    }
+
+    #[test]
+    fn owners_and_attributes_in_a_request_are_pinned() {
+        let owner = Account {
+            id: 300,
+            name: "ann".into(),
+        };
+        let metadata = Metadata {
+            extra: Some(Arc::new(Extra {
+                owner: Some(owner),
+                ..Extra::default()
+            })),
+            ..Metadata::default()
+        };
+        let xattrs = Some(Box::new([9; 32]));
+        let entry = SourceEntry {
+            name: name("a"),
+            kind: SourceKind::Directory,
+            metadata: SourceMetadata { metadata, xattrs },
+        };
+        let group = EntryGroup {
+            directory: RelPath::root(),
+            itself: None,
+            entries: vec![entry],
+        };
+        let request = Request {
+            number: 1,
+            question: Question::Report(vec![group]),
+        };
+        let bytes = encode_message(&request);
+        assert_eq!(decode_message(&bytes[4..]), Ok(request));
+        let order = [1, 1, 1, 0, 0, 1];
+        let entry = [1, b'a', 1, 0, 0, 0];
+        let extra = [1, 1, 0xAC, 2, 3, b'a', b'n', b'n', 0, 0, 0, 0];
+        let before = [&order[..], &entry, &extra, &[1]].concat();
+        assert_eq!(bytes[4..], [&before[..], &[9; 32]].concat());
     }
 
     #[test]
