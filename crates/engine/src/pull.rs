@@ -273,10 +273,9 @@ impl RemotePull<'_> {
         }
     }
 
-    /// The most entries that the run may remove.
+    /// The most entries that the run may remove, those that something else takes the place of included.
     fn removals_max(&self) -> u64 {
-        let order = self.fetch.removals;
-        order.map_or(0, |order| order.entries_max.unwrap_or(u64::MAX))
+        self.fetch.open.removals_max.unwrap_or(u64::MAX)
     }
 
     /// The counters of the whole run when its last session has counted `last`. What is stored and removed here is
@@ -291,7 +290,9 @@ impl RemotePull<'_> {
             return last;
         }
         let whole = run.brought.lock().whole();
-        let removals_left = run.removals.as_ref().map(|removals| removals.left());
+        let removals = run.removals.as_deref();
+        let replaced_below = removals.map_or(0, RemovalBudget::replaced);
+        let gone = removals.map_or(0, |removals| self.removals_max() - removals.left());
         Counters {
             files: whole.files,
             bytes: whole.bytes,
@@ -300,7 +301,8 @@ impl RemotePull<'_> {
             bytes_matched: whole.bytes_matched,
             // Files that this run has moved before were found equal by its last session.
             skipped: last.skipped.saturating_sub(run.files_before),
-            removed: removals_left.map_or(0, |left| self.removals_max() - left),
+            removed: gone.saturating_sub(replaced_below),
+            replaced_below,
             ..last
         }
     }

@@ -60,6 +60,34 @@ fn what_is_in_a_directory_goes_where_that_is_asked_for(site: &Site) {
     }
 }
 
+#[test]
+fn a_pull_replaces_them_too() {
+    let site = Site::reading(&[], &[]);
+    for (options, is_filled) in [
+        (&[][..], false),
+        (&["--force"], true),
+        (&["--delete"], true),
+    ] {
+        grow_again(&site);
+        if !is_filled {
+            std::fs::remove_dir_all(site.target().join("d")).unwrap();
+            for name in NAMES {
+                std::fs::create_dir_all(site.target().join("d").join(name)).unwrap();
+            }
+        }
+        let options = [&["-aH", "--json"], options].concat();
+        let summary = site.pull(&options, &[""], "").done().summary();
+        assert_same(&site.source(), &site.target());
+        let entries_of_each = if is_filled { 5 } else { 1 };
+        assert_eq!(
+            summary["replaced_below"],
+            entries_of_each * NAMES.len(),
+            "{options:?}"
+        );
+        assert_eq!(summary["removed"], 0, "{options:?}");
+    }
+}
+
 /// The same again, with nothing of before.
 fn grow_again(site: &Site) {
     for place in [site.source(), site.target()] {

@@ -33,31 +33,48 @@ const STAYING_MAX: usize = 65_536;
 
 /// The entries that may still be removed, by all threads that share it.
 #[derive(Debug)]
-pub struct RemovalBudget(AtomicU64);
+pub struct RemovalBudget {
+    left: AtomicU64,
+    replaced: AtomicU64,
+}
 
 impl RemovalBudget {
     /// A budget of so many entries.
     #[must_use]
     pub const fn new(entries: u64) -> Self {
-        Self(AtomicU64::new(entries))
+        Self {
+            left: AtomicU64::new(entries),
+            replaced: AtomicU64::new(0),
+        }
     }
 
     /// The number of entries that may still be removed.
     #[must_use]
     pub fn left(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// The number of entries that were removed because something else takes their place.
+    #[must_use]
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Notes that so many of the removed entries were removed because something else takes their place.
+    pub fn note_replaced(&self, entries: u64) {
+        self.replaced.fetch_add(entries, Ordering::Relaxed);
     }
 
     /// Removes an entry by `unlink`, unless as many have been removed as may be, which is `EDQUOT`.
     fn remove(&self, unlink: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
         let taken = self
-            .0
+            .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
                 left.checked_sub(1)
             });
         taken.map_err(|_| Errno::DQUOT)?;
         unlink().inspect_err(|_| {
-            self.0.fetch_add(1, Ordering::Relaxed);
+            self.left.fetch_add(1, Ordering::Relaxed);
         })
     }
 }

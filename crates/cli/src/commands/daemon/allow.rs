@@ -147,17 +147,14 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
 /// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
 fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
-    let checked = guard.check(&root);
-    let root = checked
-        .and_then(|()| root.canonicalize())
-        .with_context(|| format!("receiver: open root '{}'", root.display()))?;
-    if !root.is_dir() {
-        return Err(usage_error(format!(
+    let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;
+    match guard.resolve(&root) {
+        Err(error) if is_none(&error) => Err(usage_error(format!(
             "root '{}' is not a directory",
             root.display()
-        )));
+        ))),
+        resolved => resolved.with_context(|| format!("receiver: open root '{}'", root.display())),
     }
-    Ok(root)
 }
 
 fn sentence(grant: &Grant) -> String {

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, FileType};
 use zmove_types::FileNumber;
 
 use super::Tree;
@@ -95,24 +95,32 @@ impl RootGuard {
     /// The system's error, and an error with a text for a link of another user, for a link in a root to which a client
     /// may write, and for a root that has files of the daemon itself.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
-        let mut writable = None;
-        let opened = trusted_path::open_directory(root, |link| {
-            link.demand_own()?;
-            demand_outside(writable.get_or_insert_with(|| self.open_writable()), link)
-        })?;
-        self.own.demand_outside(number_of(&opened)?)?;
+        let opened = trusted_path::open_reached(&self.walk(root)?)?;
         Ok(Tree::at(Arc::new(opened)))
     }
 
-    /// Checks that a directory may become a root: no client can have made a link on the way to it, and it has no files
-    /// of the daemon itself.
+    /// The path without links of a directory that is to become a root. It is the path of the directory that was
+    /// opened, so nobody can exchange a name on the way between the check and its result.
     ///
     /// # Errors
-    /// The system's error, and an error with a text for such a link or file.
-    pub fn check(&self, directory: &Path) -> io::Result<()> {
-        let writable = self.open_writable();
-        let reached = trusted_path::walk(directory, |link| demand_outside(&writable, link))?;
-        self.own.demand_outside(number_of(&reached)?)
+    /// As [`Self::open`].
+    pub fn resolve(&self, directory: &Path) -> io::Result<PathBuf> {
+        let reached = self.walk(directory)?;
+        let stat = rustix::fs::fstat(&reached)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        path_of(&reached)
+    }
+
+    fn walk(&self, root: &Path) -> io::Result<OwnedFd> {
+        let mut writable = None;
+        let reached = trusted_path::walk(root, |link| {
+            link.demand_own()?;
+            demand_outside(writable.get_or_insert_with(|| self.open_writable()), link)
+        })?;
+        self.own.demand_outside(number_of(&reached)?)?;
+        Ok(reached)
     }
 
     /// The roots to which some client may write, as far as they can be reached.
@@ -310,7 +318,7 @@ mod tests {
             let path = at(name);
             let error = guard.open(&path).unwrap_err().to_string();
             assert!(error.contains("lies in the root"), "{name}: {error}");
-            assert!(guard.check(&path).is_err(), "{name}");
+            assert!(guard.resolve(&path).is_err(), "{name}");
         }
         for name in ["data", "data/deep/er", "secret/data"] {
             assert!(
@@ -337,6 +345,22 @@ mod tests {
             &guard.open(&at("outside/deep/er")).unwrap(),
             &at("data/deep/er")
         ));
+    }
+
+    #[test]
+    fn the_path_of_a_root_to_be_has_no_links_and_none_of_another_user_is_followed() {
+        let (home, guard) = yard();
+        let at = |name: &str| home.path().canonicalize().unwrap().join(name);
+        symlink(at("secret"), at("link")).unwrap();
+        assert_eq!(guard.resolve(&at("link/data")).unwrap(), at("secret/data"));
+        std::fs::write(at("file"), "").unwrap();
+        let error = guard.resolve(&at("file")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+        if std::os::unix::fs::lchown(at("link"), Some(65_534), None).is_err() {
+            return eprintln!("skipped: only root can give a link away");
+        }
+        let error = guard.resolve(&at("link/data")).unwrap_err().to_string();
+        assert!(error.contains("belongs to user 65534"), "{error}");
     }
 
     /// The paths have nothing in common, the directories do.
@@ -379,7 +403,7 @@ mod tests {
                 "secret",
                 "secret/data",
             ] {
-                let refused = guard.open(&at(root)).is_err() && guard.check(&at(root)).is_err();
+                let refused = guard.open(&at(root)).is_err() && guard.resolve(&at(root)).is_err();
                 assert_eq!(refused, around.contains(&root), "{own} in '{root}'");
             }
         }

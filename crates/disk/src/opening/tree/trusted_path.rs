@@ -41,17 +41,13 @@ impl LinkOnWay<'_> {
     }
 }
 
-/// Opens the directory at `path` to be read.
+/// Opens a directory that was [reached](walk), to be read.
 ///
 /// # Errors
-/// As [`walk`].
-pub(crate) fn open_directory(
-    path: &Path,
-    may_follow: impl FnMut(&LinkOnWay<'_>) -> io::Result<()>,
-) -> io::Result<OwnedFd> {
-    let here = walk(path, may_follow)?;
+/// The system's error.
+pub(crate) fn open_reached(reached: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
+    Ok(rustix::fs::openat(reached, c".", flags, Mode::empty())?)
 }
 
 /// Goes to the entry at `path`, which the caller may not even be allowed to read.
@@ -114,7 +110,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
 
     fn inode(path: &Path) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(open_directory(path, |link| link.demand_own())?)?.st_ino)
+        Ok(rustix::fs::fstat(open_reached(&walk(path, |link| link.demand_own())?)?)?.st_ino)
     }
 
     #[test]

@@ -107,6 +107,7 @@ impl GivingWay {
             std::iter::once(name),
             |_path, why| error = error.take().or(Some(why)),
         );
+        self.budget.note_replaced(removed);
         error.map_or(Ok(removed), Err)
     }
 }
