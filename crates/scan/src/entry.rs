@@ -78,9 +78,22 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedFile {
     /// Which file it is.
-    pub number: FileNumber,
+    pub id: SharedFileId,
     /// How many names it has.
     pub names: u32,
+}
+
+/// What tells a file with several names from all others.
+///
+/// The number is not enough: a file system that is made of others (mergerfs, 9p, some file servers) can show several
+/// files under one. Names of different files have different change times, and those of one file have the same. A name
+/// that was added during the walk may count as another file, which the next run corrects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedFileId {
+    /// The inode number and the device.
+    pub number: FileNumber,
+    /// The change time.
+    pub ctime: Timestamp,
 }
 
 /// What is seen of an entry beside kind, size, mode and time.
@@ -181,7 +194,10 @@ impl Entry {
 impl SharedFile {
     fn of(stat: &Statx) -> Self {
         Self {
-            number: number_of(stat),
+            id: SharedFileId {
+                number: number_of(stat),
+                ctime: time_of(stat.stx_ctime),
+            },
             names: stat.stx_nlink,
         }
     }

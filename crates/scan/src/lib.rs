@@ -38,7 +38,9 @@ mod walk;
 
 pub use config::{Apart, ScanConfig, ScanRoot, Unfinished, means_contents, unfinished};
 pub use directory::{Directory, FileSystems, SourceRoot, is_mount_at};
-pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
+pub use entry::{
+    Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, SharedFileId, XattrMark,
+};
 pub use error::{Difference, ListFault, Operation, ScanError};
 pub use generated::Generated;
 pub use histogram::{Extreme, Histogram, Share, histogram};

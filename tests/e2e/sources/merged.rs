@@ -1,5 +1,5 @@
 //! Targets on mergerfs, which finds an open file by the name under which it was opened, and renames without options
-//! alone.
+//! alone. Sources on mergerfs, which may give equal inode numbers to files of different file systems.
 
 use crate::support::harness::Site;
 use crate::support::namespace::Namespace;
@@ -33,5 +33,24 @@ fn large_files_are_stored_and_replaced_on_mergerfs() {
         assert_same(&site.source(), &site.target().join("in--json"));
         let summary = site.push(&["--json"], site.contents(), "in--json").done();
         assert_eq!(summary.summary()["files"], 0);
+    }
+}
+
+#[test]
+fn files_with_equal_inode_numbers_keep_their_own_contents() {
+    let Some(site) = Site::within(Namespace::with_equal_inodes) else {
+        return;
+    };
+    let source = site.target();
+    let copy = site.path("copy");
+    let mut push = site.zmove(&["push", "-q"]);
+    push.0.arg(source.join("")).arg(&copy);
+    push.outcome().done();
+    for name in ["A", "B"] {
+        let read = |file: &str| std::fs::read_to_string(copy.join(name).join(file)).unwrap();
+        assert_eq!(
+            [read("x"), read("y")],
+            [(); 2].map(|()| format!("the file {name}\n"))
+        );
     }
 }

@@ -89,6 +89,28 @@ impl Namespace {
         )
     }
 
+    /// A namespace in which `directory` joins two file systems that give equal inode numbers: `A/x` and `A/y` are names
+    /// of one file, and `B/x` and `B/y` of another with the same number, size and time. `None` where that is not
+    /// possible.
+    pub(crate) fn with_equal_inodes(directory: &Path) -> Option<Self> {
+        if !can_run_mergerfs("equal inode numbers") {
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && for name in A B; do
+                mkdir $name && mount -t tmpfs tmpfs $name && mkdir $name/$name && echo "the file $name" >$name/$name/x &&
+                ln $name/$name/x $name/$name/y && touch -d 2024-01-01 $name/$name/x || exit
+            done
+            { setpriv --pdeathsig KILL mergerfs -f -o use_ino,inodecalc=passthrough A:B "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done && echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
     /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory`, and its server was
     /// killed; `None` where that is not possible.
     pub(crate) fn with_dead_mount(directory: &Path) -> Option<Self> {

@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
+use zmove_scan::SharedFileId;
 use zmove_transport::Inbox;
-use zmove_types::{
-    ByteOrigins, Counters, Event, FileId, FileNumber, ItemId, Observer, Origin, RelPath, Root,
-};
+use zmove_types::{ByteOrigins, Counters, Event, FileId, ItemId, Observer, Origin, RelPath, Root};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -381,11 +380,11 @@ impl Receipts {
     /// Tells the planner that a file with several names is at the target.
     fn tell_first_name(
         &self,
-        number: FileNumber,
+        id: SharedFileId,
         path: RelPath,
         root: Option<Root>,
     ) -> Result<(), WireError> {
-        let word = Word::Named(number, FirstName { path, root });
+        let word = Word::Named(id, FirstName { path, root });
         self.reply_sender
             .entry_reply(EntryReply::Link(Box::new(word)))
     }
@@ -469,7 +468,7 @@ impl Receipts {
             Known::Received,
         );
         if let Some(shared) = file.entry.shared {
-            self.tell_first_name(shared.number, file.target.clone(), file.root())?;
+            self.tell_first_name(shared.id, file.target.clone(), file.root())?;
         }
         Ok(())
     }

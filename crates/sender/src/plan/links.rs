@@ -28,8 +28,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_scan::{Entry, SharedFile};
-use zmove_types::{FileNumber, RelPath, Root};
+use zmove_scan::{Entry, SharedFile, SharedFileId};
+use zmove_types::{RelPath, Root};
 use zmove_wire::{FaultCode, Lack};
 
 use crate::read::source::SourceDirectory;
@@ -47,7 +47,7 @@ pub(crate) struct FirstName {
 #[derive(Debug)]
 pub(crate) enum Word {
     /// The first name is at the target.
-    Named(FileNumber, FirstName),
+    Named(SharedFileId, FirstName),
     /// So many links have been made, or have come back before.
     Heard(usize),
     /// Another name could not be made for the file that has this first one.
@@ -72,7 +72,7 @@ pub(crate) enum NamePlan {
 /// The files with several names; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    groups: HashMap<FileNumber, LinkGroup>,
+    groups: HashMap<SharedFileId, LinkGroup>,
     /// The number of names that wait.
     waiting: usize,
     /// The number of links that have been sent and of which nothing was heard.
@@ -112,8 +112,8 @@ impl Links {
         entry: Entry,
         shared: SharedFile,
     ) -> NamePlan {
-        let SharedFile { number, names } = shared;
-        let Some(group) = self.groups.get_mut(&number) else {
+        let SharedFile { id, names } = shared;
+        let Some(group) = self.groups.get_mut(&id) else {
             if self.groups.len() >= GROUPS_MAX {
                 return NamePlan::Copy(
                     Entry {
@@ -125,7 +125,7 @@ impl Links {
             }
             let first = First::Awaited(Vec::new());
             self.groups.insert(
-                number,
+                id,
                 LinkGroup {
                     missing: names.saturating_sub(1),
                     lost: 0,
@@ -144,7 +144,7 @@ impl Links {
             First::Named(first) => {
                 let first = Arc::clone(first);
                 self.unheard += 1;
-                self.forget_if_whole(number);
+                self.forget_if_whole(id);
                 NamePlan::Link(entry, first)
             }
         }
@@ -153,11 +153,11 @@ impl Links {
     /// Books that the first name of a file is at the target; returns that and the names that have waited for it.
     pub(crate) fn named(
         &mut self,
-        number: FileNumber,
+        id: SharedFileId,
         first: FirstName,
     ) -> (Arc<FirstName>, Vec<(SourceDirectory, Entry)>) {
         let first = Arc::new(first);
-        let names = match self.groups.get_mut(&number) {
+        let names = match self.groups.get_mut(&id) {
             Some(LinkGroup {
                 first: state @ First::Awaited(_),
                 ..
@@ -169,7 +169,7 @@ impl Links {
         };
         self.waiting -= names.len();
         self.unheard += names.len();
-        self.forget_if_whole(number);
+        self.forget_if_whole(id);
         (first, names)
     }
 
@@ -184,10 +184,10 @@ impl Links {
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
-        number: FileNumber,
+        id: SharedFileId,
         tried: &Arc<FirstName>,
     ) -> NamePlan {
-        if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&number) {
+        if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&id) {
             return NamePlan::Copy(
                 Entry {
                     shared: None,
@@ -202,7 +202,7 @@ impl Links {
             lost: 0,
             first: First::Named(Arc::clone(tried)),
         };
-        let group = self.groups.entry(number).or_insert_with(kept);
+        let group = self.groups.entry(id).or_insert_with(kept);
         match &mut group.first {
             First::Awaited(names) => {
                 names.push((directory.closed(), entry));
@@ -230,8 +230,8 @@ impl Links {
     }
 
     /// Forgets a file of which a name stays at the target whatever that leads to; returns the names that have waited.
-    pub(crate) fn forget(&mut self, number: FileNumber) -> Vec<(SourceDirectory, Entry)> {
-        match self.groups.remove(&number) {
+    pub(crate) fn forget(&mut self, id: SharedFileId) -> Vec<(SourceDirectory, Entry)> {
+        match self.groups.remove(&id) {
             Some(LinkGroup {
                 first: First::Awaited(names),
                 ..
@@ -268,11 +268,11 @@ impl Links {
         self.waiting == 0 && self.unheard == 0
     }
 
-    fn forget_if_whole(&mut self, number: FileNumber) {
+    fn forget_if_whole(&mut self, id: SharedFileId) {
         let is_whole =
             |group: &LinkGroup| group.missing == 0 && matches!(group.first, First::Named(_));
-        if self.groups.get(&number).is_some_and(is_whole) {
-            self.groups.remove(&number);
+        if self.groups.get(&id).is_some_and(is_whole) {
+            self.groups.remove(&id);
         }
     }
 }
@@ -316,6 +316,7 @@ mod tests {
     use std::path::Path;
 
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+    use zmove_types::{FileNumber, Timestamp};
 
     use super::*;
 
@@ -358,13 +359,17 @@ mod tests {
     fn the_scan_sees_which_file_it_is() {
         let home = group(3);
         let stat = home.path().join("0").metadata().unwrap();
-        let shared = SharedFile {
+        let id = SharedFileId {
             number: FileNumber {
                 device: stat.dev(),
                 inode: stat.ino(),
             },
-            names: 3,
+            ctime: Timestamp {
+                seconds: stat.ctime(),
+                nanos: u32::try_from(stat.ctime_nsec()).unwrap(),
+            },
         };
+        let shared = SharedFile { id, names: 3 };
         let found = entries(home.path());
         assert_eq!(found.len(), 3);
         assert!(found.iter().all(|(_, _, found)| *found == shared));
@@ -376,9 +381,7 @@ mod tests {
         let mut links = Links::default();
         let parts: Vec<_> = entries(home.path())
             .into_iter()
-            .map(|(directory, entry, shared)| {
-                (links.take(&directory, entry, shared), shared.number)
-            })
+            .map(|(directory, entry, shared)| (links.take(&directory, entry, shared), shared.id))
             .collect();
         assert!(
             matches!(
@@ -402,6 +405,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_with_the_number_of_another_is_no_name_of_that() {
+        let home = group(2);
+        let mut links = Links::default();
+        let [(directory, entry, shared), (_, other, _)] = entries(home.path()).try_into().unwrap();
+        let mut not_that = shared;
+        not_that.id.ctime.nanos ^= 1;
+        for (entry, shared) in [(entry, shared), (other, not_that)] {
+            let plan = links.take(&directory, entry, shared);
+            assert!(matches!(plan, NamePlan::File(_)), "{plan:?}");
+        }
+    }
+
+    #[test]
     fn a_name_that_comes_late_is_a_link_at_once() {
         let home = group(2);
         let mut links = Links::default();
@@ -410,7 +426,7 @@ mod tests {
             links.take(&directory, entry, shared),
             NamePlan::File(_)
         ));
-        assert!(links.named(shared.number, first("0")).1.is_empty());
+        assert!(links.named(shared.id, first("0")).1.is_empty());
         let NamePlan::Link(entry, named) = links.take(&directory, late, shared) else {
             panic!("no link")
         };
@@ -433,7 +449,7 @@ mod tests {
                 .into_iter()
                 .fold(None, |_, (directory, entry, shared)| {
                     links.take(&directory, entry, shared);
-                    Some(shared.number)
+                    Some(shared.id)
                 });
         assert_eq!(links.next_first().len(), 1);
         let (_, names) = links.named(number.unwrap(), first("2"));
@@ -446,7 +462,7 @@ mod tests {
         let home = group(4);
         let mut links = Links::default();
         let all = entries(home.path());
-        let number = all[0].2.number;
+        let number = all[0].2.id;
         for (directory, entry, shared) in all.clone() {
             links.take(&directory, entry, shared);
         }
@@ -468,7 +484,7 @@ mod tests {
         let home = group(9);
         let mut links = Links::default();
         let all = entries(home.path());
-        let number = all[0].2.number;
+        let number = all[0].2.id;
         for (directory, entry, shared) in all {
             links.take(&directory, entry, shared);
         }
@@ -493,7 +509,10 @@ mod tests {
         let mut links = Links::default();
         let none = |inode| {
             (
-                FileNumber { device: 0, inode },
+                SharedFileId {
+                    number: FileNumber { device: 0, inode },
+                    ctime: Timestamp::default(),
+                },
                 LinkGroup {
                     missing: 1,
                     lost: 0,

@@ -12,8 +12,8 @@ use std::ops::Add;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use zmove_scan::{Beside, Entry, EntryKind, WalkTotal};
-use zmove_types::{FileNumber, GROUP_BYTES, Metadata, RelPath, Root};
+use zmove_scan::{Beside, Entry, EntryKind, SharedFileId, WalkTotal};
+use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::Operation;
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
@@ -409,14 +409,14 @@ impl Pack {
     /// source.
     pub(crate) fn shared_beside_files(
         &self,
-    ) -> impl Iterator<Item = (&PackEntry, RelPath, FileNumber)> {
+    ) -> impl Iterator<Item = (&PackEntry, RelPath, SharedFileId)> {
         let all = self
             .groups
             .iter()
             .flat_map(|group| group.entries.iter().map(|entry| (&group.directory, entry)));
         all.filter_map(|(directory, what)| {
             let entry = what.entry().filter(|entry| entry.kind != EntryKind::File)?;
-            Some((what, what.target_path(directory), entry.shared?.number))
+            Some((what, what.target_path(directory), entry.shared?.id))
         })
     }
 

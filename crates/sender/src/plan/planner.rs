@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
-use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
-use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile, SharedFileId};
+use zmove_types::{Event, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{
     Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver, Verdict,
 };
@@ -439,17 +439,17 @@ impl<'a> Planner<'a> {
 
     fn take_word(&mut self, word: Word) {
         match word {
-            Word::Named(number, first) => self.name(number, first),
+            Word::Named(id, first) => self.name(id, first),
             Word::Heard(links) => self.links.heard(links),
             Word::Changed(directory, entry) => self.need(&directory, entry),
             Word::Unlinked(directory, entry, tried, code) => {
                 let why = NoLink::of(code);
                 why.lack()
                     .inspect(|why| self.lacks_link(&directory, &entry, *why));
-                let number = entry.shared.map(|shared| shared.number);
-                let part = match (why, number) {
-                    (NoLink::Lost | NoLink::Full(_), Some(number)) => {
-                        self.links.unlinked(&directory, entry, number, &tried)
+                let id = entry.shared.map(|shared| shared.id);
+                let part = match (why, id) {
+                    (NoLink::Lost | NoLink::Full(_), Some(id)) => {
+                        self.links.unlinked(&directory, entry, id, &tried)
                     }
                     _ => NamePlan::File(Entry {
                         shared: None,
@@ -482,11 +482,11 @@ impl<'a> Planner<'a> {
 
     /// Plans the other names of a file of which one stays at the target as it is. Where that was not compared, it may
     /// hold anything, and the others do not lead to it.
-    fn skipped_name(&mut self, number: FileNumber, path: RelPath) {
+    fn skipped_name(&mut self, id: SharedFileId, path: RelPath) {
         if self.task.compares_what_stays {
-            return self.name(number, FirstName { path, root: None });
+            return self.name(id, FirstName { path, root: None });
         }
-        for (directory, entry) in self.links.forget(number) {
+        for (directory, entry) in self.links.forget(id) {
             self.need(
                 &directory,
                 Entry {
@@ -498,8 +498,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans the links to a file that is at the target.
-    fn name(&mut self, number: FileNumber, first: FirstName) {
-        let (first, names) = self.links.named(number, first);
+    fn name(&mut self, id: SharedFileId, first: FirstName) {
+        let (first, names) = self.links.named(id, first);
         for (directory, entry) in names {
             self.pack(&directory, PackEntry::Link(entry, Arc::clone(&first)));
         }
@@ -660,7 +660,7 @@ impl<'a> Planner<'a> {
             self.count_skipped(&path, directory, entry);
         }
         if let Some(shared) = entry.shared {
-            self.skipped_name(shared.number, path);
+            self.skipped_name(shared.id, path);
         }
         if let Some(piece) = directory.piece() {
             piece.stays(directory.source_path(), entry);

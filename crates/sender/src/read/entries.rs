@@ -461,7 +461,7 @@ fn sent_file(
     let look = FileLook::of_opened(read);
     let part = entry
         .shared
-        .map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
+        .map_or(NamePart::Alone, |shared| NamePart::First(shared.id));
     SentFile {
         path,
         root,

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use zmove_types::{FileNumber, GroupSpan, RelPath, Root};
+use zmove_scan::SharedFileId;
+use zmove_types::{GroupSpan, RelPath, Root};
 use zmove_wire::session::{LastWord, Load};
 use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
 
@@ -52,7 +53,7 @@ pub(crate) enum NamePart {
     /// The only name, or one that travels by itself.
     Alone,
     /// The name that may be the first of others.
-    First(FileNumber),
+    First(SharedFileId),
     /// A name that is to lead to the same file as the first one.
     Link,
 }

@@ -86,7 +86,7 @@ impl Planner<'_> {
             NamePlan::File(entry) => {
                 let path = directory.target_of(&entry.name);
                 let first = FirstName { path, root: None };
-                self.links.named(shared.number, first);
+                self.links.named(shared.id, first);
                 PackEntry::Within(entry)
             }
             NamePlan::Link(entry, first) => PackEntry::Link(entry, first),
