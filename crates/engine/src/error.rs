@@ -514,8 +514,10 @@ impl ConnectError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         if let Some(error) = self.dial() {
-            // A network outage takes name resolution down as well.
-            return error.retryable() || matches!(error, DialError::Resolve { .. });
+            // A network outage takes name resolution down as well, and something else may answer for the host.
+            return error.retryable()
+                || error.is_of_another()
+                || matches!(error, DialError::Resolve { .. });
         }
         matches!(self, Self::Ssh(SshError::NotReached { .. }))
     }

@@ -249,6 +249,21 @@ impl DialError {
         )
     }
 
+    /// Whether something answers that is not the host: a captive portal, the gateway of a network that was left, or
+    /// somebody who intercepts. Which of these it is cannot be told, and none of them gets any data.
+    #[must_use]
+    pub const fn is_of_another(&self) -> bool {
+        matches!(
+            self,
+            Self::HostKeyChanged { .. }
+                | Self::HostKeyUnproven { .. }
+                | Self::HostCertificate { .. }
+                | Self::Handshake { .. }
+                | Self::NotTls { .. }
+                | Self::NotZmove { .. }
+        )
+    }
+
     /// The failure of two addresses' that is more informative: a host's answer, even a refusal, before silence.
     pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
         match earlier {

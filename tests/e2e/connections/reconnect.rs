@@ -1,5 +1,7 @@
 //! Connections are lost in mid-transfer and come back: the push goes on by itself and ends as if nothing had been.
 
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::process::Child;
 
 use serde_json::Value;
@@ -118,6 +120,26 @@ fn a_daemon_that_is_stopped_and_comes_back() {
         &Runner::default(),
     );
     proxy.reset(address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+/// A web server, as a captive portal has one, and a daemon with another key.
+#[test]
+fn something_else_answers_for_a_while() {
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
+    let portal = TcpListener::bind("127.0.0.1:0").unwrap();
+    proxy.reset(portal.local_addr().unwrap());
+    let (mut visitor, _) = portal.accept().unwrap();
+    visitor.write_all(b"HTTP/1.1 302 Found\r\n\r\n").unwrap();
+    drop((visitor, portal));
+    let other = Daemon::start(&site.path("other"), "127.0.0.1:0", &Runner::default());
+    proxy.reset(other.address);
+    other.wait_for_log("rejected");
+    proxy.reset(site.the_daemon().address);
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
 }
 

@@ -37,7 +37,7 @@ pub fn place_special(
         Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
         Ok(stat) if is(&stat, special) => {
             // one with other names may be anybody's
-            if let Ok(held) = hold_new(directory.as_fd(), name, form(special)) {
+            if let Ok(held) = hold(directory.as_fd(), name, special) {
                 return wanted.set(lease.permit()?, Descriptor::PathOnly(held.as_fd()), proven);
             }
         }
@@ -61,7 +61,7 @@ pub fn place_special(
         Err(error) if Miss::is_refusal(error) => return missed(error),
         Err(error) => return Err(error.into()),
     };
-    let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
+    let placed = hold(directory.as_fd(), &hidden, special).and_then(|held| {
         let entry = Descriptor::PathOnly(held.as_fd());
         let misses = wanted.set(Permit::for_hidden(), entry, proven)?;
         publish_file(lease, directory, &hidden, name, replace)?;
@@ -71,6 +71,17 @@ pub fn place_special(
         let _best_effort = unlink_at(directory, &hidden);
     }
     placed
+}
+
+/// Holds such an entry that has no other name. Somebody who may rename here could have exchanged it since it was made
+/// or looked at, for a device that must keep its owner and mode.
+fn hold(directory: BorrowedFd<'_>, name: &Name, special: Special) -> io::Result<OwnedFd> {
+    let held = hold_new(directory, name, form(special))?;
+    if is(&rustix::fs::fstat(&held)?, special) {
+        Ok(held)
+    } else {
+        Err(Errno::BUSY.into())
+    }
 }
 
 /// Whether an entry is such a one.
@@ -110,6 +121,25 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     use zmove_types::Timestamp;
+
+    #[test]
+    fn another_device_under_the_name_is_not_held() {
+        let home = tempfile::tempdir().unwrap();
+        let directory: OwnedFd = std::fs::File::open(home.path()).unwrap().into();
+        let name = Name::from_bytes(b"device").unwrap();
+        let [null, zero] = [3, 5].map(|minor| rustix::fs::makedev(1, minor));
+        let form = FileType::CharacterDevice;
+        let made = rustix::fs::mknodat(&directory, name.as_os_str(), form, Mode::RWXU, null);
+        if made.is_err() {
+            return eprintln!("skipped: only root can make devices");
+        }
+        let held = |device| hold(directory.as_fd(), &name, Special::Character(device));
+        assert!(held(null).is_ok());
+        assert_eq!(
+            held(zero).unwrap_err().raw_os_error(),
+            Some(Errno::BUSY.raw_os_error())
+        );
+    }
 
     #[test]
     fn a_fifo_is_made_kept_and_takes_the_place_of_what_is_there() {
