@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -19,7 +20,7 @@ use super::JournalError;
 /// A journal's file, locked.
 #[derive(Debug)]
 pub(crate) struct LockedFile {
-    pub(super) file: File,
+    pub(super) file: HeldFile,
     pub(super) path: PathBuf,
 }
 
@@ -38,7 +39,7 @@ impl LockedFile {
             // Until it is locked, the new file looks like one that was left behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self {
-                    file,
+                    file: HeldFile(file),
                     path: path.to_owned(),
                 });
             }
@@ -56,7 +57,7 @@ impl LockedFile {
         };
         let held = lock(&file).map_err(JournalError::io("lock", path))?;
         Ok(held.then(|| Self {
-            file,
+            file: HeldFile(file),
             path: path.to_owned(),
         }))
     }
@@ -67,6 +68,25 @@ impl LockedFile {
     /// The system's error.
     pub(crate) fn remove(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
+    }
+}
+
+/// A file that releases its lock when it is dropped. Closing it is not enough: a child process has a copy of the
+/// descriptor until it executes its program, and the copy keeps the lock.
+#[derive(Debug)]
+pub(super) struct HeldFile(pub(super) File);
+
+impl Deref for HeldFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        unlock(self);
     }
 }
 

@@ -14,7 +14,7 @@ use zmove_types::{Cv, Name, Timestamp};
 
 use crate::resume::runs_of;
 
-use super::locked_file::{self, LockedFile};
+use super::locked_file::{self, HeldFile, LockedFile};
 use super::naming::{NamedJournal, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
@@ -60,7 +60,7 @@ pub struct Mark {
 
 #[derive(Debug)]
 struct JournalState {
-    file: Arc<File>,
+    file: Arc<HeldFile>,
     /// Counts how often the journal has been rewritten: positions of another generation mean nothing.
     generation: u64,
     /// The offset of the next record.
@@ -157,7 +157,7 @@ impl Journal {
         let mut state = JournalState {
             compact_at: u64::MAX,
             room_until: 0,
-            ..JournalState::new(file)
+            ..JournalState::new(HeldFile(file))
         };
         let begun = state.append(&Record::Begin(begin.clone(), BootId::current()), &path);
         if begun.is_err() {
@@ -360,7 +360,7 @@ impl Journal {
     /// files.
     fn anew(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
-            let mut file = &*state.file;
+            let mut file: &File = &state.file;
             file.rewind()?;
             replay(file)
         };
@@ -398,7 +398,7 @@ impl Journal {
 }
 
 impl JournalState {
-    fn new(file: File) -> Self {
+    fn new(file: HeldFile) -> Self {
         Self {
             file: Arc::new(file),
             generation: 0,
@@ -442,14 +442,14 @@ impl JournalState {
     /// failed are to be recorded still.
     fn keep_room(&mut self, bytes: u64) {
         if self.end + bytes + self.room_ahead / 2 > self.room_until {
-            let free = rustix::fs::fstatvfs(&self.file)
+            let free = rustix::fs::fstatvfs(&**self.file)
                 .map_or(u64::MAX, |stat| zmove_disk::free_bytes(&stat));
             self.room_ahead = ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
             let ahead = bytes + self.room_ahead;
             self.room_until = self.end + ahead;
             // not all file systems can; and where there is no room, the next record says so
             let keep_size = FallocateFlags::KEEP_SIZE;
-            let _best_effort = rustix::fs::fallocate(&self.file, keep_size, self.end, ahead);
+            let _best_effort = rustix::fs::fallocate(&**self.file, keep_size, self.end, ahead);
         }
     }
 }
@@ -536,6 +536,7 @@ impl Journal {
 
     /// Makes writes fail, as if the file system had become read-only.
     pub(super) fn make_read_only(&self) {
-        self.state.lock().file = Arc::new(File::open(&self.path).unwrap());
+        let file = File::open(&self.path).unwrap();
+        self.state.lock().file = Arc::new(HeldFile(file));
     }
 }
