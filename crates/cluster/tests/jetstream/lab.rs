@@ -207,7 +207,7 @@ pub(crate) fn settings(role: QueueRole) -> Settings {
     let lease = Duration::from_secs(1);
     Settings {
         lease,
-        patience: Duration::from_secs(20),
+        patience: Duration::from_secs(60),
         ..Settings::new(role, JOB, key(1))
     }
 }

@@ -18,7 +18,7 @@ async fn items_outlive_a_broker_that_is_killed() {
     let Some(mut lab) = Lab::start().await else {
         return;
     };
-    let head = lab.head_with_lease(Duration::from_secs(5)).await;
+    let head = lab.head_with_lease(Duration::from_secs(60)).await;
     let mover = lab.mover().await;
     put_in_order(&head, (0..1000).map(data)).await;
     for number in 0..99 {
@@ -53,7 +53,7 @@ async fn an_outage_keeps_items_that_are_put_in_and_may_repeat_those_that_are_don
     let lease = Duration::from_secs(60);
     let head = lab.head_with_lease(lease).await;
     let mover = Arc::new(lab.mover().await);
-    put_all(&head, [data(1), data(2)]).await;
+    put_in_order(&head, [data(1), data(2)]).await;
     let done = next(&mover).await;
     lab.kill();
     until(&mover, BrokerState::Lost).await;

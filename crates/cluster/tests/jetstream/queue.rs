@@ -17,8 +17,9 @@ async fn data_goes_before_walks_and_each_in_its_order() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let (head, mover) = (lab.head().await, lab.mover().await);
-    put_all(&head, [walk(1), data(1), walk(2), data(2)]).await;
+    let head = lab.head_with_lease(LONG_LEASE).await;
+    let mover = lab.mover().await;
+    put_in_order(&head, [walk(1), data(1), walk(2), data(2)]).await;
     let mut taken = Vec::new();
     for _ in 0..4 {
         let next = next(&mover).await;
@@ -343,7 +344,7 @@ async fn what_the_broker_loses_leaves_the_rest() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab.head().await;
+    let head = lab.head_with_lease(LONG_LEASE).await;
     put_in_order(&head, (0..100).map(data)).await;
     let taken = next(&head).await;
     let stream = lab.context().await.get_stream(STREAM).await.unwrap();
