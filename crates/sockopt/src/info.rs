@@ -144,8 +144,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_kernel_counts_what_was_sent() {
+    /// The state of a connection on which 1000 bytes were sent and one was received.
+    fn info_of_an_exchange() -> TcpInfo {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut far, _) = listener.accept().unwrap();
@@ -154,7 +154,16 @@ mod tests {
         // An answer carries the acknowledgement with it.
         far.write_all(&[1]).unwrap();
         near.read_exact(&mut [0]).unwrap();
-        let info = tcp_info(&near).unwrap();
+        tcp_info(&near).unwrap()
+    }
+
+    #[test]
+    fn the_kernel_counts_what_was_sent() {
+        // A host that stalls for 200 ms may send the bytes again.
+        let info = std::iter::repeat_with(info_of_an_exchange)
+            .take(10)
+            .find(|info| info.segments_retransmitted == Some(0))
+            .unwrap();
         assert!(
             info.round_trip.is_some_and(|time| !time.is_zero()),
             "{info:?}"
@@ -188,7 +197,6 @@ mod tests {
             "{info:?}"
         );
         assert_eq!(info.bytes_retransmitted.unwrap_or(0), 0);
-        assert_eq!(info.segments_retransmitted, Some(0));
         assert_eq!(info.bytes_unsent.unwrap_or(0), 0);
     }
 

@@ -110,7 +110,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);
         let swept = std::thread::scope(|scope| {
-            let sweeping = scope.spawn(|| measured(home.path(), 64 << 20, &stop));
+            let sweeping = scope.spawn(|| measured(home.path(), 1 << 30, &stop));
             while entries(home.path()) == 0 {
                 assert!(!sweeping.is_finished());
                 std::thread::yield_now();

@@ -222,7 +222,10 @@ mod tests {
     async fn record_that_does_not_end_is_a_lost_connection() {
         let (mut peer, mut whole) = connected().await;
         let mut out = [0; 4096];
-        peer.write_all(&record(200)[..100]).await.unwrap();
+        let sent = [&record(7)[..], &record(200)[..100]].concat();
+        peer.write_all(&sent).await.unwrap();
+        // The timers below start after the bytes have arrived.
+        assert_eq!(whole.read(&mut out).await.unwrap(), HEADER_BYTES + 7);
         let read = tokio::time::timeout(100 * UNFINISHED_MAX, whole.read(&mut out)).await;
         let error = read.expect("it does not wait for ever").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -69,11 +69,14 @@ fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
 #[test]
 fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
-    let names = [(); 3].map(|()| of_a_dead_process(other.fd(), Duration::ZERO));
-    let at = |name: &Name| home.path().join(name.as_os_str());
-    std::fs::write(at(&names[0]), "x").unwrap();
-    std::fs::create_dir(at(&names[1])).unwrap();
-    std::os::unix::fs::symlink("nowhere", at(&names[2])).unwrap();
+    // The birth of an entry has to be close to the timestamp in its name.
+    let path_now = || {
+        let name = of_a_dead_process(other.fd(), Duration::ZERO);
+        home.path().join(name.as_os_str())
+    };
+    std::fs::write(path_now(), "x").unwrap();
+    std::fs::create_dir(path_now()).unwrap();
+    std::os::unix::fs::symlink("nowhere", path_now()).unwrap();
     remove_abandoned(&tree, &RelPath::root(), tree.fd()).unwrap();
     assert_eq!(count(&home), 0);
 }
@@ -135,10 +138,8 @@ fn the_name_of_a_part_is_known_by_its_form_alone() {
 #[test]
 fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
-    let (fresh, old) = (
-        passing(&Parent::of(other.fd())),
-        of_a_dead_process(other.fd(), HOUR),
-    );
+    let old = of_a_dead_process(other.fd(), HOUR);
+    let fresh = passing(&Parent::of(other.fd()));
     for name in [&fresh, &old] {
         std::fs::write(home.path().join(name.as_os_str()), "x").unwrap();
     }

@@ -1,7 +1,7 @@
 //! Transfers that break off, and what the next one holds.
 
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::*;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -382,9 +382,10 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
         .write_all_at(&bytes, span.offset())
         .unwrap();
     parts.written(FileId(8), 1, group_cv(1, &bytes)).unwrap();
-    let later = SystemTime::now() + Duration::from_millis(500);
     drop((prior, parts));
     std::fs::write(&journal, left).unwrap();
+    let written = std::fs::metadata(&journal).unwrap().modified().unwrap();
+    let later = written + Duration::from_millis(500);
     let newest = world.journal_of(0);
     File::options()
         .write(true)

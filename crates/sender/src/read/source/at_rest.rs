@@ -137,8 +137,12 @@ mod tests {
         let new = vec![b'B'; BYTES];
         thread::scope(|scope| {
             let write = scope.spawn(|| assert_eq!(writing.write_at(&new, 0).unwrap(), BYTES));
-            while FileIdentity::of(&reading).unwrap().mtime == at(0, 0) {
-                assert!(!write.is_finished(), "nothing is written");
+            loop {
+                let has_ended = write.is_finished();
+                if FileIdentity::of(&reading).unwrap().mtime != at(0, 0) {
+                    break;
+                }
+                assert!(!has_ended, "nothing is written");
                 std::hint::spin_loop();
             }
             let seen = look(&reading, |_| false).unwrap();

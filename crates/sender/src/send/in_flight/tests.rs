@@ -79,7 +79,7 @@ fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
             arrived.fetch_add(1, Ordering::SeqCst);
             while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                 assert!(!has_panicked.load(Ordering::SeqCst), "the other thread");
-                std::hint::spin_loop();
+                thread::yield_now();
             }
             let opened = file.open(
                 Direct::default(),
