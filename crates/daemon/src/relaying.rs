@@ -420,7 +420,7 @@ mod tests {
         relaying.flush();
         (0..2_000).for_each(|_| relaying.on(&failed()));
         let ended = async { while words.recv().await.is_some() {} };
-        tokio::time::timeout(Duration::from_secs(10), ended)
+        tokio::time::timeout(Duration::from_secs(60), ended)
             .await
             .expect("what is told comes to its end");
         assert!(!*relaying.over.borrow());

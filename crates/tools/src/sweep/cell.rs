@@ -241,7 +241,7 @@ mod tests {
             proven: ProvenKinds::default(),
             stop: &stop,
         };
-        let measured = bench.measure(Duration::from_secs(60), |_| {});
+        let measured = bench.measure(Duration::from_secs(600), |_| {});
         place.remove(2).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         (home, measured)

@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn terms(rest: Duration) -> Terms {
     Terms {

@@ -88,14 +88,12 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(600);
+
     #[test]
     fn a_file_that_blocks_is_given_up() {
         for (flags, patience, expected) in [
-            (
-                PipeFlags::NONBLOCK,
-                Duration::from_secs(600),
-                ErrorKind::WouldBlock,
-            ),
+            (PipeFlags::NONBLOCK, LONG, ErrorKind::WouldBlock),
             (PipeFlags::empty(), Duration::ZERO, ErrorKind::TimedOut),
         ] {
             let (reading, mut writing) = pipe_with(flags | PipeFlags::CLOEXEC)
@@ -113,15 +111,12 @@ mod tests {
 
     #[test]
     fn a_file_without_an_end_is_refused() {
-        let error = read_within(File::open("/dev/zero").unwrap(), PATIENCE).unwrap_err();
+        let error = read_within(File::open("/dev/zero").unwrap(), LONG).unwrap_err();
         assert_eq!(error.to_string(), "it does not end within 16 MiB");
         let mut longest = File::from(memfd_create("longest", MemfdFlags::CLOEXEC).unwrap());
         longest.set_len(BYTES_MAX).unwrap();
         longest.rewind().unwrap();
-        assert_eq!(
-            read_within(longest, PATIENCE).unwrap().len() as u64,
-            BYTES_MAX
-        );
+        assert_eq!(read_within(longest, LONG).unwrap().len() as u64, BYTES_MAX);
     }
 
     #[test]
