@@ -137,13 +137,14 @@ mod tests {
 
     #[test]
     fn blocking_work_has_threads_from_the_beginning() {
-        let runtime = build(&mut Builder::new_multi_thread(), 1).unwrap();
-        let gate = Arc::new(std::sync::Barrier::new(THREADS_KEPT + 1));
-        for _ in 0..THREADS_KEPT {
-            let gate = Arc::clone(&gate);
-            runtime.spawn_blocking(move || gate.wait());
-        }
-        gate.wait();
+        let (started_in, started) = std::sync::mpsc::channel();
+        let mut builder = Builder::new_multi_thread();
+        builder.on_thread_start(move || started_in.send(()).unwrap());
+        let runtime = build(&mut builder, 1).unwrap();
         assert_eq!(runtime.metrics().num_workers(), 1);
+        for _ in 0..1 + THREADS_KEPT {
+            let began = started.recv_timeout(Duration::from_secs(60));
+            began.expect("a thread was started");
+        }
     }
 }

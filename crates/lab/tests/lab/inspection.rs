@@ -44,12 +44,13 @@ fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
             .env("HOME", home.path())
             .output()
             .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("~ f (time)"), "{command}: {said}{complaints}");
         assert_eq!(
             changed_at(&at("over")),
             before,
-            "{command}: {}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
+            "{command}: {said}{complaints}"
         );
     }
 }

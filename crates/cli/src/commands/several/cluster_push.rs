@@ -305,8 +305,10 @@ mod tests {
             async move { warn_of_outages("b", states, participants).await }
         });
         for count in 1..3 {
-            states.send_replace(BrokerState::Silent);
-            tokio::task::yield_now().await;
+            for _ in 0..2 {
+                states.send_replace(BrokerState::Silent);
+                tokio::task::yield_now().await;
+            }
             let told = warnings.0.lock().clone();
             assert_eq!(told.len(), count, "{told:?}");
             assert!(told[0].contains("the broker b has items, and none was taken"));

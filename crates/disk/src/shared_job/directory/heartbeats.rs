@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn the_wait_for_a_directory_of_another_user_ends_whatever_is_in_it() {
         if !rustix::process::geteuid().is_root() {
-            return;
+            return eprintln!("skipped: only root can give a directory to another user");
         }
         let (home, root, job) = place();
         let path = home.path().join(name_of(JOB).as_os_str());
@@ -480,7 +480,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
 
         if !rustix::process::geteuid().is_root() {
-            return;
+            return eprintln!("skipped: only root can give a directory to another user");
         }
         let (home, root, _job) = place();
         let set = |mode| {

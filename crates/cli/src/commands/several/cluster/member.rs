@@ -381,8 +381,8 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_job_for_which_a_node_offers_itself_is_forgotten_when_its_head_is_silent() {
+    #[test]
+    fn a_head_counts_as_silent_only_after_the_limit() {
         let unheard = FORGOTTEN_AFTER.as_secs() / TELL_EVERY.as_secs();
         let mut job = Job {
             unheard: u32::try_from(unheard).unwrap(),
