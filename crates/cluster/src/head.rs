@@ -560,7 +560,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_refusal_by_whoever_may_have_begun_the_job_counts_as_a_lost_session() {
+    fn a_failed_or_broken_refusal_counts_as_a_lost_session() {
         let is_lost = |code| {
             let head = head();
             let refusal = Refusal {
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_has_come_to_tells_what_may_be_left_of_it() {
+    fn a_job_error_states_whether_the_job_may_have_begun() {
         let head = head();
         let mut course = Course {
             absent_at: Some(1),
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_may_lead_a_job() {
+    fn the_future_of_a_head_can_move_between_threads() {
         fn is_send(_task: impl Send) {}
         let head = head();
         is_send(async move {
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn directories_are_set_when_all_sessions_have_ended_or_the_leases_of_lost_ones_have() {
+    async fn the_head_sets_directories_once_sessions_have_ended_or_their_leases_have() {
         let nodes = watch::Sender::default();
         let head = Head {
             others: nodes.subscribe(),

@@ -571,7 +571,7 @@ mod tests {
     use zmove_transport::Identity;
 
     #[test]
-    fn a_session_that_hears_of_no_more_comes_no_further() {
+    fn a_session_without_new_bytes_is_in_vain() {
         let mut run = CopyRun::begin(Instant::now());
         let mut fate = |there_most| {
             run.add(

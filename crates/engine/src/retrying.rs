@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_in_which_the_host_is_dialled_counts_also_where_it_answers_then() {
+    async fn time_for_dialling_counts_towards_the_timeout() {
         let lost = Lost {
             dial: 20 * SECOND,
             answers: Some(SECOND),

@@ -200,8 +200,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[tokio::test(start_paused = true)]
-    async fn a_receiver_that_says_that_the_job_is_not_there_may_do_so_for_as_long_as_a_directory_stays_unseen()
-     {
+    async fn a_receiver_that_does_not_see_the_job_in_time_ends_it() {
         let never = async |_, _: &SessionEvents| Err(absent());
         let within = |(said, took): (Result<(), String>, Duration), time: Duration| {
             assert_eq!(said, Err("h:1".to_owned()));
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_at_the_end_for_a_receiver_that_is_away_or_hangs() {
+    async fn the_end_of_a_job_waits_for_no_absent_or_hanging_receiver() {
         let hangs = async |_, _: &SessionEvents| std::future::pending().await;
         assert_eq!(
             said(LONG, Duration::ZERO, hangs).await,

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_full_answer_all_counts_that_may_be_missing() {
+    fn a_truncated_list_of_missing_groups_counts_the_rest_as_missing() {
         let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
         let every_other = |from: u32| {
             (0..1024_u32)

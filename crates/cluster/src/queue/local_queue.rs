@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken_by_an_item_and_by_the_end() {
+    async fn a_waiting_take_returns_on_an_item_and_on_the_end() {
         let queue = Arc::new(LocalQueue::new(JOB));
         let waiting = tokio::spawn({
             let queue = Arc::clone(&queue);

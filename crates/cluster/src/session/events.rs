@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_node_has_told_has_been_told() {
+    fn messages_that_another_node_reported_count_as_reported() {
         let elsewhere = Arc::new(SeenMessages::default());
         let events = JobEvents::new(
             Arc::new(NoObserver),
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn of_work_that_stands_still_and_of_no_answer_a_session_warns_once_with_its_receiver() {
+    fn a_session_warns_once_of_a_standstill_and_names_its_receiver() {
         for warn in [
             SessionEvents::warn_of_a_stop,
             SessionEvents::warn_of_no_answer,
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_session_has_found_and_not_settled_is_no_more_when_another_finds_it() {
+    fn unsettled_finds_of_a_lost_session_are_not_counted_twice() {
         let heard = Arc::new(Heard::default());
         let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
         let [lost, next] = [0, 1].map(|number| events.within(number, &receiver()));
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn of_sessions_that_do_not_end_the_receivers_are_told_and_not_that_of_the_head() {
+    fn the_warning_about_hanging_sessions_names_their_receivers() {
         let heard = Arc::new(Heard::default());
         let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
         let at = |host: &str| {

@@ -13,7 +13,7 @@ use crate::lab::{
 };
 
 #[tokio::test]
-async fn who_waits_is_woken_by_an_item_and_by_the_end() {
+async fn a_waiting_take_returns_on_an_item_and_on_the_end() {
     let Some(lab) = Lab::start().await else {
         return;
     };

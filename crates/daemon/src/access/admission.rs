@@ -499,7 +499,7 @@ mod tests {
 
     /// A slot that was given away and never taken is given back.
     #[test]
-    fn who_goes_with_a_seat_makes_room() {
+    fn a_dropped_slot_makes_room() {
         let [one, other] = keys();
         let admissions = Admissions::new(Limits {
             transfers: 1,

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_that_have_left_count_until_they_are_judged() {
+    async fn abandoned_checks_keep_their_places_until_they_finish() {
         let threads = AuthorizerThreads::new(2);
         let (begun_in, begun) = mpsc::channel();
         let mut ends = Vec::new();

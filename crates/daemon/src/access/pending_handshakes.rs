@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_goes_first_and_who_does_not_go_on_goes_too() {
+    async fn silent_handshakes_are_evicted_before_stalled_ones() {
         let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
         let enter = || pending.enter(host, 2);

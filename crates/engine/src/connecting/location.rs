@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_explained() {
+    fn malformed_locations_name_their_fault() {
         use LocationError::{BracketAlone, Host, Port, UrlWithoutPath, User, UserAtDaemon};
         type Fault = fn(String) -> LocationError;
         let table: [(&str, Fault, &str); 13] = [

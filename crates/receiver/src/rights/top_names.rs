@@ -302,7 +302,7 @@ mod tests {
 
     /// Directories on the way to what is listed come too, and nothing else that is in them.
     #[test]
-    fn of_a_list_nothing_comes_below_the_top_that_is_not_listed() {
+    fn only_listed_paths_and_directories_on_the_way_to_them_come() {
         let names = listed(&["a/b/f", "./d/", "x//y"]);
         for (directory, entry, comes) in [
             ("", "a", true),

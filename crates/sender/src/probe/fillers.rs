@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_breakers_do_to_lanes_that_are_ending_is_no_news() {
+    fn breaking_a_lane_that_ends_is_no_error() {
         let (broken_in, broken) = bounded(1);
         let (news_in, mut news) = mpsc::unbounded_channel();
         drop(Fillers::start(vec![Box::new(Ending { broken_in, broken })], &news_in).unwrap());

@@ -348,7 +348,7 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 }
 
 #[test]
-fn what_loss_will_take_is_not_lost_first() {
+fn lanes_are_added_before_loss_lowers_the_rate() {
     // The number of lanes needed is known no better than the loss.
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
         let mut world = World {
@@ -451,7 +451,7 @@ fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
 }
 
 #[test]
-fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
+fn probes_of_bbr_for_the_round_trip_add_no_lanes() {
     let mut tuner = Tuner::new(&Knobs {
         congestion: Congestion::LossTolerant,
         ..KNOBS

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_rate_with_others_is_known_to_have_used_it_or_waited_or_neither() {
+    fn a_shared_rate_knows_who_used_it_and_who_waited() {
         let (whole, now) = (rate(1000), Instant::now());
         let [sends, hangs] = [SharedRate::default(), SharedRate::default()];
         [&sends, &hangs]

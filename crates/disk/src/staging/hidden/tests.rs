@@ -213,7 +213,7 @@ fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
 
 /// The parent never waits for its children, like the first process of many containers.
 #[test]
-fn a_process_that_has_ended_and_was_not_asked_after_does_not_run() {
+fn a_zombie_counts_as_ended() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let pid = u64::from(child.id());
     let process = Process {

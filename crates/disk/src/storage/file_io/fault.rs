@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_short_is_gone_on_with() {
+    fn a_short_request_is_continued() {
         let (_home, file) = file();
         let file_io = faulty(RequestKind::Read, 0, InjectedFault::IsShort);
         assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));

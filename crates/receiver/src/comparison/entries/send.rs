@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_gives_its_place_to_those_who_read_back_what_is_left() {
+    fn a_comparing_thread_yields_its_place_to_those_that_read_parts_back() {
         let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let head = leave_a_part(home.path(), journals.path());
         let transfer = transfer_with_one_place(2, home.path(), Some(journals.path().to_owned()));

@@ -265,7 +265,7 @@ fn groups_that_a_file_cannot_have_are_left_out() {
 }
 
 #[test]
-fn what_no_writer_says_is_not_believed() {
+fn replay_stops_at_a_record_that_no_writer_makes() {
     let (bytes, ends) = sample();
     let expected = read(&bytes).unwrap();
     let of_the_future = Record::Flushed {
@@ -547,7 +547,7 @@ fn what_is_told_of_a_part_after_it_was_left_counts_more() {
 }
 
 #[test]
-fn what_an_orphan_was_relieved_of_is_not_told_again() {
+fn a_file_that_has_ended_in_an_orphan_is_not_listed_again() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
     assert!(journal.is_idle());

@@ -261,7 +261,7 @@ fn what_a_killed_receiver_has_left_is_read_again() {
 }
 
 #[test]
-fn at_least_one_group_comes_again() {
+fn the_last_group_is_always_sent_again() {
     let world = World::new();
     world.break_off(&[0, 1, 2, 3, 4, 5], 9);
     assert_eq!(

@@ -245,7 +245,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
 }
 
 #[test]
-fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
+fn a_directory_opened_during_its_creation_is_not_replaced() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let start = Barrier::new(2);

@@ -251,7 +251,7 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept()
 }
 
 #[test]
-fn one_group_comes_again_of_a_part_that_has_them_all() {
+fn a_complete_part_still_asks_for_its_last_group() {
     let world = World::new();
     world.break_off(&[(0, 1), (1, 12), (2, 3), (3, 14)], &[]);
     let transfer = world.transfer(2);
