@@ -305,72 +305,55 @@ pub(crate) fn records() -> Vec<Vec<u8>> {
 
 /// Inputs for `zmove_receiver::fuzzing::journal_records`.
 pub(crate) fn journal_records() -> Vec<Vec<u8>> {
-    let records: [(u8, Vec<u8>); 8] = [
-        (1, journal_begin()),
-        (2, journal_part(1)),
-        (3, journal_groups(1, 0)),
-        (4, 150_u64.to_le_bytes().into()),
-        (6, journal_groups(1, 2)),
-        (2, journal_part(2)),
-        (3, journal_groups(2, 1)),
-        (5, 2_u64.to_le_bytes().into()),
+    let whole = [
+        journal_begin(),
+        journal_part(1),
+        journal_groups(1, 0, false),
+        journal_step(&(3_u32, 130_u64)),
+        journal_groups(1, 2, true),
+        journal_part(2),
+        journal_groups(2, 1, false),
+        journal_step(&(4_u32, 2_u64)),
+        journal_step(&(5_u32, 1_u64, (5_i64, 6_u32))),
     ];
-    let whole: Vec<u8> = records.iter().flat_map(journal_step).collect();
-    vec![journal_step(&records[0]), whole]
+    vec![journal_begin(), whole.concat()]
 }
 
-fn journal_step((kind, body): &(u8, Vec<u8>)) -> Vec<u8> {
-    let length = u16::try_from(body.len())
-        .expect("seeds are short")
-        .to_le_bytes();
-    [&[*kind][..], &length, body].concat()
+fn journal_step(record: &impl serde::Serialize) -> Vec<u8> {
+    with_length(postcard::to_stdvec(record).expect("a vector grows"))
+}
+
+fn with_length(body: Vec<u8>) -> Vec<u8> {
+    let length = u16::try_from(body.len()).expect("seeds are short");
+    [length.to_le_bytes().to_vec(), body].concat()
 }
 
 /// Inputs for `zmove_receiver::fuzzing::job_journal`.
 pub(crate) fn job_journal() -> Vec<Vec<u8>> {
-    let number = |number: u64| number.to_le_bytes();
-    let end = [&[1; 32][..], &number(2), &number(3), &number(4)].concat();
-    let records: [(u8, Vec<u8>); 5] = [
-        (1, journal_begin()),
-        (2, journal_part(1)),
-        (3, journal_groups(1, 0)),
-        (4, 200_u64.to_le_bytes().into()),
-        (8, end),
+    let records = [
+        journal_begin(),
+        journal_part(1),
+        journal_groups(1, 0, false),
+        journal_step(&(3_u32, 150_u64)),
+        journal_step(&(8_u32, [1_u8; 32], 2_u64)),
     ];
-    vec![records.iter().flat_map(journal_step).collect()]
+    vec![records.concat()]
 }
 
 fn journal_begin() -> Vec<u8> {
-    let numbers = [2_u64, 3, 0x6000_0000].map(u64::to_le_bytes).concat();
-    [
-        b"zmv-jrnl",
-        &1_u32.to_le_bytes()[..],
-        &[1; 16],
-        &[2; 16],
-        &numbers,
-        b"\x03\0abc\x05\0/data",
-    ]
-    .concat()
+    let begin = ([2_u8; 16], "abc", "/data", 2_u64, 3_u64, 0x6000_0000_u64);
+    let record = postcard::to_stdvec(&(0_u32, begin, [1_u8; 16])).expect("a vector grows");
+    with_length([&b"zmv-jrnl\x01\0\0\0"[..], &record].concat())
 }
 
 fn journal_part(file: u64) -> Vec<u8> {
-    let time = [&5_i64.to_le_bytes()[..], &6_u32.to_le_bytes()].concat();
-    let number = |number: u64| number.to_le_bytes();
-    let parts: [&[u8]; 8] = [
-        &number(file),
-        &number(4),
-        &time,
-        &number(9 << 20),
-        &time,
-        &time,
-        &number(7),
-        b"\x03\0a/b\x02\0.p",
-    ];
-    parts.concat()
+    let time = (5_i64, 6_u32);
+    let source = (9_u64 << 20, time, time, 7_u64);
+    journal_step(&(1_u32, file, ("a/b", ".p", source, 4_u64, time)))
 }
 
-fn journal_groups(file: u64, first: u32) -> Vec<u8> {
-    [&file.to_le_bytes()[..], &first.to_le_bytes(), &[8; 32]].concat()
+fn journal_groups(file: u64, first: u32, flushed: bool) -> Vec<u8> {
+    journal_step(&(2_u32, file, first, vec![[8_u8; 32]], flushed))
 }
 
 /// The same with checksums, as a file has them.

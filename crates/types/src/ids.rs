@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::hex::Hex;
 
 /// One job, named by 128 random bits so that lanes can find their control connection.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TransferId(pub [u8; 16]);
 
 impl fmt::Display for TransferId {

@@ -58,6 +58,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
@@ -69,13 +70,13 @@ pub(crate) use record::Record;
 pub use writer::{Journal, JournalRoom, Mark};
 
 /// The first record of a journal: the transfer, its owner and its target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The transfer that wrote the journal.
     pub transfer: TransferId,
-    /// The fingerprint of the client's key; empty where there was no network. At most [`OWNER_BYTES_MAX`].
+    /// The fingerprint of the client's key; empty where there was no network.
     pub owner: Vec<u8>,
-    /// The path of the target directory, for people. At most [`TARGET_BYTES_MAX`].
+    /// The path of the target directory, for people.
     pub target: Vec<u8>,
     /// The device of the target directory.
     pub device: u64,
@@ -86,7 +87,7 @@ pub struct Begin {
 }
 
 /// The version of a source file that the groups belong to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceVersion {
     /// Size in bytes.
     pub bytes: u64,
@@ -99,7 +100,7 @@ pub struct SourceVersion {
 }
 
 /// A large file that is being written, and where its bytes are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartFile {
     /// The path that the file gets when it is whole.
     pub path: RelPath,
@@ -169,9 +170,5 @@ impl UnfinishedFile {
     }
 }
 
-/// The longest owner, in bytes.
-pub const OWNER_BYTES_MAX: usize = 1024;
-/// The longest path of a target directory, in bytes: what a transfer can name below the longest root.
-pub const TARGET_BYTES_MAX: usize = 16 << 10;
 /// The most files that a journal holds as unfinished at once.
 pub const FILES_MAX: usize = 1 << 16;

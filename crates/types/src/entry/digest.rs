@@ -14,7 +14,7 @@ use crate::hex::Hex;
 pub struct Root(pub [u8; 32]);
 
 /// The BLAKE3 chaining value of one group of a file with more than one group.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cv(pub [u8; 32]);
 
 impl fmt::Display for Root {

@@ -8,7 +8,7 @@ use thiserror::Error;
 use zmove_types::Escaped;
 use zmove_wire::WireError;
 
-use super::record::VERSION;
+use super::record::{BODY_BYTES_MAX, VERSION};
 
 /// Why a journal cannot be written or read.
 #[derive(Debug, Error)]
@@ -35,15 +35,11 @@ pub enum JournalError {
         /// The version of the journal.
         found: u32,
     },
-    /// A field is longer than the format allows.
-    #[error("{what} has {bytes} bytes, more than the {limit} that a journal takes")]
+    /// A record is longer than the format allows.
+    #[error("a record has {bytes} bytes, more than the {BODY_BYTES_MAX} that a journal takes")]
     TooLong {
-        /// The field.
-        what: &'static str,
-        /// The length of the field.
+        /// The length of the record's body.
         bytes: usize,
-        /// The longest length that the format allows.
-        limit: usize,
     },
     /// One key has as many journals, or bytes of them, as it may; its older transfers have to be finished or removed
     /// first.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::naming::SUFFIX;
 use super::reader::{begin, read_on, replay};
-use super::record::{BootId, HEAD_BYTES, Record, checksum};
+use super::record::{BootId, Record};
 use super::writer::runs;
 use super::{JournalError, Unfinished, list, orphans};
 
@@ -43,7 +43,7 @@ pub fn journal(bytes: &[u8]) {
     );
 }
 
-/// Reads a journal of any records, each given by its type, the length of its body (u16) and its body. Frames and
+/// Reads a journal of any records, each given by the length of its body (u16) and its body. Frames and
 /// checksums are made to fit, so that every record is read.
 ///
 /// # Panics
@@ -123,16 +123,13 @@ fn directory() -> &'static Path {
 /// The bytes of the file that [`journal_records`] makes of its input.
 pub fn framed(mut steps: &[u8]) -> Vec<u8> {
     let mut journal = Vec::new();
-    while let Some((&[kind, low, high], rest)) = steps.split_first_chunk() {
-        let length = usize::from(u16::from_le_bytes([low, high]));
+    while let Some((length, rest)) = steps.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes(*length));
         let (body, rest) = rest.split_at(length.min(rest.len()));
         let length = u32::try_from(body.len()).expect("it is no longer than 64 KiB");
-        let mut head = [0, 0, 0, 0, kind];
-        head[..HEAD_BYTES - 1].copy_from_slice(&length.to_le_bytes());
-        let checksum = checksum(&head, body).to_le_bytes();
-        [&head[..], body, &checksum]
-            .iter()
-            .for_each(|part| journal.extend_from_slice(part));
+        let record = [&length.to_le_bytes(), body].concat();
+        let checksum = crc32c::crc32c(&record).to_le_bytes();
+        journal.extend([&record[..], &checksum].concat());
         steps = rest;
     }
     journal

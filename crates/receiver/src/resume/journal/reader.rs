@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 
 use zmove_types::{Cv, GroupSpan, Timestamp};
 
-use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
+use super::record::{BODY_BYTES_MAX, BootId, CRC_BYTES, LENGTH_BYTES, MAGIC, Record, VERSION};
 use super::{Begin, FILES_MAX, JournalError, PartFile, Unfinished, UnfinishedFile};
 
 /// The state that the records of a journal add up to.
@@ -213,45 +213,43 @@ struct Records<R> {
 impl<R: Read> Records<R> {
     /// The first record.
     fn begin(&mut self) -> io::Result<Result<(Begin, BootId), JournalError>> {
-        let Some((kind, body)) = self.frame()? else {
+        let body = self.frame()?.unwrap_or_default();
+        let body = body.strip_prefix(&MAGIC);
+        let Some((version, body)) = body.and_then(<[u8]>::split_first_chunk) else {
             return Ok(Err(JournalError::Damaged));
         };
-        Ok(
-            match (record::version(kind, &body), Record::decode(kind, &body)) {
-                (Some(record::VERSION), Some(Record::Begin(begin, boot))) => Ok((begin, boot)),
-                (Some(found), _) if found != record::VERSION => {
-                    Err(JournalError::OtherVersion { found })
-                }
-                _ => Err(JournalError::Damaged),
-            },
-        )
+        let found = u32::from_le_bytes(*version);
+        if found != VERSION {
+            return Ok(Err(JournalError::OtherVersion { found }));
+        }
+        Ok(match Record::decode(body) {
+            Some(Record::Begin(begin, boot)) => Ok((begin, boot)),
+            _ => Err(JournalError::Damaged),
+        })
     }
 
     fn next(&mut self) -> io::Result<Option<Record>> {
-        Ok(self
-            .frame()?
-            .and_then(|(kind, body)| Record::decode(kind, &body)))
+        Ok(self.frame()?.and_then(|body| Record::decode(&body)))
     }
 
-    /// A record's type and body, or `None` where none that is whole begins.
-    fn frame(&mut self) -> io::Result<Option<(u8, Vec<u8>)>> {
-        let mut head = [0; HEAD_BYTES];
-        if !self.fill(&mut head)? {
+    /// A record's body, or `None` where none that is whole begins.
+    fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut length = [0; LENGTH_BYTES];
+        if !self.fill(&mut length)? {
             return Ok(None);
         }
-        let [a, b, c, d, kind] = head;
-        let length = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-        if length > BODY_BYTES_MAX {
+        let bytes = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if bytes > BODY_BYTES_MAX {
             return Ok(None);
         }
-        let mut body = vec![0; length];
+        let mut body = vec![0; bytes];
         let mut checksum = [0; CRC_BYTES];
         if !self.fill(&mut body)? || !self.fill(&mut checksum)? {
             return Ok(None);
         }
-        self.position += (HEAD_BYTES + length + CRC_BYTES) as u64;
-        let right = record::checksum(&head, &body) == u32::from_le_bytes(checksum);
-        Ok(right.then_some((kind, body)))
+        self.position += (LENGTH_BYTES + bytes + CRC_BYTES) as u64;
+        let found = crc32c::crc32c_append(crc32c::crc32c(&length), &body);
+        Ok((found == u32::from_le_bytes(checksum)).then_some(body))
     }
 
     /// Fills `bytes`; `false` when the journal ends before.

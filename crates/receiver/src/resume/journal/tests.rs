@@ -302,7 +302,7 @@ fn a_journal_of_another_version_is_told_and_left_alone() {
     let path = path_of(&directory, &begin(1));
     let mut bytes = fs::read(&path).unwrap();
     let body = bytes.len() - 4;
-    bytes[13] = 2;
+    bytes[12] = 2;
     let checksum = crc32c::crc32c(&bytes[..body]).to_le_bytes();
     bytes[body..].copy_from_slice(&checksum);
     fs::write(&path, &bytes).unwrap();
