@@ -16,6 +16,7 @@ pub(crate) mod publisher;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -33,7 +34,7 @@ use zmove_wire::{Durability, FileDone, FileEntry, Operation};
 
 use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failure};
 use crate::store::proving::not_as_it_came;
-use crate::store::publishing::lost::{Below, Lost};
+use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
     Filling, Generation, HiddenFile, PendingBatch, SenderKnowledge, SmallFile, WAIT_LATE_MAX,
     WAIT_MAX, Wake, WholeFile,
@@ -720,7 +721,7 @@ fn publish_staging(
                     &standing,
                     &filled,
                     &spoiled,
-                    lost.of(path),
+                    |below, cause| lost.insert(path, below, cause),
                     turn,
                 );
                 directories.let_go_below(path);
@@ -728,8 +729,8 @@ fn publish_staging(
         }),
     };
     if let Err(error) = merged {
-        let lost = lost.of(path);
-        lost.insert(&RelPath::root(), failure(Operation::Rename, &error));
+        let cause = failure(Operation::Rename, &error);
+        lost.insert(path, &RelPath::root(), cause);
     }
     filled
 }
@@ -741,7 +742,7 @@ fn merge(
     standing: &Arc<OwnedFd>,
     filled: &[SmallFile],
     spoiled: &[Name],
-    lost: &mut Below,
+    lose: impl FnMut(&RelPath, FaultCause),
     turn: &Turn<'_>,
 ) {
     let files: HashMap<_, _> = filled
@@ -750,7 +751,9 @@ fn merge(
         .collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
-    let lost = Lock::new(lost);
+    let lose = RefCell::new(lose);
+    let lose = |below: &RelPath, cause| (lose.borrow_mut())(below, cause);
+    let cannot = |error: &io::Error| failure(Operation::Rename, error);
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
@@ -771,14 +774,11 @@ fn merge(
                 .is_ok_and(|coming| target.may_not_be_replaced(into, &name, coming.mtime))
         };
         if stays {
-            lost.lock().insert(below, ALREADY_THERE);
+            lose(below, ALREADY_THERE);
         }
         stays
     };
-    let mut failed = |below: RelPath, error: io::Error| {
-        lost.lock()
-            .insert(&below, failure(Operation::Rename, &error));
-    };
+    let mut failed = |below: RelPath, error: io::Error| lose(&below, cannot(&error));
     let pause = || {
         turn.is_over();
     };
@@ -793,8 +793,7 @@ fn merge(
     );
     for name in gone {
         let below = RelPath::from_bytes(name).expect("a name is a path");
-        lost.lock()
-            .insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
+        lose(&below, cannot(&Errno::NOENT.into()));
     }
 }
 

@@ -2,66 +2,41 @@
 //! in the place of their directory, each reported once when all that can has its name.
 
 use std::collections::HashMap;
+use std::iter::successors;
 
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Fault, FaultCode};
 
 use crate::store::failure::FaultCause;
-use crate::store::publishing::publisher::{below, covers};
 
 /// What has not come to its final place, with all below it, because a staging directory could not become its directory:
-/// by the path of that.
+/// by the path of the directory that it should be in. A path for each entry would take gigabytes.
 #[derive(Debug, Default)]
-pub(crate) struct Lost(HashMap<RelPath, Below>);
+pub(crate) struct Lost(HashMap<RelPath, LostNames>);
 
-/// What is lost of one staging directory: by the directory that it was in, and by its name there, which the staging
-/// directory itself does not have. A path for each would take gigabytes.
-#[derive(Debug, Default)]
-pub(crate) struct Below(HashMap<RelPath, LostNames>);
-
-/// The losses of one directory, by name.
-type LostNames = HashMap<Box<[u8]>, FaultCause>;
+/// The losses of one directory.
+type LostNames = HashMap<Name, FaultCause>;
 
 /// What is lost in one directory.
 pub(crate) struct LostIn<'a> {
     /// Why the directory itself is not where it should be.
     with_directory: Option<FaultCause>,
-    around: Vec<(RelPath, &'a mut Below)>,
-}
-
-impl Below {
-    pub(crate) fn insert(&mut self, path: &RelPath, fault: FaultCause) {
-        let (directory, name) = split(path.as_bytes());
-        if !self.0.contains_key(directory) {
-            self.0
-                .insert(path.parent().unwrap_or_else(RelPath::root), HashMap::new());
-        }
-        self.0
-            .get_mut(directory)
-            .map(|lost| lost.insert(name.into(), fault));
-    }
-
-    fn get(&self, path: &[u8]) -> Option<FaultCause> {
-        let (directory, name) = split(path);
-        self.0.get(directory)?.get(name).copied()
-    }
-
-    pub(crate) fn remove(&mut self, path: &RelPath) -> Option<FaultCause> {
-        let (directory, name) = split(path.as_bytes());
-        self.0.get_mut(directory)?.remove(name)
-    }
-}
-
-/// The directory of a path, and its name there.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let slash = path.iter().rposition(|&byte| byte == b'/');
-    slash.map_or((&[], path), |slash| (&path[..slash], &path[slash + 1..]))
+    names: Option<&'a mut LostNames>,
 }
 
 impl Lost {
-    /// What is lost of the staging directory of that path.
-    pub(crate) fn of(&mut self, path: &RelPath) -> &mut Below {
-        self.0.entry(path.clone()).or_default()
+    /// Notes why the entry at a path below the directory `above` is not there, or that directory itself. An entry that
+    /// could not be moved into its directory may be lost once more with what stood there, which could not be moved with
+    /// the directory above.
+    pub(crate) fn insert(&mut self, above: &RelPath, below: &RelPath, fault: FaultCause) {
+        let path = beneath(above, below);
+        if let Some((directory, name)) = path.parent().zip(path.file_name()) {
+            let lost = self.0.entry(directory).or_default();
+            let known = lost.entry(name).or_insert(fault);
+            if known.code == FaultCode::AlreadyThere {
+                *known = fault;
+            }
+        }
     }
 
     /// Why a file is not at its path.
@@ -73,58 +48,40 @@ impl Lost {
     pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostIn<'_> {
         LostIn {
             with_directory: self.with(directory),
-            around: self.around(directory),
+            names: self.0.get_mut(directory),
         }
     }
 
     /// Why a directory is not where it should be, and so nothing in it.
-    fn with(&mut self, directory: &RelPath) -> Option<FaultCause> {
-        let why =
-            |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
-        self.around(directory).into_iter().find_map(why)
+    fn with(&self, directory: &RelPath) -> Option<FaultCause> {
+        successors(Some(directory.clone()), RelPath::parent)
+            .take_while(|_| !self.0.is_empty())
+            .find_map(|above| self.of(&above))
     }
 
-    /// The losses of the staging directories that cover a path, each with the rest of the path below it.
-    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
-        let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
-        covering
-            .map(|(staged, lost)| (below(path, staged), lost))
-            .collect()
+    fn of(&self, path: &RelPath) -> Option<FaultCause> {
+        let names = self.0.get(&path.parent()?)?;
+        names.get(&path.file_name()?).copied()
     }
 
     /// The faults that are left: those of directories and links.
     pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
-        let directories = self.0.into_iter().flat_map(|(staged, Below(lost))| {
-            lost.into_iter()
-                .map(move |(directory, lost)| (beneath(&staged, &directory), lost))
-        });
-        directories.flat_map(|(above, lost)| {
+        self.0.into_iter().flat_map(|(directory, lost)| {
             let lost = lost
                 .into_iter()
                 .filter(|(_, cause)| cause.code != FaultCode::AlreadyThere);
             lost.map(move |(name, cause)| {
-                // the staging directory itself has none
-                let name = Name::from_bytes(&name).ok();
-                let path = name
-                    .and_then(|name| above.join(&name).ok())
-                    .unwrap_or_else(|| above.clone());
-                cause.at(path)
+                cause.at(directory.join(&name).unwrap_or_else(|_| directory.clone()))
             })
         })
     }
 }
 
 impl LostIn<'_> {
-    /// Why a file is not there. Where it is lost by itself, all entries of that are removed: one that could not be
-    /// moved into its directory may have one more for what stood there, which could not be moved with the directory
-    /// above.
+    /// Why a file is not there.
     pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
-        let each = self
-            .around
-            .iter_mut()
-            .filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
-        each.max_by_key(|cause| cause.code != FaultCode::AlreadyThere)
-            .or(self.with_directory)
+        let lost = self.names.as_mut().and_then(|names| names.remove(name));
+        lost.or(self.with_directory)
     }
 }
 
@@ -145,28 +102,29 @@ mod tests {
 
     #[test]
     fn what_is_lost_in_one_directory_has_the_path_of_that_once() {
+        let above = RelPath::from_bytes(b"staged").unwrap();
         let deep = RelPath::from_bytes(&["d"; 30_000].join("/").into_bytes()).unwrap();
         let path = |number: usize| {
             deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap())
                 .unwrap()
         };
         let fault = FaultCause::new(Operation::Rename, FaultCode::Incomplete);
-        let mut lost = Below::default();
-        (0..1000).for_each(|number| lost.insert(&path(number), fault));
+        let mut lost = Lost::default();
+        (0..1000).for_each(|number| lost.insert(&above, &path(number), fault));
         let kept = lost.0.iter().map(|(directory, names)| {
-            directory.as_bytes().len() + names.keys().map(|name| name.len()).sum::<usize>()
+            let names = names.keys().map(|name| name.as_bytes().len());
+            directory.as_bytes().len() + names.sum::<usize>()
         });
-        assert!(kept.sum::<usize>() < deep.as_bytes().len() + 3000);
+        assert!(kept.sum::<usize>() < deep.as_bytes().len() + 3100);
+        let seventh = beneath(&above, &path(7));
+        assert_eq!(lost.take(&beneath(&above, &deep)), None);
         assert_eq!(
-            (lost.get(deep.as_bytes()), lost.get(path(7).as_bytes())),
-            (None, Some(fault))
+            [lost.take(&seventh), lost.take(&seventh)],
+            [Some(fault), None]
         );
-        assert_eq!(
-            (lost.remove(&path(7)), lost.remove(&path(7))),
-            (Some(fault), None)
-        );
-        lost.insert(&RelPath::root(), fault);
-        assert_eq!((lost.get(b""), lost.get(b"d")), (Some(fault), None));
+        lost.insert(&above, &RelPath::root(), fault);
+        assert_eq!(lost.take(&seventh), Some(fault), "the directory is lost");
+        assert_eq!(lost.take(&deep), None);
     }
 
     #[test]
@@ -176,9 +134,9 @@ mod tests {
         let there = FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
         for [inner, outer] in [[there, fault], [fault, there], [fault, fault]] {
             let mut lost = Lost::default();
-            lost.of(&path("a/b")).insert(&path("f"), inner);
-            lost.of(&path("a")).insert(&path("b/f"), outer);
-            lost.of(&path("a")).insert(&path("b/link"), fault);
+            lost.insert(&path("a/b"), &path("f"), inner);
+            lost.insert(&path("a"), &path("b/f"), outer);
+            lost.insert(&path("a"), &path("b/link"), fault);
             assert_eq!(lost.take(&path("a/b/f")), Some(fault));
             assert_eq!(lost.take(&path("a/b/f")), None);
             let rest = Fault {
