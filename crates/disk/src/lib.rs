@@ -65,7 +65,6 @@ pub use staging::new_files::NewFiles;
 pub use staging::staged::Staged;
 pub use staging::staged::existing::{Change, Existing};
 pub use staging::staging_directory::{Answers, StagingDirectory, set_usual_mode};
-pub use staging::staging_place::StagingPlace;
 pub use storage::file_io::contents::ContentsWriter;
 pub use storage::file_io::data_file::{DataFile, Direct, free_bytes};
 pub use storage::file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};

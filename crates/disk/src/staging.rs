@@ -6,4 +6,3 @@ pub(crate) mod hidden;
 pub(crate) mod new_files;
 pub(crate) mod staged;
 pub(crate) mod staging_directory;
-pub(crate) mod staging_place;

@@ -334,7 +334,6 @@ mod tests {
     use crate::publishing::publish::Replace;
     use crate::shared_job::names::is_shared_job_name;
     use crate::staging::new_files::NewFiles;
-    use crate::staging::staging_place::StagingPlace;
     use crate::storage::file_io::data_file::Direct;
     use std::fs::File;
     use std::os::fd::AsRawFd;
@@ -368,9 +367,8 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    fn create(session: &Arc<JobSession>, root: &Arc<OwnedFd>) -> io::Result<Name> {
-        let staging_place = StagingPlace::Job(Arc::clone(session));
-        let staged = staging_place.create(root, &NewFiles::default(), 0o600)?;
+    fn create(session: &JobSession) -> io::Result<Name> {
+        let staged = session.create_file(&NewFiles::default(), 0o600)?;
         Ok(staged.into_hidden_name().unwrap())
     }
 
@@ -384,7 +382,7 @@ mod tests {
     fn nothing_is_made_or_named_after_the_end_of_the_job() {
         let (home, root) = place();
         let late = begin(&root, "a");
-        let hidden = create(&late, &root).unwrap();
+        let hidden = create(&late).unwrap();
         let lease = Lease::constant();
         let open = |part| late.open_part(&lease, &name(part), 10, Direct::Off);
         let part = open("part").unwrap();
@@ -400,7 +398,7 @@ mod tests {
         assert!(late.has_ended());
         let (from, to) = (&hidden, name("f"));
         assert_ended(late.publish(&lease, from, NameAt::new(&root, &to), Replace::Existing));
-        assert_ended(create(&late, &root));
+        assert_ended(create(&late));
         assert_ended(open("other"));
         assert_ended(late.has_part(&name("part"), part.file()));
         assert_ended(late.publish_part(
@@ -452,7 +450,7 @@ mod tests {
             let from = NameAt::new(session.own(), hidden);
             session.look_after_failure(staged, from, NameAt::new(&root, &name("f")), error.into())
         };
-        let hidden = create(&session, &root).unwrap();
+        let hidden = create(&session).unwrap();
         let staged = number_at(session.own(), &hidden).unwrap();
         assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
         std::fs::rename(own(&hidden), at("f")).unwrap();
@@ -469,7 +467,7 @@ mod tests {
         let (home, root) = place();
         let session = begin(&root, "a");
         for replace in [Replace::Existing, Replace::Nothing] {
-            let hidden = create(&session, &root).unwrap();
+            let hidden = create(&session).unwrap();
             unlink_at(session.own(), &hidden).unwrap();
             let told = session
                 .publish(

@@ -7,8 +7,7 @@ use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
 use zmove_disk::{
-    Heartbeat, JobSession, Lease, SharedJobDirectory, SharedJobError, StagingPlace, Tree, stat_at,
-    unlink_at,
+    Heartbeat, JobSession, Lease, SharedJobDirectory, SharedJobError, Tree, stat_at, unlink_at,
 };
 use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::{
@@ -250,10 +249,5 @@ impl SharedJobSession {
                 let _is_sent_again = take_over(&dead, &self.session, journal, quota.room().bytes);
             }
         }
-    }
-
-    /// Where the session makes its entries.
-    pub(crate) fn staging_place(&self) -> StagingPlace {
-        StagingPlace::Job(Arc::clone(&self.session))
     }
 }

@@ -254,7 +254,7 @@ impl<'a> Placer<'a> {
     /// goes at once if there can be no staging directory.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job nothing waits under a name in the target.
-        if self.transfer.target.staging_place.job().is_some() {
+        if self.transfer.target.shared_job.is_some() {
             return Err(Errno::NOTDIR.into());
         }
         let mut above = RelPath::root();
@@ -309,7 +309,7 @@ impl<'a> Placer<'a> {
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
-        if files.count == 0 || self.transfer.target.staging_place.job().is_some() {
+        if files.count == 0 || self.transfer.target.shared_job.is_some() {
             return None;
         }
         if let Some(open) = publisher.join(path) {
@@ -413,7 +413,7 @@ impl<'a> Placer<'a> {
         {
             return None;
         }
-        if transfer.target.staging_place.job().is_some() {
+        if transfer.target.shared_job.is_some() {
             return None;
         }
         // What is below a staging directory may move with it.
@@ -750,9 +750,10 @@ impl<'a> Placer<'a> {
             return Ok(None);
         }
         let mode = target.first_mode(&metadata, &opened.new_files, directory);
-        let staged = target
-            .staging_place
-            .create(directory, &opened.new_files, mode);
+        let staged = match target.job() {
+            Some(job) => job.create_file(&opened.new_files, mode),
+            None => Staged::create_in(directory, &opened.new_files, mode),
+        };
         let staged = staged.map_err(failed_to(Operation::Create))?;
         let made = NewFile {
             file: staged.file(),

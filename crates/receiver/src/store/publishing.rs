@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use zmove_disk::{
     Answers, FileIdentity, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
-    unlink_at,
+    publish_file, unlink_at,
 };
 use zmove_types::{FileId, Name, RelPath};
 use zmove_wire::{Durability, FileDone, FileEntry, Operation};
@@ -266,7 +266,7 @@ impl Generation {
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
                 Ok(directory) => {
-                    let made_in = Arc::clone(transfer.target.staging_place.of(&directory));
+                    let made_in = Arc::clone(transfer.target.made_in(&directory));
                     suspects.push((made_in, Suspect::Hidden(file)));
                 }
                 Err(error) => file.small.fail(failure(operation, &error)),
@@ -540,7 +540,7 @@ fn publish_hidden(
     let name = target.view.name(path, &small.file.name);
     if stays_there(
         target,
-        NameAt::new(target.staging_place.of(&directory), hidden),
+        NameAt::new(target.made_in(&directory), hidden),
         NameAt::new(&directory, name),
         small,
     ) {
@@ -550,12 +550,12 @@ fn publish_hidden(
         target,
         target.place_over_directory(At(path, Some(name)), || {
             let place = NameAt::new(&directory, name);
-            let published = target.staging_place.publish(
-                target.tree.lease(),
-                hidden,
-                place,
-                target.view.rules.replaces(),
-            );
+            let lease = target.tree.lease();
+            let replace = target.view.rules.replaces();
+            let published = match target.job() {
+                Some(job) => job.publish(lease, hidden, place, replace),
+                None => publish_file(lease, &directory, hidden, name, replace),
+            };
             published.map_err(failed_to(Operation::Rename))
         }),
     )
@@ -591,7 +591,7 @@ fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultC
 
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.as_it_is(&file.directory) {
-        let made_in = target.staging_place.of(&directory);
+        let made_in = target.made_in(&directory);
         // The next transfer to this directory removes a file that stays.
         let _best_effort = unlink_at(made_in, &file.hidden);
     }

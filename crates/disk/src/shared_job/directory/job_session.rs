@@ -22,6 +22,7 @@ use crate::publishing::lease::Lease;
 use crate::publishing::publish::{Replace, move_to};
 use crate::publishing::remove::remove_own;
 use crate::staging::hidden::make_hidden;
+use crate::staging::new_files::NewFiles;
 use crate::staging::staged::Staged;
 use crate::storage::file_io::data_file::Direct;
 
@@ -104,10 +105,21 @@ impl JobSession {
         make().map_err(|error| self.ended_if_dead(error))
     }
 
+    /// A new empty file in the session's directory, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// The system's error, `EPERM` where the file could not get another name, and [`JOB_ENDED`](crate::JOB_ENDED).
+    pub fn create_file(&self, new_files: &NewFiles, mode: u32) -> io::Result<Staged> {
+        self.create(|| Staged::create_in(&self.own, new_files, mode))
+    }
+
     /// Gives what has this name in the session's directory its final one. Where that replaces something, the directory
     /// keeps its time: what is done a second time may come after the directory has got that, and would take it away.
     /// One that gets its time between the two calls here loses it all the same.
-    pub(crate) fn publish(
+    ///
+    /// # Errors
+    /// As [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
+    pub fn publish(
         &self,
         lease: &Lease,
         hidden: &Name,

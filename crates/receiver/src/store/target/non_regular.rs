@@ -44,7 +44,7 @@ impl TargetTree {
         let linked = first.and_then(|(from, first)| {
             let first = NameAt::new(&from, &first);
             let replace = self.view.rules.replaces();
-            match self.staging_place.job() {
+            match self.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
                 Some(job) => job.place(lease, place, replace, GroupOfNew::Own, |fresh| {
@@ -132,7 +132,7 @@ impl TargetTree {
         entry: (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
-        let Some(job) = self.staging_place.job() else {
+        let Some(job) = self.job() else {
             return self.make_non_regular(place, entry, at);
         };
         let mut failed = Operation::Rename;

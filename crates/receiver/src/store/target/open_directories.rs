@@ -87,7 +87,7 @@ impl<'a> OpenDirectories<'a> {
         path: &RelPath,
         directory: Arc<OwnedFd>,
     ) -> io::Result<Opened> {
-        if let Some(job) = self.transfer.target.staging_place.job() {
+        if let Some(job) = self.transfer.target.job() {
             job.check_device(&directory)?;
         }
         let flush = self.transfer.target.file_systems.note(&directory)?;
@@ -127,7 +127,7 @@ impl<'a> OpenDirectories<'a> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
             // Another host may have just made it: who makes it finds it.
-            None if self.transfer.target.staging_place.job().is_some() => self.open_or_make(path),
+            None if self.transfer.target.shared_job.is_some() => self.open_or_make(path),
             None => self.transfer.target.tree.open_directory(path),
         }
     }

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Lease, Linked, Miss,
-    NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, StagingPlace, Tree, Wanted,
+    Descriptor, FileIdentity, GroupOfNew, HasXattrs, JobSession, KeptTimes, LastingNames, Lease,
+    Linked, Miss, NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, Tree, Wanted,
     data_begins, is_beyond_range, is_held_everywhere, is_refused_to_others, number_at, open_at,
     open_beneath, place_link, retouch,
 };
@@ -60,8 +61,6 @@ pub(crate) struct TargetTree {
     pub(crate) directories: Directories,
     /// The most directories that each writer may keep open.
     pub(crate) directories_each: usize,
-    /// Where entries are made before they get their names.
-    pub(crate) staging_place: StagingPlace,
     /// The job of several receivers that the session has a part in.
     pub(crate) shared_job: Option<SharedJobSession>,
     /// Which directories an entry of their name replaces.
@@ -115,13 +114,19 @@ impl TargetTree {
             counters: AtomicCounters::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
-            staging_place: shared_job
-                .as_ref()
-                .map(SharedJobSession::staging_place)
-                .unwrap_or_default(),
             shared_job,
             giving_way,
         }
+    }
+
+    /// The session in the job of several receivers.
+    pub(crate) fn job(&self) -> Option<&Arc<JobSession>> {
+        Some(&self.shared_job.as_ref()?.session)
+    }
+
+    /// The directory in which an entry for this one is made before it gets its name.
+    pub(crate) fn made_in<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
+        self.job().map_or(directory, |job| job.own())
     }
 
     /// The metadata of a file that is to have a name in a directory, where another file may have it.
@@ -188,7 +193,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
-        let is_elsewhere = self.staging_place.job().is_some();
+        let is_elsewhere = self.shared_job.is_some();
         let was_given = is_elsewhere
             && new_files
                 .give_to(&permit, file, directory.as_fd())
@@ -320,7 +325,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<()> {
         // In a job another session may give the file its name meanwhile: there it is made anew.
-        if self.staging_place.job().is_some() {
+        if self.shared_job.is_some() {
             return Err(Errno::BUSY.into());
         }
         self.file_systems.note(directory)?;
@@ -456,7 +461,7 @@ impl TargetTree {
             !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
         if keeps_xattrs {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.job().is_none() {
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.shared_job.is_none() {
             // only the sender knows what they are
             return Verdict::Set(differences);
         }
@@ -514,7 +519,7 @@ impl TargetTree {
         let replace = self.view.rules.replaces();
         let cannot = failed_to(Operation::Link);
         let lease = self.tree.lease();
-        let linked = match self.staging_place.job() {
+        let linked = match self.job() {
             None => self.place_over_directory(at, || {
                 place_link(lease, NameAt::new(from, first), place, is_it, replace).map_err(cannot)
             }),
@@ -581,7 +586,7 @@ impl TargetTree {
     /// Removes a directory that gives way; returns whether it does.
     fn clear(&self, directory: &RelPath, name: &Name) -> io::Result<bool> {
         // In a job this could remove what another session has made.
-        if self.staging_place.job().is_some() {
+        if self.shared_job.is_some() {
             return Ok(false);
         }
         let path = directory
