@@ -152,7 +152,7 @@ impl View {
 
     /// Whether a file that is there cannot get the owner of its source.
     pub(crate) fn keeps_its_owner(&self, there: &FileIdentity, metadata: &Metadata) -> bool {
-        is_kept_by_other_names(there, &self.keeper.wanted(&self.rules, metadata, None))
+        is_kept_by_other_names(there, &self.keeper.wanted(metadata, None))
     }
 
     /// How an existing entry differs in what is kept of it beside its contents and its time.
@@ -164,7 +164,7 @@ impl View {
         xattrs: Xattrs<'_>,
         entry: impl HasXattrs,
     ) -> Differences {
-        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let wanted = self.keeper.wanted(metadata, None);
         let is_owned = wanted.is_met(there.ids, wanted.mode)
             || purpose == Purpose::Report && self.would_stay_owned(there, &wanted);
         let has_xattrs = xattrs.are_those_of(entry, metadata, self.rules.kinds);
@@ -178,7 +178,7 @@ impl View {
     /// Whether a transfer would leave an entry all owners that it has, since it may set no others; counts those.
     fn would_stay_owned(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
         let misses = wanted.owners_out_of_reach(there.ids);
-        self.keeper.foresee(&self.rules, &misses);
+        self.keeper.foresee(&misses);
         misses.len() == wanted.missing_owners(there.ids).len()
     }
 }

@@ -100,7 +100,7 @@ impl Transfer {
         let is_kept = open.proof == Proof::Media || config.named.is_some();
         let values = is_kept.then(|| quota.clone());
         let named = open.keeping.named;
-        let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
+        let keeper = Keeper::new(rules, &config.accounts, named.then(|| reports.clone()));
         let whole = if target.shared_job.is_some() {
             Whole::ByOrder
         } else {

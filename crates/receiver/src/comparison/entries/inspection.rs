@@ -69,11 +69,12 @@ impl Inspection {
         config: &ReceiverConfig,
         reports: Reports,
     ) -> Self {
+        let rules = Rules::of(open, &config.rights);
         let view = View {
-            rules: Rules::of(open, &config.rights),
+            rules,
             rename: seen.rename,
             times: KeptTimes::of_inspection(),
-            keeper: Keeper::new(&config.accounts, None),
+            keeper: Keeper::new(rules, &config.accounts, None),
             claims: Claims::new(&config.quota),
         };
         let storage = || StorageReader::new(&config.file_io, config.buffers_max);
@@ -257,7 +258,7 @@ impl Inspection {
         }
         let error = Errno::PERM;
         let kind = special.kind();
-        self.view.keeper.foresee(rules, &[Miss { kind, error }]);
+        self.view.keeper.foresee(&[Miss { kind, error }]);
         true
     }
 

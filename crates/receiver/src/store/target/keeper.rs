@@ -20,6 +20,7 @@ use zmove_types::Lock;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Keeper {
+    rules: Rules,
     accounts: Arc<dyn Accounts>,
     /// Numbers of the names that have come, or none where this host does not know them.
     users: Lock<HashMap<Box<str>, Option<u32>>>,
@@ -33,8 +34,9 @@ pub(crate) struct Keeper {
 const NAMES_MAX: usize = 4096;
 
 impl Keeper {
-    pub(crate) fn new(accounts: &Arc<dyn Accounts>, named: Option<Reports>) -> Self {
+    pub(crate) fn new(rules: Rules, accounts: &Arc<dyn Accounts>, named: Option<Reports>) -> Self {
         Self {
+            rules,
             accounts: Arc::clone(accounts),
             users: Lock::default(),
             groups: Lock::default(),
@@ -46,10 +48,10 @@ impl Keeper {
     /// What an entry is to get, and its time where that is set too.
     pub(crate) fn wanted<'a>(
         &self,
-        rules: &Rules,
         metadata: &'a Metadata,
         mtime: Option<Timestamp>,
     ) -> Wanted<'a> {
+        let rules = &self.rules;
         let extra = metadata.extra.as_deref();
         let owner = extra
             .and_then(|extra| extra.owner.as_ref())
@@ -74,12 +76,10 @@ impl Keeper {
     }
 
     /// Counts what an entry of a directory, or the directory itself, did not get.
-    pub(crate) fn note(&self, rules: &Rules, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
+    pub(crate) fn note(&self, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
+        let rules = &self.rules;
         let denied = rules.owning == Owning::Denied;
-        let mut lacks: Vec<_> = misses
-            .iter()
-            .map(|miss| (miss.kind, lack(rules, miss)))
-            .collect();
+        let mut lacks = self.lacks_of(misses);
         let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
         if denied {
             let kinds = wanted.xattrs.iter().filter_map(kind);
@@ -107,12 +107,13 @@ impl Keeper {
     }
 
     /// Counts what an entry would not get.
-    pub(crate) fn foresee(&self, rules: &Rules, misses: &[Miss]) {
-        let lacks: Vec<_> = misses
-            .iter()
-            .map(|miss| (miss.kind, lack(rules, miss)))
-            .collect();
-        self.count(&lacks);
+    pub(crate) fn foresee(&self, misses: &[Miss]) {
+        self.count(&self.lacks_of(misses));
+    }
+
+    fn lacks_of(&self, misses: &[Miss]) -> Vec<(Kinds, Lack)> {
+        let lack = |miss| lack(self.rules.owning, miss);
+        misses.iter().map(|miss| (miss.kind, lack(miss))).collect()
     }
 
     fn count(&self, lacks: &[(Kinds, Lack)]) {
@@ -135,10 +136,10 @@ impl Keeper {
 }
 
 /// Why an entry did not get something.
-fn lack(rules: &Rules, miss: &Miss) -> Lack {
+fn lack(owning: Owning, miss: &Miss) -> Lack {
     let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
     match miss.error {
-        _ if rules.owning == Owning::Denied && rights.has_any(miss.kind) => Lack::NotGranted,
+        _ if owning == Owning::Denied && rights.has_any(miss.kind) => Lack::NotGranted,
         Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
         Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
@@ -239,17 +240,17 @@ mod tests {
         }
     }
 
-    fn keeper() -> Keeper {
+    fn keeper(rules: Rules) -> Keeper {
         let accounts: Arc<dyn Accounts> = Arc::new(Known);
-        Keeper::new(&accounts, None)
+        Keeper::new(rules, &accounts, None)
     }
 
     #[test]
     fn a_name_counts_where_it_is_known_and_else_the_number() {
-        let (keeper, rules) = (keeper(), rules(Kinds::ALL, Owning::Allowed));
+        let keeper = keeper(rules(Kinds::ALL, Owning::Allowed));
         let ids = |owner, group| {
             let metadata = owned(owner, group);
-            let wanted = keeper.wanted(&rules, &metadata, None);
+            let wanted = keeper.wanted(&metadata, None);
             (wanted.owner, wanted.group)
         };
         for _ in 0..2 {
@@ -262,9 +263,9 @@ mod tests {
     #[test]
     fn what_was_not_asked_for_is_not_set() {
         let metadata = owned("ann", "staff");
-        let keeper = keeper();
         let usual = rules(Kinds::USUAL, Owning::Allowed);
-        let wanted = keeper.wanted(&usual, &metadata, None);
+        let keeper = keeper(usual);
+        let wanted = keeper.wanted(&metadata, None);
         assert_eq!(
             (wanted.owner, wanted.group, wanted.kinds),
             (None, None, Kinds::XATTRS.and(Kinds::ACLS))
@@ -319,27 +320,26 @@ mod tests {
 
     #[test]
     fn what_is_lacking_is_counted_by_kind_and_reason() {
-        let keeper = keeper();
-        let note = |owning, kind, error| {
-            let wanted = Wanted::default();
-            keeper.note(
-                &rules(Kinds::ALL, owning),
-                &wanted,
-                &[Miss { kind, error }],
-                At(&RelPath::root(), None),
-            );
+        let counts = |owning, lacks: &[(Kinds, Errno)]| {
+            let keeper = keeper(rules(Kinds::ALL, owning));
+            for &(kind, error) in lacks {
+                let misses = [Miss { kind, error }];
+                keeper.note(&Wanted::default(), &misses, At(&RelPath::root(), None));
+            }
+            keeper.counts()
         };
-        note(Owning::Denied, Kinds::OWNER, Errno::PERM);
-        note(Owning::Denied, Kinds::ACLS, Errno::PERM);
-        note(Owning::Allowed, Kinds::OWNER, Errno::PERM);
-        note(Owning::Allowed, Kinds::OWNER, Errno::PERM);
-        note(Owning::Allowed, Kinds::XATTRS, Errno::NOSPC);
-        let counts = [
-            NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2),
+        let denied = [Kinds::OWNER, Kinds::ACLS].map(|kind| (kind, Errno::PERM));
+        let expected = [
             NotKept::new(Kinds::OWNER, Lack::NotGranted, 1),
-            NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1),
             NotKept::new(Kinds::ACLS, Lack::NotPermitted, 1),
         ];
-        assert_eq!(keeper.counts(), counts);
+        assert_eq!(counts(Owning::Denied, &denied), expected);
+        let owner = (Kinds::OWNER, Errno::PERM);
+        let failed = [owner, owner, (Kinds::XATTRS, Errno::NOSPC)];
+        let expected = [
+            NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2),
+            NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1),
+        ];
+        assert_eq!(counts(Owning::Allowed, &failed), expected);
     }
 }

@@ -69,9 +69,7 @@ impl TargetTree {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view
-                .keeper
-                .note(&self.view.rules, &Wanted::default(), &misses, at);
+            self.view.keeper.note(&Wanted::default(), &misses, at);
         }
         Ok(())
     }
@@ -96,7 +94,7 @@ impl TargetTree {
             NonRegular::Symlink(_) => self.view.rules.of_file(metadata),
             NonRegular::Special(_) => self.view.rules.of_existing_file(metadata, &there),
         };
-        let wanted = self.view.keeper.wanted(&self.view.rules, &metadata, None);
+        let wanted = self.view.keeper.wanted(&metadata, None);
         let (mode, kinds) = match entry {
             // a link has no mode, and attributes that root sets alone
             NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
@@ -115,12 +113,9 @@ impl TargetTree {
                 self.view.rules.xattr_kinds().common(kinds),
             );
         if stays && !is_owned {
-            self.view.keeper.note(
-                &self.view.rules,
-                &wanted,
-                &wanted.missing_owners(there.ids),
-                at,
-            );
+            self.view
+                .keeper
+                .note(&wanted, &wanted.missing_owners(there.ids), at);
         }
         stays
     }
@@ -136,7 +131,7 @@ impl TargetTree {
             return self.make_non_regular(place, entry, at);
         };
         let mut failed = Operation::Rename;
-        let wanted = self.view.keeper.wanted(&self.view.rules, entry.1, None);
+        let wanted = self.view.keeper.wanted(entry.1, None);
         let has_own = wanted.may_own && wanted.group.is_some();
         let group = if has_own {
             GroupOfNew::Own
@@ -186,9 +181,7 @@ impl TargetTree {
                     .map_err(failed_to(Operation::Symlink))
                 })?;
                 if let Some(misses) = placed {
-                    self.view
-                        .keeper
-                        .note(&self.view.rules, &Wanted::default(), &misses, at);
+                    self.view.keeper.note(&Wanted::default(), &misses, at);
                     self.own_link(place, metadata, at)
                         .map_err(failed_to(Operation::SetMetadata))?;
                 }
@@ -213,10 +206,7 @@ impl TargetTree {
             }
             _another_or_none => self.view.rules.of_file(metadata),
         };
-        let wanted = self
-            .view
-            .keeper
-            .wanted(&self.view.rules, &metadata, Some(metadata.mtime));
+        let wanted = self.view.keeper.wanted(&metadata, Some(metadata.mtime));
         let misses = if self.view.rules.may_make(special) {
             let replace = self.view.rules.replaces();
             let lease = self.tree.lease();
@@ -235,9 +225,7 @@ impl TargetTree {
                 error: Errno::PERM,
             }]
         };
-        self.view
-            .keeper
-            .note(&self.view.rules, &wanted, &misses, at);
+        self.view.keeper.note(&wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
     }
 
@@ -254,7 +242,7 @@ impl TargetTree {
             .as_ref()
             .and_then(|extra| extra.atime)
             .map(|_| metadata.mtime);
-        let wanted = self.view.keeper.wanted(&self.view.rules, metadata, mtime);
+        let wanted = self.view.keeper.wanted(metadata, mtime);
         let wanted = Wanted {
             kinds: wanted.kinds.common(Kinds::PRIVILEGED),
             ..wanted
@@ -265,9 +253,7 @@ impl TargetTree {
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let permit = self.tree.lease().permit()?;
         let misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
-        self.view
-            .keeper
-            .note(&self.view.rules, &wanted, &misses, at);
+        self.view.keeper.note(&wanted, &misses, at);
         Ok(())
     }
 }

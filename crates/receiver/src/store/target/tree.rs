@@ -204,9 +204,7 @@ impl TargetTree {
         let misses = new_files
             .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
-        self.view
-            .keeper
-            .note(&self.view.rules, &Wanted::default(), &misses, at);
+        self.view.keeper.note(&Wanted::default(), &misses, at);
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -240,14 +238,9 @@ impl TargetTree {
         metadata: &Metadata,
         at: At<'_>,
     ) -> io::Result<Vec<Miss>> {
-        let wanted = self
-            .view
-            .keeper
-            .wanted(&self.view.rules, metadata, Some(metadata.mtime));
+        let wanted = self.view.keeper.wanted(metadata, Some(metadata.mtime));
         let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
-        self.view
-            .keeper
-            .note(&self.view.rules, &wanted, &misses, at);
+        self.view.keeper.note(&wanted, &misses, at);
         Ok(misses)
     }
 
@@ -301,10 +294,7 @@ impl TargetTree {
         let there = FileIdentity::at(directory, name).map_err(cannot)?;
         let is_as_compared = self.compared.is_as_compared(directory, name, &there);
         let set = if is_as_compared {
-            let wanted = self
-                .view
-                .keeper
-                .wanted(&self.view.rules, metadata, Some(metadata.mtime));
+            let wanted = self.view.keeper.wanted(metadata, Some(metadata.mtime));
             self.touch(NameAt::new(directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
@@ -338,7 +328,7 @@ impl TargetTree {
             wanted,
             &self.proven,
         )?;
-        self.view.keeper.note(&self.view.rules, wanted, &misses, at);
+        self.view.keeper.note(wanted, &misses, at);
         if self.flushes_each(directory)? {
             flush(open_at(directory, name, READ)?)?;
         }
@@ -455,7 +445,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> Verdict {
         let metadata = self.view.rules.of_compared_file(metadata, there);
-        let mut wanted = self.view.keeper.wanted(&self.view.rules, &metadata, None);
+        let mut wanted = self.view.keeper.wanted(&metadata, None);
         // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
         let keeps_xattrs =
             !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
@@ -551,9 +541,7 @@ impl TargetTree {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view
-                .keeper
-                .note(&self.view.rules, &Wanted::default(), &misses, at);
+            self.view.keeper.note(&Wanted::default(), &misses, at);
             return Ok(Linked::There);
         }
         let linked = linked?;
