@@ -7,6 +7,7 @@
 //! target.
 
 mod account;
+mod admission;
 #[doc(hidden)]
 pub mod benching;
 mod cleaning;
@@ -23,6 +24,7 @@ mod tune;
 
 pub use account::failure::file_changed;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
+pub use admission::ask_admission;
 pub use cleaning::{CleanEvent, clean};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};

@@ -7,16 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use zmove_engine::Remote;
+use anyhow::{Context as _, Result};
+use zmove_engine::{Remote, fresh_transfer};
+use zmove_sender::ask_admission;
 use zmove_transport::{
     Channel, ChannelDialler, DialError, DialStage, Fingerprint, FirstKey, HostAuthority,
-    HostPolicy, Identity, KnownHosts, PathProbe, Reach, TransportChoice,
+    HostPolicy, Identity, KnownHosts, PathProbe, Reach, TransportChoice, control_pair,
 };
-
-pub(super) mod admission;
-
-use admission::Admission;
 
 /// What `doctor` found when it dialled a receiver.
 #[derive(Debug)]
@@ -30,8 +27,9 @@ pub(crate) struct Peer {
     pub(super) tcp: Option<Reachability>,
     /// The result of dialling by QUIC; `None` without an address, and where another program has the port.
     pub(super) quic: Option<Reachability>,
-    /// The receiver's answer; `None` where neither transport reaches it.
-    pub(super) admission: Option<Admission>,
+    /// The number of lanes that the receiver would take, or why it does not let this side in; `None` where neither
+    /// transport reaches it.
+    pub(super) admission: Option<Result<u16>>,
 }
 
 /// The result of dialling by one transport.
@@ -148,13 +146,19 @@ impl Peer {
 
 /// Asks over a connection of its own: the first one may have waited longer for TCP than a receiver waits for a
 /// greeting.
-async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
+async fn ask_over_quic(dialler: &ChannelDialler) -> Result<u16> {
     let admission = match dialler.dial(STEP_TIMEOUT).await {
-        Ok(channel) => Admission::ask(channel).await,
-        Err(error) => Admission::Broken(error.to_string()),
+        Ok(channel) => ask(channel).await,
+        Err(error) => Err(error.into()),
     };
     dialler.close().await;
     admission
+}
+
+async fn ask(channel: Channel) -> Result<u16> {
+    let transfer = fresh_transfer().context("draw a transfer id")?;
+    let (reader, writer) = control_pair(channel);
+    Ok(ask_admission(reader, writer, transfer).await?)
 }
 
 async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
@@ -171,7 +175,7 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 impl Visit<'_> {
     /// Dials by TCP and QUIC at once. QUIC is not waited for where another program has the port: that the program is
     /// silent there says nothing more.
-    async fn reach_by_both(&self) -> Result<(Reachability, Option<Admission>, Option<Dialled>)> {
+    async fn reach_by_both(&self) -> Result<(Reachability, Option<Result<u16>>, Option<Dialled>)> {
         let mut by_quic = Box::pin(self.reach(TransportChoice::Quic));
         let mut over_quic = None;
         let mut by_tcp = Box::pin(self.ask_over_tcp());
@@ -188,14 +192,14 @@ impl Visit<'_> {
     }
 
     /// Dials by TCP, and asks over that connection at once.
-    async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
+    async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Result<u16>>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
         let Some((channel, dialler)) = connected else {
             return Ok((way, None));
         };
         let probe = channel.probe();
         way.learn(&probe);
-        let admission = Admission::ask(channel).await;
+        let admission = ask(channel).await;
         way.learn(&probe);
         way.measure(&dialler).await;
         Ok((way, Some(admission)))

@@ -3,9 +3,11 @@
 use std::mem::discriminant;
 use std::time::Duration;
 
+use anyhow::Result;
+use zmove_sender::SessionError;
+use zmove_transport::ControlError;
 use zmove_wire::{PROTOCOL_VERSION, Refusal, RefusalCode};
 
-use super::peer::admission::Admission;
 use super::peer::{HostKey, Peer, Reachability, Reached};
 use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::windows::Millis;
@@ -158,24 +160,27 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
     }
 }
 
-fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
+fn judge_admission(peer: &Peer, admission: &Result<u16>) -> Finding {
     let key = peer.key;
-    match admission {
-        Admission::Taken { lanes_max } => Finding::ok(
-            "our key",
-            format!(
+    let error = match admission {
+        Ok(lanes_max) => {
+            let text = format!(
                 "{key}, let in, for up to {lanes_max} lanes; it speaks protocol version {PROTOCOL_VERSION}"
-            ),
-        ),
-        Admission::Incompatible(error) => {
+            );
+            return Finding::ok("our key", text);
+        }
+        Err(error) => error,
+    };
+    match error.downcast_ref() {
+        Some(SessionError::Refused(refusal)) => judge_refusal(peer, refusal),
+        Some(SessionError::Control(ControlError::Greeting(error))) => {
             Finding::new(Severity::Bad, "protocol", error.to_string())
         }
-        Admission::Broken(reason) => Finding::new(
+        _ => Finding::new(
             Severity::Bad,
             "our key",
-            format!("asking to be let in failed: {reason}"),
+            format!("asking to be let in failed: {error}"),
         ),
-        Admission::Refused(refusal) => judge_refusal(peer, refusal),
     }
 }
 
@@ -232,14 +237,13 @@ mod tests {
 
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
-        let welcome = Admission::Taken { lanes_max: 64 };
         Peer {
             host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),
             addresses: Ok(vec![[192, 0, 2, 7].into()]),
             tcp: Some(way(host_key)),
             quic: Some(way(host_key)),
-            admission: Some(welcome),
+            admission: Some(Ok(64)),
         }
     }
 
@@ -384,7 +388,7 @@ mod tests {
                 text: text.into(),
             };
             let peer = Peer {
-                admission: Some(Admission::Refused(refusal)),
+                admission: Some(Err(SessionError::Refused(refusal).into())),
                 ..healthy()
             };
             let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);

@@ -1,0 +1,55 @@
+//! A check whether a receiver lets this side's key in: it is asked what a push of nothing into the key's first root
+//! would do. `zmove doctor` runs it.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use zmove_transport::{ControlReader, ControlWriter};
+use zmove_types::TransferId;
+use zmove_wire::{
+    Greeting, Intent, Open, Overwrite, Role, ToReceiver, ToSender, encode_message, out_of_order,
+};
+
+use crate::control::{open_now, receive};
+use crate::error::SessionError;
+
+/// Asks over a fresh connection, and closes it in order. Returns the number of lanes that the receiver would take.
+///
+/// # Errors
+/// [`SessionError::Refused`] with the receiver's reason; others when the conversation broke off.
+pub async fn ask_admission(
+    reader: ControlReader,
+    writer: ControlWriter,
+    transfer: TransferId,
+) -> Result<u16, SessionError> {
+    let asked = timeout(ANSWER_TIMEOUT, ask(reader, writer, transfer)).await;
+    asked.unwrap_or(Err(SessionError::Silent))
+}
+
+async fn ask(
+    reader: ControlReader,
+    mut writer: ControlWriter,
+    transfer: TransferId,
+) -> Result<u16, SessionError> {
+    let greeting = Greeting::new(Role::Control, transfer);
+    let open = Open {
+        intent: Intent::Inspect,
+        overwrite: Overwrite::Nothing,
+        ..Open::new(Vec::new(), transfer.0)
+    };
+    let (mut inbox, opened) = open_now(greeting, reader, &mut writer, open).await?;
+    let nothing = ToReceiver::Announce {
+        items: 0,
+        mismatches: 0,
+    };
+    writer.send(&encode_message(&nothing)).await?;
+    match receive(&mut inbox).await? {
+        ToSender::Finished(_) => writer.finish().await?,
+        ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+        _ => return out_of_order("the end of a check"),
+    }
+    Ok(opened.lanes_max)
+}
+
+/// How long the whole conversation may take: the receiver flushes its storage before it takes the connection.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
