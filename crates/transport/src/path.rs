@@ -12,7 +12,8 @@ use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
 /// The carrier of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Transport {
     /// TLS 1.3 on TCP.
     Tcp,
@@ -132,37 +133,5 @@ impl PathProbe {
 impl fmt::Debug for PathProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PathProbe")
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Quic => "quic",
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-
-    #[test]
-    fn the_kernel_tells_of_its_connections_and_of_no_others() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let probe = PathProbe::new(Arc::new(
-            TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
-        ));
-        assert!(probe.mtu().is_some_and(|mtu| mtu >= 1500));
-        probe.set_congestion("reno").unwrap();
-        assert_eq!(probe.congestion().as_deref(), Some("reno"));
-        let other = PathProbe::telling(TcpInfo::default);
-        assert_eq!(
-            (other.mtu(), other.congestion(), PathProbe::default().mtu()),
-            (None, None, None)
-        );
     }
 }

@@ -7,10 +7,8 @@
 //! tolerates single losses ([`tolerant`](super::tolerant)) is the usual congestion control; quinn's BBR is the first
 //! version and sends many packets twice.
 
-use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +45,8 @@ const ACK_PACKETS: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
 /// The congestion control of QUIC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownCongestion, parse_err_fn = unknown)]
 pub enum QuicCongestion {
     /// CUBIC that does not take single lost packets for congestion where there is no queue.
     #[default]
@@ -57,6 +56,7 @@ pub enum QuicCongestion {
     /// The first version of BBR, which goes by rates and round trips and not by loss.
     Bbr,
     /// `NewReno` (RFC 9002).
+    #[strum(serialize = "reno")]
     NewReno,
 }
 
@@ -65,34 +65,11 @@ pub enum QuicCongestion {
 #[error("QUIC has tolerant, cubic, bbr and reno here")]
 pub struct UnknownCongestion;
 
-impl FromStr for QuicCongestion {
-    type Err = UnknownCongestion;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::NAMED.into_iter().find(|(_, name)| *name == text);
-        known
-            .map(|(congestion, _)| congestion)
-            .ok_or(UnknownCongestion)
-    }
-}
-
-impl fmt::Display for QuicCongestion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Self::NAMED
-            .iter()
-            .filter(|(known, _)| known == self)
-            .try_for_each(|(_, name)| f.write_str(name))
-    }
+fn unknown(_name: &str) -> UnknownCongestion {
+    UnknownCongestion
 }
 
 impl QuicCongestion {
-    const NAMED: [(Self, &'static str); 4] = [
-        (Self::Tolerant, "tolerant"),
-        (Self::Cubic, "cubic"),
-        (Self::Bbr, "bbr"),
-        (Self::NewReno, "reno"),
-    ];
-
     fn factory(self, account: Arc<PathAccount>) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
             Self::Tolerant => Arc::new(TolerantConfig {
