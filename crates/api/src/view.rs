@@ -60,21 +60,10 @@ impl Figures {
     fn new(moved: Option<&Moved>, progress: Option<&AttemptProgress>, state: State) -> Self {
         let now = progress.filter(|_| state == State::Running);
         let at_the_end = moved.filter(|_| state.is_final());
-        let all = match (moved, now) {
-            (None, None) => None,
-            (moved, now) => {
-                let (files, bytes) = moved.map_or((0, 0), |moved| (moved.files, moved.bytes));
-                let (more_files, more_bytes) =
-                    now.map_or((0, 0), |now| (now.files_moved, now.bytes_moved));
-                Some((
-                    files.saturating_add(more_files),
-                    bytes.saturating_add(more_bytes),
-                ))
-            }
-        };
+        let all = Moved::sum(moved.cloned(), now.map(AttemptProgress::moved));
         Self {
-            files: all.map(|(files, _)| files),
-            bytes: all.map(|(_, bytes)| bytes),
+            files: all.as_ref().map(|all| all.files),
+            bytes: all.map(|all| all.bytes),
             files_done: progress.map(|progress| progress.files_done),
             bytes_done: progress.map(|progress| progress.bytes_done),
             files_found: progress.map(|progress| progress.files_found),

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
-use strum::{EnumString, IntoStaticStr};
+use strum::{AsRefStr, EnumString};
 use utoipa::ToSchema;
 
 use crate::moment::Moment;
@@ -108,7 +108,7 @@ pub struct NewJob {
 }
 
 /// What a user asks of a job that is running, until the runner has done so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Wish {
@@ -116,14 +116,6 @@ pub enum Wish {
     Pause,
     /// To be ended.
     Cancel,
-}
-
-impl Wish {
-    /// One word for it.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// What attempts have moved that have ended, by their own word: what was there already is no part of it.
@@ -140,14 +132,17 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// With what a later attempt has moved.
+    /// The sum of the attempts before and a later one.
     #[must_use]
-    pub fn and(&self, later: Self) -> Self {
-        Self {
-            files: self.files.saturating_add(later.files),
-            bytes: self.bytes.saturating_add(later.bytes),
-            seconds: self.seconds + later.seconds,
-            limited_by: later.limited_by.or_else(|| self.limited_by.clone()),
+    pub fn sum(before: Option<Self>, later: Option<Self>) -> Option<Self> {
+        match (before, later) {
+            (Some(before), Some(later)) => Some(Self {
+                files: before.files.saturating_add(later.files),
+                bytes: before.bytes.saturating_add(later.bytes),
+                seconds: before.seconds + later.seconds,
+                limited_by: later.limited_by.or(before.limited_by),
+            }),
+            (before, later) => before.or(later),
         }
     }
 }

@@ -31,5 +31,5 @@ pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
     Answer, AttemptEvent, AttemptVerdict, Ending, Notification, NotificationState, NotifyMethod,
-    Page, QueuedJob, RunningJob, Selection, Started, Store, Submitted,
+    Page, Queued, QueuedJob, RunningJob, Started, Store, Submitted,
 };

@@ -12,6 +12,9 @@ use utoipa::ToSchema;
 pub struct Moment(pub i64);
 
 impl Moment {
+    /// Before all others.
+    pub const FIRST: Self = Self(i64::MIN);
+
     /// The present.
     #[must_use]
     pub fn now() -> Self {

@@ -1,7 +1,7 @@
 //! The nodes that share the work of one push, as its head reports them: `nodes` of `docs/schema/events.json`.
 
 use serde::{Deserialize, Serialize};
-use strum::IntoStaticStr;
+use strum::AsRefStr;
 use utoipa::ToSchema;
 
 /// The nodes that take part in a push.
@@ -21,7 +21,7 @@ pub struct Nodes {
 
 /// What shares the work of a push.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize, ToSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, AsRefStr, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
@@ -31,14 +31,6 @@ pub enum Party {
     Node,
     /// Several receivers of one node.
     Receiver,
-}
-
-impl Party {
-    /// One word for one of them.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// One node of several.
@@ -60,7 +52,7 @@ pub struct Node {
 
 /// How a node is.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize, ToSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, AsRefStr, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
@@ -74,12 +66,4 @@ pub enum Pace {
     Works,
     /// The node has ended its part.
     Ended,
-}
-
-impl Pace {
-    /// One word for it.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
 }

@@ -31,7 +31,7 @@ use crate::notify::Notifier;
 use crate::place::{Place, end_of, is_at, lock};
 use crate::program::Program;
 use crate::state::State;
-use crate::store::{AttemptVerdict, Ending, QueuedJob, RunningJob, Started, Store};
+use crate::store::{AttemptVerdict, Ending, Queued, QueuedJob, RunningJob, Started, Store};
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
@@ -421,11 +421,12 @@ impl Runner {
         }
         let running = self.attempts.values().map(|attempt| &attempt.job);
         let mut choice = Choice::new(self.config.limits, running);
-        if choice.has_room() {
-            self.store.queued(|job| choice.offer(job))?;
+        let which = if choice.has_room() {
+            Queued::All
         } else {
-            self.store.queued_to_watch(|job| choice.offer(job))?;
-        }
+            Queued::ToWatch
+        };
+        self.store.queued(which, |job| choice.offer(job))?;
         let chosen = choice.chosen();
         self.nothing_begins = chosen.is_empty().then_some(changes);
         let mut trouble = Ok(());

@@ -14,7 +14,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use strum::{Display, EnumString, IntoStaticStr, VariantArray};
+use strum::{AsRefStr, Display, EnumString, VariantArray};
 use utoipa::ToSchema;
 
 /// What has become of a job.
@@ -27,7 +27,7 @@ use utoipa::ToSchema;
     Hash,
     Display,
     EnumString,
-    IntoStaticStr,
+    AsRefStr,
     VariantArray,
     Serialize,
     ToSchema,
@@ -134,12 +134,6 @@ impl State {
             Self::Expired => "has expired",
         }
     }
-
-    /// The word for it, in the database and for users.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
 }
 
 fn unknown(word: &str) -> String {
@@ -221,7 +215,7 @@ done: \nfailed: \ncancelled: \nexpired: \n";
         assert!(
             State::VARIANTS
                 .iter()
-                .all(|state| state.word().parse() == Ok(*state))
+                .all(|state| state.as_ref().parse() == Ok(*state))
         );
         assert!("gone".parse::<State>().is_err());
     }

@@ -27,7 +27,7 @@ pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
 
 pub use change::{Answer, AttemptEvent, AttemptVerdict, Ending, Started};
 pub use notifications::{Notification, NotificationState, NotifyMethod};
-pub use read::{Page, QueuedJob, RunningJob, Selection};
+pub use read::{Page, Queued, QueuedJob, RunningJob};
 pub use submit::Submitted;
 
 /// The store.

@@ -78,7 +78,7 @@ impl Watch {
             let counts = self.store.counts()?;
             let counts: BTreeMap<_, _> = counts
                 .into_iter()
-                .map(|(state, count)| (state.word(), count))
+                .map(|(state, count)| (state.to_string(), count))
                 .collect();
             tell(Message::Passing(words("counts", None, &counts)));
         }

@@ -28,7 +28,7 @@ pub(super) struct Status {
     /// The present by this host's clock, in seconds since 1970.
     time: Moment,
     /// How many jobs are in each state that has some.
-    jobs: BTreeMap<&'static str, u64>,
+    jobs: BTreeMap<String, u64>,
     /// The number of the last event.
     last_event: i64,
 }
@@ -47,7 +47,7 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
             jobs: store
                 .counts()?
                 .into_iter()
-                .map(|(state, count)| (state.word(), count))
+                .map(|(state, count)| (state.to_string(), count))
                 .collect(),
         }))
     };

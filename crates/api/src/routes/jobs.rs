@@ -55,7 +55,7 @@ pub(super) async fn list(
     let states: Result<Vec<State>, String> = words.map(str::parse).collect();
     let length_max = which.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
     let mut states = states.map_err(Problem::bad)?;
-    states.sort_unstable_by_key(|state| state.word());
+    states.sort_by_cached_key(ToString::to_string);
     states.dedup();
     let page = Page {
         states,

@@ -141,7 +141,7 @@ impl Row {
             sentence += &format!(", each '{schedule}'");
         }
         if let Some(wish) = self.job.wish {
-            sentence += &format!(", asked to {}", wish.word());
+            sentence += &format!(", asked to {}", wish.as_ref());
         }
         let is_here = !is_tried_again && error == LastError::Here;
         sentence + &after_colon(message.as_ref().filter(|_| is_here))

@@ -11,10 +11,10 @@ fn how_many(nodes: &Nodes) -> String {
     let of = |state: Pace| {
         let of_it = nodes.nodes.iter().filter(|node| node.state == state);
         let of_it = of_it.count();
-        (of_it > 0).then(|| format!("{of_it} {}", state.word()))
+        (of_it > 0).then(|| format!("{of_it} {}", state.as_ref()))
     };
     let held_up: Vec<_> = HOLD_UP.into_iter().filter_map(of).collect();
-    let all = counted(nodes.count, nodes.kind.word());
+    let all = counted(nodes.count, nodes.kind.as_ref());
     if held_up.is_empty() {
         all
     } else {
@@ -43,7 +43,7 @@ pub(crate) fn which(nodes: &Nodes) -> String {
         if of_it.is_empty() {
             String::new()
         } else {
-            format!("; {}: {}", state.word(), of_it.join(", "))
+            format!("; {}: {}", state.as_ref(), of_it.join(", "))
         }
     };
     waiting.unwrap_or_default() + &HOLD_UP.map(named).concat()
@@ -72,7 +72,7 @@ pub(crate) fn took_part(nodes: &Nodes) -> Option<String> {
     };
     let mut moved: Vec<_> = nodes.nodes.iter().filter(has_moved).map(moved).collect();
     let untold = nodes.count.saturating_sub(nodes.nodes.len() as u64);
-    let by = counted(moved.len() as u64 + untold, nodes.kind.word());
+    let by = counted(moved.len() as u64 + untold, nodes.kind.as_ref());
     if untold > 0 {
         moved.push(format!("{untold} more"));
     }

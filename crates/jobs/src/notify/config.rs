@@ -19,11 +19,9 @@ use crate::store::NotifyMethod;
 
 /// The contents of `notify.toml`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct NotifyConfig {
-    #[serde(default = "stalled_after_seconds")]
     stalled_after_seconds: u64,
-    #[serde(default = "timeout_seconds")]
     timeout_seconds: u64,
     hook: Option<Hook>,
     webhook: Option<Webhook>,
@@ -140,8 +138,9 @@ impl NotifyConfig {
 impl Default for NotifyConfig {
     fn default() -> Self {
         Self {
-            stalled_after_seconds: stalled_after_seconds(),
-            timeout_seconds: timeout_seconds(),
+            // longer than any pause that a transfer makes by itself
+            stalled_after_seconds: 600,
+            timeout_seconds: 30,
             hook: None,
             webhook: None,
         }
@@ -155,16 +154,6 @@ fn located(text: &str, error: &toml::de::Error) -> String {
         format!("line {}: ", before.matches('\n').count() + 1)
     });
     format!("{line}{}", error.message().replace('\n', "; "))
-}
-
-/// The default is longer than any pause that a transfer makes by itself.
-fn stalled_after_seconds() -> u64 {
-    600
-}
-
-/// The default time limit of one attempt.
-fn timeout_seconds() -> u64 {
-    30
 }
 
 #[cfg(test)]

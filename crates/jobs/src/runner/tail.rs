@@ -45,6 +45,19 @@ pub struct AttemptProgress {
     pub nodes: Option<Nodes>,
 }
 
+impl AttemptProgress {
+    /// What the attempt has moved so far.
+    #[must_use]
+    pub fn moved(&self) -> Moved {
+        Moved {
+            files: self.files_moved,
+            bytes: self.bytes_moved,
+            seconds: self.seconds,
+            limited_by: Some(self.limited_by.clone()),
+        }
+    }
+}
+
 /// How a job watches its source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Watching {
@@ -107,19 +120,6 @@ struct Line {
     failed: Option<u64>,
     seconds: Option<f64>,
     limited_by: Option<String>,
-    #[serde(default)]
-    bytes_done: u64,
-    #[serde(default)]
-    bytes_found: u64,
-    #[serde(default)]
-    files_done: u64,
-    #[serde(default)]
-    files_found: u64,
-    #[serde(default)]
-    bytes_moved: u64,
-    #[serde(default)]
-    files_moved: u64,
-    watch: Option<Watching>,
 }
 
 impl Tail {
@@ -176,9 +176,32 @@ impl Tail {
         }
     }
 
-    fn take(&mut self, line: &[u8]) {
+    fn progress(&mut self, now: AttemptProgress) {
+        let counts = [
+            now.bytes_done,
+            now.bytes_found,
+            now.files_done,
+            now.files_found,
+        ];
+        if counts != self.counts {
+            self.counts = counts;
+            self.moved_at = Instant::now();
+        }
+        self.furthest = self
+            .furthest
+            .max(now.bytes_done.saturating_add(now.files_done));
+        self.is_idle = now.watch.as_ref().is_some_and(|watch| watch.idle);
+        if self.is_idle {
+            // What has nothing left to do is further than whatever went before.
+            self.furthest = self.furthest.max(self.before.saturating_add(1));
+            self.moved_at = Instant::now();
+        }
+        self.reported = Some(now.moved());
+    }
+
+    fn take(&mut self, text: &[u8]) {
         // What a cut of the power has left in the file may be anything.
-        let Ok(line) = serde_json::from_slice::<Line>(line) else {
+        let Ok(line) = serde_json::from_slice::<Line>(text) else {
             return;
         };
         if let Some(exit) = line.exit {
@@ -186,34 +209,7 @@ impl Tail {
             return;
         }
         match line.event.as_str() {
-            "progress" => {
-                let counts = [
-                    line.bytes_done,
-                    line.bytes_found,
-                    line.files_done,
-                    line.files_found,
-                ];
-                if counts != self.counts {
-                    self.counts = counts;
-                    self.moved_at = Instant::now();
-                }
-                self.furthest = self
-                    .furthest
-                    .max(line.bytes_done.saturating_add(line.files_done));
-                self.is_idle = line.watch.as_ref().is_some_and(|watch| watch.idle);
-                if self.is_idle {
-                    // What has nothing left to do is further than whatever went before.
-                    self.furthest = self.furthest.max(self.before.saturating_add(1));
-                    self.moved_at = Instant::now();
-                }
-                self.reported = Some(Moved {
-                    files: line.files_moved,
-                    bytes: line.bytes_moved,
-                    seconds: line.seconds.unwrap_or_default(),
-                    limited_by: line.limited_by,
-                });
-            }
-            // a dry run's, which nobody watches
+            "progress" => serde_json::from_slice(text).map_or((), |now| self.progress(now)),
             "added" | "changed" | "removed" => {}
             kind => {
                 self.failures += usize::from(kind == "failed");
@@ -325,9 +321,15 @@ mod tests {
             message: Some("w".into()),
         }];
         assert_eq!((&tail.unrecorded, tail.furthest), (&events, 0));
-        write(
-            "ress\",\"bytes_done\":7,\"files_done\":1,\"bytes_moved\":3,\"limited_by\":\"path\"}\n",
-        );
+        let now = AttemptProgress {
+            bytes_done: 7,
+            files_done: 1,
+            bytes_moved: 3,
+            limited_by: "path".into(),
+            ..AttemptProgress::default()
+        };
+        let rest = serde_json::to_string(&now).unwrap();
+        write(&format!("ress\",{}\n", &rest[1..]));
         tail.read_on(file.path()).unwrap();
         assert_eq!(
             (&tail.unrecorded, tail.furthest, &tail.last),
@@ -386,10 +388,18 @@ mod tests {
     fn who_watches_and_has_nothing_to_do_has_come_further() {
         let mut tail = Tail::new(0, 1 << 40);
         let mut take = |idle: bool| {
-            let line = format!(
-                "{{\"event\":\"progress\",\"bytes_done\":7,\"watch\":{{\"by\":\"events\",\"why\":null,\"directories\":1,\
-                 \"ready\":0,\"changing\":0,\"there\":true,\"idle\":{idle}}}}}"
-            );
+            let watch = Watching {
+                idle,
+                ..Watching::default()
+            };
+            let progress = AttemptProgress {
+                bytes_done: 7,
+                watch: Some(watch),
+                ..AttemptProgress::default()
+            };
+            let mut line = serde_json::json!(progress);
+            line["event"] = "progress".into();
+            let line = line.to_string();
             tail.take(line.as_bytes());
             (tail.is_idle, tail.furthest)
         };

@@ -151,10 +151,7 @@ impl Store {
             add_events(transaction, id, &ending.events, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = signed(ending.furthest).max(terms.furthest);
-            let moved = match (terms.moved, ending.moved.clone()) {
-                (Some(before), Some(now)) => Some(before.and(now)),
-                (before, now) => before.or(now),
-            };
+            let moved = Moved::sum(terms.moved, ending.moved.clone());
             transaction.execute(
                 "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
                      files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10,
@@ -235,7 +232,7 @@ impl Store {
             {
                 transaction.execute(
                     "UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'",
-                    params![id.0, wish.word()],
+                    params![id.0, wish.as_ref()],
                 )?;
                 return Ok(Ok(Answer::Asked));
             }
@@ -432,7 +429,7 @@ fn add_attempt(
             id.0,
             attempt,
             now.0,
-            state.word(),
+            state.as_ref(),
             ending.exit,
             message,
             signed(files),

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use rusqlite::{Row, Transaction, params};
-use strum::{Display, EnumString, IntoStaticStr};
+use strum::{AsRefStr, Display, EnumString};
 
 use super::Store;
 use super::rows::read_event;
@@ -15,7 +15,7 @@ use crate::job::{JobEvent, JobId};
 use crate::moment::Moment;
 
 /// A way to send events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, AsRefStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum NotifyMethod {
     /// A command of this host.
@@ -42,7 +42,7 @@ pub struct Notification {
 }
 
 /// The state of a notification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum NotificationState {
     /// To be sent.
@@ -56,20 +56,6 @@ pub enum NotificationState {
 impl NotifyMethod {
     /// All methods.
     pub const ALL: [Self; 2] = [Self::Hook, Self::Webhook];
-
-    /// The word for it, in the database and for users.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
-}
-
-impl NotificationState {
-    /// The word for it, in the database and for users.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// Adds the notifications of an event. The runner drops those whose method is not configured: other processes, which
@@ -82,7 +68,7 @@ pub(super) fn notify(
     let mut add = transaction
         .prepare("INSERT INTO notifications (number, method, due) VALUES (?1, ?2, ?3)")?;
     for method in NotifyMethod::ALL {
-        add.execute(params![number, method.word(), now.0])?;
+        add.execute(params![number, method.as_ref(), now.0])?;
     }
     Ok(())
 }
@@ -132,7 +118,7 @@ impl Store {
             "{NOTIFICATIONS} WHERE n.method = ?1 AND n.state = 'waiting' AND (n.due <= ?2 OR n.due > ?2 + ?3)
              ORDER BY n.number LIMIT 1"
         );
-        let parameters = (method.word(), now.0, WAIT_MAX_MILLIS);
+        let parameters = (method.as_ref(), now.0, WAIT_MAX_MILLIS);
         let found = self.rows(&sql, parameters, read_notification)?;
         Ok(found.into_iter().next())
     }
@@ -147,7 +133,7 @@ impl Store {
         now: Moment,
     ) -> Result<Option<Moment>, StoreError> {
         let sql = "SELECT min(due) FROM notifications WHERE method = ?1 AND state = 'waiting' AND due > ?2";
-        let due: Option<i64> = self.value(sql, (method.word(), now.0))?;
+        let due: Option<i64> = self.value(sql, (method.as_ref(), now.0))?;
         Ok(due.map(Moment))
     }
 
@@ -172,7 +158,7 @@ impl Store {
         now: Moment,
     ) -> Result<(), StoreError> {
         let number = notification.event.number;
-        let method = notification.method.word();
+        let method = notification.method.as_ref();
         self.transact(|transaction| {
             match result {
                 Ok(()) => transaction.execute(

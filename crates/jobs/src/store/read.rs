@@ -15,15 +15,6 @@ use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
 use crate::moment::Moment;
 use crate::state::State;
 
-/// Which jobs are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selection {
-    /// All of them.
-    All,
-    /// All that have not ended, and those that ended after this.
-    Recent(Moment),
-}
-
 /// A piece of the list of jobs, the newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
@@ -33,6 +24,15 @@ pub struct Page {
     pub before: Option<JobId>,
     /// How many at most.
     pub length_max: u32,
+}
+
+/// The queued jobs that are visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queued {
+    /// All of them.
+    All,
+    /// Those that watch their sources.
+    ToWatch,
 }
 
 /// A job that may begin.
@@ -121,17 +121,14 @@ impl Store {
         Ok(live.map_or(id, JobId))
     }
 
-    /// Jobs, in the order in which they were submitted.
+    /// The jobs that have not ended, and those that ended after `since` ([`Moment::FIRST`]: all), in the order in which
+    /// they were submitted.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn jobs(&self, selection: Selection) -> Result<Vec<Job>, StoreError> {
-        let (condition, since) = match selection {
-            Selection::All => ("?1 = ?1", 0),
-            Selection::Recent(since) => ("ended IS NULL OR ended > ?1", since.0),
-        };
-        let sql = format!("{JOBS} WHERE {condition} ORDER BY id");
-        self.rows(&sql, [since], read_job)
+    pub fn jobs(&self, since: Moment) -> Result<Vec<Job>, StoreError> {
+        let sql = format!("{JOBS} WHERE ended IS NULL OR ended > ?1 ORDER BY id");
+        self.rows(&sql, [since.0], read_job)
     }
 
     /// A piece of the list of jobs, the newest first.
@@ -152,7 +149,7 @@ impl Store {
             newest = self.rows(&newest_sql(), (before, length_max), read_job)?;
         }
         for state in states {
-            let parameters = (state.word(), before, length_max);
+            let parameters = (state.as_ref(), before, length_max);
             newest.extend(self.rows(&newest_in_state_sql(), parameters, read_job)?);
         }
         newest.sort_unstable_by_key(|job| Reverse(job.id));
@@ -221,40 +218,25 @@ impl Store {
         self.rows(sql, (id.0, after, length_max), read_event)
     }
 
-    /// Visits the jobs that may begin, the most urgent first, until `visit` returns false.
+    /// Visits the jobs that may begin, or only those that watch their sources, the most urgent first.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn queued(&self, visit: impl FnMut(QueuedJob) -> bool) -> Result<(), StoreError> {
-        self.visit_queued("1", visit)
-    }
-
-    /// Visits those of them that watch their sources, in the same way.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn queued_to_watch(&self, visit: impl FnMut(QueuedJob) -> bool) -> Result<(), StoreError> {
-        // `--watch` and the NUL behind it
-        self.visit_queued("instr(arguments, x'2d2d776174636800') > 0", visit)
-    }
-
-    fn visit_queued(
+    pub fn queued(
         &self,
-        condition: &str,
-        mut visit: impl FnMut(QueuedJob) -> bool,
+        which: Queued,
+        mut visit: impl FnMut(QueuedJob),
     ) -> Result<(), StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare(&format!(
-                "SELECT {QUEUED} FROM jobs WHERE state = 'queued' AND {condition} ORDER BY priority DESC, id"
-            ))?;
-            let mut rows = found.query(())?;
-            while let Some(row) = rows.next()? {
-                if !visit(read_queued(row)?) {
-                    break;
-                }
-            }
-            Ok(())
-        })
+        let condition = match which {
+            Queued::All => "1",
+            // `--watch` and the NUL behind it
+            Queued::ToWatch => "instr(arguments, x'2d2d776174636800') > 0",
+        };
+        let sql = format!(
+            "SELECT {QUEUED} FROM jobs WHERE state = 'queued' AND {condition} ORDER BY priority DESC, id"
+        );
+        self.rows(&sql, (), |row| read_queued(row).map(&mut visit))
+            .map(drop)
     }
 
     /// The jobs that are running.

@@ -25,9 +25,9 @@ pub(super) fn take(
     let ended = next.is_final().then_some(now.0);
     transaction.execute(
         "UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1",
-        params![id.0, next.word(), ended, message],
+        params![id.0, next.as_ref(), ended, message],
     )?;
-    let number = add_event(transaction, id, next.word(), message, now)?;
+    let number = add_event(transaction, id, next.as_ref(), message, now)?;
     if next.is_final() {
         notify(transaction, number, now)?;
     }

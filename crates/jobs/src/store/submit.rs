@@ -64,15 +64,7 @@ impl Store {
             if !state_of(transaction, id)?.is_some_and(State::is_final) {
                 return Ok(Err(StoreError::NotEnded(id)));
             }
-            Ok(Ok(again(
-                transaction,
-                id,
-                Again {
-                    not_before: None,
-                    schedule: None,
-                },
-                now,
-            )?))
+            Ok(Ok(again(transaction, id, None, now)?))
         })
     }
 }
@@ -117,7 +109,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
         params![
             job.submission,
             job.label,
-            state.word(),
+            state.as_ref(),
             job.work.arguments.to_bytes(),
             job.work.directory.as_os_str().as_bytes(),
             job.work.environment.to_bytes(),
@@ -153,23 +145,20 @@ fn waits_for(after: &[JobId]) -> Option<String> {
     (!after.is_empty()).then(|| format!("after job {numbers}"))
 }
 
-/// The terms of a job that does another one again.
-pub(super) struct Again<'a> {
-    pub(super) not_before: Option<Moment>,
-    pub(super) schedule: Option<&'a str>,
+/// The next run of a schedule.
+pub(super) struct NextRun {
+    pub(super) schedule: String,
+    pub(super) time: Moment,
 }
 
-/// Makes a job that does another one again.
+/// Makes a job that does another one again: at once, or as the next run of its schedule.
 pub(super) fn again(
     transaction: &Transaction<'_>,
     id: JobId,
-    Again {
-        not_before,
-        schedule,
-    }: Again<'_>,
+    next: Option<&NextRun>,
     now: Moment,
 ) -> rusqlite::Result<JobId> {
-    let state = if not_before.is_none() {
+    let state = if next.is_none() {
         State::Queued
     } else {
         State::Waiting
@@ -180,7 +169,7 @@ pub(super) fn again(
          SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline,
              notify, id
          FROM jobs WHERE id = ?1",
-        params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule],
+        params![id.0, state.as_ref(), now.0, next.map(|next| next.time.0), next.map(|next| &next.schedule)],
     )?;
     let new = JobId(transaction.last_insert_rowid());
     add_event(transaction, new, "submitted", None, now)?;

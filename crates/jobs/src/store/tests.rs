@@ -220,7 +220,7 @@ fn the_same_submission_is_the_same_job() {
         site.store.submit(&elsewhere, START),
         Err(StoreError::OtherSubmission { .. })
     ));
-    assert_eq!(site.store.jobs(Selection::All).unwrap().len(), 1);
+    assert_eq!(site.store.jobs(Moment::FIRST).unwrap().len(), 1);
 }
 
 #[test]
@@ -434,10 +434,7 @@ fn urgent_jobs_come_first() {
     }
     let mut order = Vec::new();
     site.store
-        .queued(|job| {
-            order.push(job.target);
-            true
-        })
+        .queued(Queued::All, |job| order.push(job.target))
         .unwrap();
     assert_eq!(order, ["h:b", "h:d", "h:a", "h:c"]);
     let mut watches = job("w");
@@ -445,10 +442,9 @@ fn urgent_jobs_come_first() {
     let id = site.submit(&watches);
     let mut found = Vec::new();
     site.store
-        .queued_to_watch(|job| {
+        .queued(Queued::ToWatch, |job| {
             assert!(job.watches);
             found.push(job.id);
-            true
         })
         .unwrap();
     assert_eq!(found, [id]);
@@ -650,7 +646,7 @@ fn a_full_disk_changes_nothing_and_is_reported() {
         matches!(error, StoreError::Full { .. }) && error.is_passing(),
         "{error}"
     );
-    assert_eq!(site.store.jobs(Selection::All).unwrap(), []);
+    assert_eq!(site.store.jobs(Moment::FIRST).unwrap(), []);
     site.store.check().unwrap();
 }
 

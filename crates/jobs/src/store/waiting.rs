@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 use super::Store;
 use super::notifications::notify;
 use super::step::{add_event, state_of, take};
-use super::submit::{Again, again};
+use super::submit::{NextRun, again};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
@@ -132,16 +132,8 @@ pub(super) fn do_again(
     id: JobId,
     now: Moment,
 ) -> rusqlite::Result<()> {
-    if let Some((typed, next)) = next_run(transaction, id, now)? {
-        again(
-            transaction,
-            id,
-            Again {
-                not_before: Some(next),
-                schedule: Some(&typed),
-            },
-            now,
-        )?;
+    if let Some(next) = next_run(transaction, id, now)? {
+        again(transaction, id, Some(&next), now)?;
     }
     Ok(())
 }
@@ -166,16 +158,15 @@ fn next_run(
     transaction: &Transaction<'_>,
     id: JobId,
     now: Moment,
-) -> rusqlite::Result<Option<(String, Moment)>> {
+) -> rusqlite::Result<Option<NextRun>> {
     let sql = "SELECT schedule FROM jobs WHERE id = ?1";
-    let Some(typed): Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))? else {
+    let Some(schedule): Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))?
+    else {
         return Ok(None);
     };
-    let next = typed
-        .parse::<Schedule>()
-        .ok()
-        .and_then(|schedule| schedule.next(now));
-    Ok(next.map(|next| (typed, next)))
+    let parsed = schedule.parse::<Schedule>().ok();
+    let time = parsed.and_then(|schedule| schedule.next(now));
+    Ok(time.map(|time| NextRun { schedule, time }))
 }
 
 /// A job that has to be done before this one and never will be.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use zmove_jobs::{Job, Moment, Place, Selection, State, Store};
+use zmove_jobs::{Job, Moment, Place, State, Store};
 
 use crate::args::{JobsArgs, JobsCommand};
 use crate::commands::submit::go_on;
@@ -30,13 +30,13 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
 
 fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()> {
     go_on(place, store)?;
-    let selection = if args.all {
-        Selection::All
+    let since = if args.all {
+        Moment::FIRST
     } else {
-        Selection::Recent(now.before(RECENT))
+        now.before(RECENT)
     };
     let is_asked_for = |job: &Job| args.state.is_empty() || args.state.contains(&job.state);
-    let jobs = store.jobs(selection)?.into_iter().filter(is_asked_for);
+    let jobs = store.jobs(since)?.into_iter().filter(is_asked_for);
     let rows: Vec<_> = jobs.map(|job| Row::of(place, job)).collect();
     if args.json {
         let lines: String = rows
@@ -78,7 +78,7 @@ fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Resu
         "forgot {}",
         counted(forgotten.len() as u64, "job")
     ));
-    let kept = store.jobs(Selection::All)?;
+    let kept = store.jobs(Moment::FIRST)?;
     if !kept.is_empty() {
         terminal::say(kept_for(
             kept.iter().map(|job| job.ended),

@@ -122,7 +122,7 @@ pub(crate) fn tell_end(
             Some(_) => Party::Node,
             None => Party::Receiver,
         };
-        let by = counted(led.served as u64, party.word());
+        let by = counted(led.served as u64, party.as_ref());
         let text = as_text(&summary, &ended, &by, took_part);
         terminal::print_lines(&(text + &summary::extras(&summary, args)));
     } else {

@@ -227,7 +227,7 @@ pub(crate) fn taking_part(
         let of_others = percent_of_others.map_or_else(String::new, |percent| {
             format!(", {percent} % of the others")
         });
-        let state = state.word();
+        let state = state.as_ref();
         format!(
             "  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}",
             counted(*files, "file")
@@ -235,7 +235,7 @@ pub(crate) fn taking_part(
     };
     let more =
         (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
-    let first = format!("{}, {waiting}:", counted(*count, kind.word()));
+    let first = format!("{}, {waiting}:", counted(*count, kind.as_ref()));
     let receivers_head = (!receivers.is_empty()).then(|| "their receivers:".to_owned());
     std::iter::once(first)
         .chain(nodes.iter().map(line))
@@ -280,10 +280,10 @@ fn notification_as_json(notification: &Notification) -> Value {
     } = notification;
     let waits = *state == NotificationState::Waiting;
     json!({
-        "method": method.word(),
+        "method": method.as_ref(),
         "event": event.kind,
         "number": event.number,
-        "state": state.word(),
+        "state": state.as_ref(),
         "tries": tries,
         "due": waits.then_some(due),
         "error": error,

@@ -189,7 +189,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
         site.run(first, &ended(AttemptVerdict::Fatal), now),
         State::Failed
     );
-    let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
+    let live: Vec<_> = site.store.jobs(now).unwrap();
     let [next] = &live[..] else {
         panic!("{live:?}")
     };
@@ -201,7 +201,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     let next = next.id;
     site.store.cancel(next, now).unwrap();
     assert_eq!(
-        site.store.jobs(Selection::Recent(now)).unwrap(),
+        site.store.jobs(now).unwrap(),
         [],
         "a schedule ends with its job"
     );
@@ -215,11 +215,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
         .settle(running, 1, &ended(AttemptVerdict::Passing), now)
         .unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
-    assert_eq!(
-        site.store.jobs(Selection::Recent(now)).unwrap(),
-        [],
-        "also while it runs"
-    );
+    assert_eq!(site.store.jobs(now).unwrap(), [], "also while it runs");
 }
 
 #[test]
@@ -252,7 +248,7 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     });
     site.store.cancel(needed, now).unwrap();
     assert_eq!(site.release(now).unwrap().ended, 1);
-    let live = site.store.jobs(Selection::Recent(now)).unwrap();
+    let live = site.store.jobs(now).unwrap();
     let mut before: Vec<_> = live.iter().filter_map(|next| next.previous).collect();
     before.sort_unstable();
     assert_eq!(before, [expiring, vain]);
