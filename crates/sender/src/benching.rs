@@ -12,7 +12,6 @@ use zmove_types::{FileId, GROUP_BYTES};
 
 use crate::plan::pack::{Pack, PackEntry, PackSizes, Packer};
 use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
-use crate::push::config::SenderConfig;
 use crate::read::source::{LargeSource, SourceDirectory};
 
 /// The work that a reader has taken out of the plan.
@@ -54,7 +53,7 @@ pub fn plan(batches: Vec<EntryBatch>) -> Planned {
 }
 
 fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
-    let mut packer = Packer::new(SenderConfig::default().batch_files_max, PackSizes::ForLanes);
+    let mut packer = Packer::new(PackSizes::ForLanes);
     let push = |pack: Pack| {
         let entries = pack.entry_count();
         plan.push_pack(pack, entries)

@@ -174,6 +174,10 @@ impl PackSizes {
 }
 
 const RAMP_DOUBLINGS_MAX: u32 = 16;
+/// The maximum number of entries in one pack. More cost less per file, fewer spread a small tree over more lanes and
+/// writers.
+const ENTRIES_MAX: usize = 1024;
+const _: () = assert!(ENTRIES_MAX <= BATCH_ENTRIES_MAX);
 /// The number of directories that a pack holds open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
 
@@ -196,14 +200,11 @@ struct PackLoad {
 }
 
 impl Packer {
-    /// A packer of at most `entries_max` entries a pack.
-    pub(crate) fn new(entries_max: usize, pack_sizes: PackSizes) -> Self {
-        let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
-        let load = PackLoad::default();
+    pub(crate) fn new(pack_sizes: PackSizes) -> Self {
         Self {
             groups: Vec::new(),
-            load,
-            entries_max,
+            load: PackLoad::default(),
+            entries_max: ENTRIES_MAX,
             pack_sizes,
             packs_made: 0,
         }
@@ -446,7 +447,8 @@ mod tests {
         let scan = scan(vec![root], &ScanConfig::default());
         let mut packer = Packer {
             packs_made: RAMP_DOUBLINGS_MAX,
-            ..Packer::new(entries_max, PackSizes::Within)
+            entries_max,
+            ..Packer::new(PackSizes::Within)
         };
         let mut packs = Vec::new();
         for item in scan.receiver() {
@@ -544,7 +546,7 @@ mod tests {
         };
         let batches: Vec<_> = scan.receiver().iter().filter_map(batch).collect();
         let sizes = |pack_sizes| {
-            let mut packer = Packer::new(1024, pack_sizes);
+            let mut packer = Packer::new(pack_sizes);
             let all = batches.iter().flat_map(|batch| {
                 let directory = SourceDirectory::held_open(&batch.directory);
                 batch

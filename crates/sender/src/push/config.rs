@@ -22,9 +22,6 @@ pub struct SenderConfig {
     /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. With more than 16 lanes there are as many
     /// as lanes and 8 more. Memory at worst: 4 MiB each.
     pub buffers_max: usize,
-    /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
-    /// more lanes and writers. At most 2048.
-    pub batch_files_max: usize,
     /// The sizes of the first and the last packs. Default: for lanes.
     pub pack_sizes: PackSizes,
     /// How the sources are walked.
@@ -68,7 +65,6 @@ impl Default for SenderConfig {
             readers: cores().clamp(2, 16),
             readers_max: 32,
             buffers_max: 24,
-            batch_files_max: 1024,
             pack_sizes: PackSizes::ForLanes,
             scan: ScanConfig::default(),
             owners: Owners::default(),

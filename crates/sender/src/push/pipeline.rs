@@ -77,7 +77,7 @@ impl Pipeline {
             pool,
             config,
         };
-        let packer = Packer::new(pipeline.config.batch_files_max, pipeline.config.pack_sizes);
+        let packer = Packer::new(pipeline.config.pack_sizes);
         let planning = move || plan_all(&session, packer, &scan, &replies, &task);
         let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
         let wanted = pipeline.config.readers;

@@ -24,7 +24,7 @@ pub(crate) fn inspect_all(
 ) {
     let mut planner = Planner {
         listing: Some(Listing::new(session, task.mirror.is_some(), hashing)),
-        ..Planner::new(session, task, Packer::new(1, PackSizes::Within))
+        ..Planner::new(session, task, Packer::new(PackSizes::Within))
     };
     let mut inputs = Inputs {
         replies,
