@@ -58,8 +58,8 @@ pub use access::Access;
 pub use connection::BrokerState;
 pub use local::{ARGUMENTS, LocalBroker, LocalServer, program};
 pub use notices::{
-    GrantNotice, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart, NodeState,
-    Notice, NoticeBoard, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    GrantNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart, NodeState, Notice,
+    NoticeBoard, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Direct, FileIo, StorageEngine, StorageMemory, cores};
 use zmove_scan::{ScanConfig, unfinished};
@@ -103,7 +104,7 @@ impl Default for Owners {
 }
 
 /// What entries get where their own is not kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instead {
     /// The modification time of all of them. Default: each its own.
     pub mtime: Option<Timestamp>,

@@ -55,7 +55,7 @@ impl<'a> ClusterPush<'a> {
             words: typed.map(OsStringExt::into_vec).collect(),
             nodes: BTreeMap::from([(host_name(), 0)]),
             reader: node_sources::reader(),
-            instead: node_sources::instead_notice(job.config.instead),
+            instead: job.config.instead,
             ..JobNotice::default()
         };
         if !notice.fits() {

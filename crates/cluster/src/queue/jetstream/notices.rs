@@ -19,7 +19,8 @@ use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
-use zmove_types::{Hex, SharedJobId, Timestamp};
+use zmove_sender::Instead;
+use zmove_types::{Hex, SharedJobId};
 use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
 use super::access::Access;
@@ -111,7 +112,7 @@ pub struct JobNotice {
     /// What the head may read.
     pub reader: Reader,
     /// What entries get where their own is not kept: the same, whoever sends them.
-    pub instead: InsteadNotice,
+    pub instead: Instead,
     /// The queue, the nodes and the receivers as the head sees them: `nodes` of `docs/schema/job.json`.
     pub shown: String,
 }
@@ -125,15 +126,6 @@ pub struct Reader {
     pub groups: BTreeSet<u32>,
     /// Whether modes keep nothing from this reader, as from root.
     pub reads_all: bool,
-}
-
-/// What entries get where their own is not kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InsteadNotice {
-    /// The modification time.
-    pub mtime: Option<Timestamp>,
-    /// The umask.
-    pub umask: Option<u32>,
 }
 
 impl JobNotice {

@@ -17,7 +17,7 @@ use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 use zmove_wire::TransferProgress;
 
-use super::sources::{compare, instead_of, mount_points, not_as_there, path_of, reader};
+use super::sources::{compare, mount_points, not_as_there, path_of, reader};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::submit::described;
 use crate::commands::{cluster_push, shared_job};
@@ -135,7 +135,7 @@ fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receive
     let mut job = shared_job::job(&settings, &sources, notice.id())?;
     job.view = View::Follows;
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
-    job.config.instead = instead_of(notice.instead);
+    job.config.instead = notice.instead;
     let receivers = cluster_push::receivers(&settings, cluster)?;
     Ok((job, receivers, settings.args.timeout.0))
 }

@@ -19,13 +19,10 @@ use rustix::thread::{CapabilitySet, capabilities};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use zmove_cluster::SharedJob;
-use zmove_cluster::jetstream::{
-    InsteadNotice, JobNotice, Reader, SourceMark, SourceNotice, TELL_EVERY,
-};
+use zmove_cluster::jetstream::{JobNotice, Reader, SourceMark, SourceNotice, TELL_EVERY};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
-use zmove_sender::Instead;
 use zmove_types::{Escaped, RelPath};
 
 /// The sources as the head sees them, from a directory.
@@ -210,16 +207,6 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
     let mountinfo = mountinfo();
     let mut all = head.sources.iter().chain(&head.mounts);
     all.try_for_each(|there| compare_source(there, &mountinfo))
-}
-
-/// What entries get where their own is not kept, as all nodes are told.
-pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice {
-    InsteadNotice { mtime, umask }
-}
-
-/// The same, as a node is told.
-pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Instead {
-    Instead { mtime, umask }
 }
 
 /// The paths on which something is mounted at the head.
