@@ -26,8 +26,8 @@ use zmove_receiver::{
     NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
     run_session,
 };
-use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Standing, Summary};
-use zmove_transport::{LaneError, LaneSource};
+use zmove_sender::{LaneNumber, LaneSupply, Link, Manifest, SessionFate, Standing, Summary};
+use zmove_transport::{LaneError, LaneSource, PathProbe};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
@@ -35,9 +35,8 @@ use zmove_wire::{
     ToSource, WireError,
 };
 
-use crate::connecting::dial::{Connected, Dialled, Transferred};
+use crate::connecting::dial::{Reached, Transferred};
 use crate::error::{PullError, PushError};
-use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
 use asking::ask;
 use conversation::{Between, Ended, converse};
@@ -132,45 +131,24 @@ impl RemotePull<'_> {
         self.sender.run(&mut sessions, stop).await
     }
 
-    async fn session(
-        &self,
-        run: &mut PullRun,
-        until: Option<tokio::time::Instant>,
-        mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Transferred, PushError> {
-        let connector = &self.sender.connector;
-        let connected = tokio::select! {
-            connected = connector.connect_as::<Box<dyn LaneSource>>(None) => connected?,
-            () = moment(until) => return Err(PullError::Silent.into()),
-            () = &mut stop => return Err(PullError::Interrupted.into()),
-        };
-        let Connected { dialled, route } = connected;
-        run.started += route.asked();
-        connector.listener.hear(&Notice::SessionBegins {
-            transfer: Some(dialled.transfer),
-        });
-        let received = self.receive(run, dialled, stop).await;
-        route.close().await;
-        let summary = received.map_err(|error| route.cause(error.into()))?;
-        Ok(route.finish(summary, connector.listener).await)
-    }
-
     /// Asks the host to send, and receives.
     async fn receive(
         &self,
         run: &mut PullRun,
-        dialled: Dialled<Box<dyn LaneSource>>,
+        link: Link<Box<dyn LaneSource>>,
+        connection: PathProbe,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Summary, PullError> {
         let session_started = Instant::now();
-        let Dialled {
+        let Link {
             transfer,
             cipher,
             control: (reader, writer),
-            connection,
             lanes,
             supply,
-        } = dialled;
+            ..
+        } = link;
+        let supply = supply.expect("this side dials more lanes");
         let run_id = *run.id.get_or_insert(transfer.0);
         let (fetch, own_open) = self.order(run_id, lane_order(&supply)).await;
         let wanted = ToSource::Fetch(Box::new(fetch));
@@ -547,9 +525,24 @@ impl Sessions for PullSessions<'_, '_> {
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,
-        stop: Pin<&mut S>,
+        mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
-        self.of.session(self.run, until, stop).await
+        let connector = &self.of.sender.connector;
+        let Reached {
+            link,
+            connection,
+            route,
+        } = tokio::select! {
+            reached = connector.connect(None) => reached?,
+            () = moment(until) => return Err(PullError::Silent.into()),
+            () = &mut stop => return Err(PullError::Interrupted.into()),
+        };
+        connector.begin_session(&link);
+        self.run.started += route.asked();
+        let received = self.of.receive(self.run, link, connection, stop).await;
+        route
+            .finish(received.map_err(PushError::from), connector.listener)
+            .await
     }
 
     fn standing(&mut self) -> &mut Standing {

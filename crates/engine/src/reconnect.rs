@@ -10,13 +10,12 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use zmove_sender::{
-    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Standing,
+    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Standing, Summary,
 };
 use zmove_types::Observer;
 
-use crate::connecting::dial::Transferred;
+use crate::connecting::dial::{Reached, Transferred};
 use crate::error::{BoxError, PushError};
-use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
 
 /// All that each session of a push to another host needs.
@@ -69,47 +68,27 @@ impl RemotePush<'_> {
         self.receiver.run(&mut sessions, stop).await
     }
 
-    /// Runs one session; without a `push` the walk of the sources begins when the receiver has been reached.
-    async fn session(
+    /// Pushes over these connections; without a `push` the walk of the sources begins now.
+    async fn push_over(
         &self,
+        link: Link,
         push: Option<Push>,
-        need: &Need,
         run: &mut Run,
-        until: Option<Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Transferred, PushError> {
-        let connector = &self.receiver.connector;
-        let reached = tokio::select! {
-            reached = connector.connect(Some(need)) => reached?,
-            () = moment(until) => return Err(SessionError::Silent.into()),
-            () = &mut stop => return Err(SessionError::Interrupted.into()),
-        };
-        connector.listener.hear(&Notice::SessionBegins {
-            transfer: Some(reached.link.transfer),
-        });
-        let asked = reached.route.asked();
-        run.leave_out(asked);
+    ) -> Result<Summary, PushError> {
         let push = match push {
-            Some(push) => Ok(push.without(asked)),
+            Some(push) => push,
             None => tokio::select! {
-                push = self.start_again(run) => push,
-                () = &mut stop => Err(SessionError::Interrupted.into()),
+                push = self.start_again(run) => push?,
+                () = &mut stop => return Err(SessionError::Interrupted.into()),
             },
         };
-        let pushed = match push {
-            Ok(push) => {
-                let link = Link {
-                    quota: self.quota.clone(),
-                    ..reached.link
-                };
-                let pushing = Box::pin(push.run(run, link, Arc::clone(&self.observer), stop));
-                pushing.await.map_err(PushError::from)
-            }
-            Err(error) => Err(error),
+        let link = Link {
+            quota: self.quota.clone(),
+            ..link
         };
-        reached.route.close().await;
-        let summary = pushed.map_err(|error| reached.route.cause(error))?;
-        Ok(reached.route.finish(summary, connector.listener).await)
+        let pushing = Box::pin(push.run(run, link, Arc::clone(&self.observer), stop));
+        Ok(pushing.await?)
     }
 
     async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
@@ -138,11 +117,20 @@ impl Sessions for PushSessions<'_, '_> {
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<Instant>,
-        stop: Pin<&mut S>,
+        mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
-        self.of
-            .session(self.push.take(), &self.need, self.run, until, stop)
-            .await
+        let connector = &self.of.receiver.connector;
+        let Reached { link, route, .. } = tokio::select! {
+            reached = connector.connect(Some(&self.need)) => reached?,
+            () = moment(until) => return Err(SessionError::Silent.into()),
+            () = &mut stop => return Err(SessionError::Interrupted.into()),
+        };
+        connector.begin_session(&link);
+        let asked = route.asked();
+        self.run.leave_out(asked);
+        let push = self.push.take().map(|push| push.without(asked));
+        let pushed = self.of.push_over(link, push, self.run, stop).await;
+        route.finish(pushed, connector.listener).await
     }
 
     fn standing(&mut self) -> &mut Standing {

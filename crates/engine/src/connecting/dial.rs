@@ -9,18 +9,17 @@ mod plan;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_sender::{Learnt, Link, Need, NoQuota, Summary};
+use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{
     BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity,
-    KnownHosts, PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
+    KnownHosts, LaneSink, PathEnds, PathProbe, Reach, Resumption, SavedWindow, Transport,
+    TransportChoice,
 };
 
 use self::host_key::HostKey;
 use self::lanes::dial_all;
-pub(crate) use self::lanes::{Dialled, LaneEnd};
 use self::path_watch::PathWatch;
 use self::plan::LanePlan;
 use crate::connecting::location::{Login, Remote};
@@ -32,6 +31,7 @@ use crate::notice::{Listener, Notice};
 
 use machine::{lanes_for, quic_lanes};
 
+pub use self::lanes::LaneEnd;
 pub use machine::{LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, lanes_for_machine};
 
 /// All that it takes to reach a receiver.
@@ -47,20 +47,15 @@ pub struct Connector<'a> {
     pub listener: &'a dyn Listener,
 }
 
-/// A receiver that has been reached.
+/// A host that has been reached, with lanes of which this side has the ends `L`: those on which it sends, as a rule.
 #[derive(Debug)]
-pub struct Reached {
+pub struct Reached<L = Box<dyn LaneSink>> {
     /// The control connection and the lanes; lanes go on coming up.
-    pub link: Link,
+    pub link: Link<L>,
+    /// A probe of the control connection.
+    pub(crate) connection: PathProbe,
     /// The path that was taken.
     pub route: Route,
-}
-
-/// A host that has been reached, whichever way the lanes go: [`Reached`] for those on which this side sends.
-#[derive(Debug)]
-pub(crate) struct Connected<L> {
-    pub(crate) dialled: Dialled<L>,
-    pub(crate) route: Route,
 }
 
 /// The path that was taken: to be closed when the session is over, and to be remembered.
@@ -100,25 +95,10 @@ impl Connector<'_> {
     ///
     /// # Errors
     /// The receiver cannot be reached, is not the one that was meant, or this side's own keys cannot be used.
-    pub async fn connect(&self, need: Option<&Need>) -> Result<Reached, ConnectError> {
-        let Connected { dialled, route } = self.connect_as(need).await?;
-        let link = Link {
-            transfer: dialled.transfer,
-            cipher: dialled.cipher,
-            control: dialled.control,
-            lanes: dialled.lanes,
-            supply: Some(dialled.supply),
-            relay: None,
-            quota: Arc::new(NoQuota),
-        };
-        Ok(Reached { link, route })
-    }
-
-    /// Connects like [`connect`](Self::connect), with lanes of which this side has the end `L`.
-    pub(crate) async fn connect_as<L: LaneEnd>(
+    pub async fn connect<L: LaneEnd>(
         &self,
         need: Option<&Need>,
-    ) -> Result<Connected<L>, ConnectError> {
+    ) -> Result<Reached<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
             None => self
@@ -159,6 +139,13 @@ impl Connector<'_> {
         Ok((channel, dialler))
     }
 
+    /// Tells that a session begins over these connections.
+    pub(crate) fn begin_session<L>(&self, link: &Link<L>) {
+        self.listener.hear(&Notice::SessionBegins {
+            transfer: Some(link.transfer),
+        });
+    }
+
     /// The key by which this side proves itself.
     fn identity(&self) -> Result<Identity, ConnectError> {
         let identity = match &self.settings.identity {
@@ -186,7 +173,7 @@ impl Connector<'_> {
     async fn connect_to_daemon<L: LaneEnd>(
         &self,
         need: Option<&Need>,
-    ) -> Result<Connected<L>, ConnectError> {
+    ) -> Result<Reached<L>, ConnectError> {
         let remote = self.remote;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
@@ -232,7 +219,7 @@ impl Connector<'_> {
         &self,
         login: &Login,
         need: Option<&Need>,
-    ) -> Result<Connected<L>, ConnectError> {
+    ) -> Result<Reached<L>, ConnectError> {
         let SshReceiver {
             identity,
             key,
@@ -246,10 +233,10 @@ impl Connector<'_> {
         let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
         match self.reach_by(dialler, known, need).await {
-            Ok(mut connected) => {
-                connected.route.ssh = Some(session);
-                connected.route.asked = asked;
-                Ok(connected)
+            Ok(mut reached) => {
+                reached.route.ssh = Some(session);
+                reached.route.asked = asked;
+                Ok(reached)
             }
             Err(error) => Err(ConnectError::BehindSsh {
                 host,
@@ -314,14 +301,14 @@ impl Connector<'_> {
         dialler: ChannelDialler,
         recalled: Recalled,
         need: Option<&Need>,
-    ) -> Result<Connected<L>, ConnectError> {
+    ) -> Result<Reached<L>, ConnectError> {
         if self.settings.path_check == PathCheck::First {
             dialler.check_path().await;
         }
         let plan = LanePlan::new(self.settings, &recalled, need.cloned());
-        let connected = dial_all(dialler, self.settings, plan, recalled).await?;
-        self.tell_of_black_hole(&connected.route.dialler);
-        Ok(connected)
+        let reached = dial_all(dialler, self.settings, plan, recalled).await?;
+        self.tell_of_black_hole(&reached.route.dialler);
+        Ok(reached)
     }
 
     /// Reports that segments have been limited before or during the handshake.
@@ -383,7 +370,7 @@ impl Route {
     }
 
     /// The cause of a session's end: a loss of connections may be due to a black hole.
-    pub(crate) fn cause(&self, error: PushError) -> PushError {
+    fn cause(&self, error: PushError) -> PushError {
         match self.black_hole() {
             Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
             _ => error,
@@ -397,17 +384,24 @@ impl Route {
         }
     }
 
-    /// Ends a session that has ended well, and keeps what it has learnt.
-    pub(crate) async fn finish(self, summary: Summary, listener: &dyn Listener) -> Transferred {
+    /// Closes the connections of a session that has ended like this. Keeps what one has learnt that has ended well, and
+    /// lets a receiver that ssh has started come to its end.
+    pub(crate) async fn finish(
+        self,
+        ended: Result<Summary, PushError>,
+        listener: &dyn Listener,
+    ) -> Result<Transferred, PushError> {
+        self.close().await;
+        let summary = ended.map_err(|error| self.cause(error))?;
         let resumption = self.dialler.resumption();
         self.learn(&summary, resumption, listener);
         let transport = self.transport;
         self.end().await;
-        Transferred {
+        Ok(Transferred {
             summary,
             transport,
             resumption,
-        }
+        })
     }
 
     /// Keeps what a session has learnt.

@@ -13,9 +13,9 @@ use crate::control::not_opened;
 use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
-/// The connections to the receiver: control and lanes.
+/// The connections to the other side: control and lanes, of which this side has the ends `L`.
 #[derive(Debug)]
-pub struct Link {
+pub struct Link<L = Box<dyn LaneSink>> {
     /// The transfer's id, as the lanes have sent it.
     pub transfer: TransferId,
     /// The cipher of the lanes, as they have sent it.
@@ -23,7 +23,7 @@ pub struct Link {
     /// The control connection, on which nothing has been sent; where the receiver has dialled, both have greeted.
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is the reason why one did not come up.
-    pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    pub lanes: mpsc::Receiver<Result<L, LaneError>>,
     /// The supply of further lanes; `None` where there can be none.
     pub supply: Option<LaneSupply>,
     /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.

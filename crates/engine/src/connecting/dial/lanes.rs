@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
+use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer, NoQuota};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError,
-    LaneError, LaneSink, LaneSource, PathEnds, PathProbe, SharedRate, Transport, control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, DialError, LaneError, LaneSink, LaneSource,
+    PathEnds, PathProbe, SharedRate, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -20,7 +20,7 @@ use zmove_wire::{Cipher, Greeting, Role};
 use super::machine::{lanes_for, quic_lanes};
 use super::path_watch::PathWatch;
 use super::plan::LanePlan;
-use super::{Connected, Recalled, Route};
+use super::{Reached, Recalled, Route};
 use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
@@ -31,7 +31,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     settings: &DialSettings,
     plan: LanePlan,
     recalled: Recalled,
-) -> Result<Connected<L>, ConnectError> {
+) -> Result<Reached<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
     let lane = |number| DialledLane::new(number, transfer, cipher);
@@ -76,23 +76,25 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let later = dial_more(dialler.clone(), settings.more, next, lanes_in, wanted);
     tokio::spawn(later);
     let ends = PathEnds::towards(channel.address()).ok();
-    let dialled = Dialled {
+    let connection = channel.probe();
+    let link = Link {
         transfer,
         cipher,
-        connection: channel.probe(),
         control: control_pair(channel),
         lanes,
-        supply: LaneSupply {
+        supply: Some(LaneSupply {
             more,
             asked: count,
             again: 0,
             number,
             congestion,
-        },
+        }),
+        relay: None,
+        quota: Arc::new(NoQuota),
     };
     let route = Route {
         transport,
-        watch: PathWatch::start(dialler.clone(), dialled.connection.clone()),
+        watch: PathWatch::start(dialler.clone(), connection.clone()),
         dialler,
         ssh: None,
         recalled,
@@ -101,7 +103,11 @@ pub(super) async fn dial_all<L: LaneEnd>(
         limited: settings.limit.is_some(),
         asked: Duration::ZERO,
     };
-    Ok(Connected { dialled, route })
+    Ok(Reached {
+        link,
+        connection,
+        route,
+    })
 }
 
 /// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
@@ -139,21 +145,12 @@ async fn dial_more<L: LaneEnd>(
 
 type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
 
-/// Connections that have been dialled, of which `L` is this side's end of a lane.
-#[derive(Debug)]
-pub(crate) struct Dialled<L> {
-    pub(crate) transfer: TransferId,
-    pub(crate) cipher: Cipher,
-    pub(crate) control: (ControlReader, ControlWriter),
-    /// A probe of the control connection.
-    pub(crate) connection: PathProbe,
-    pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
-    pub(crate) supply: LaneSupply,
-}
-
 /// An end of a lane that is made of a connection which this side has dialled.
-pub(crate) trait LaneEnd: Send + Sized + 'static {
+pub trait LaneEnd: Send + Sized + 'static {
     /// Makes one of `lanes` lanes, after the greeting.
+    ///
+    /// # Errors
+    /// The connection cannot become a lane.
     fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
 
     /// A probe of the lane's connection.
