@@ -18,7 +18,7 @@ use zmove_types::{
     ByteCount, ByteOrigins, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root,
 };
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
-use zmove_wire::{FoundSoFar, Lack, Missed, NotKept, Opened};
+use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
 
 use self::failure::FileError;
 use self::file_ledger::{FileLedger, Unconfirmed};
@@ -196,16 +196,6 @@ impl PushAccount {
             skipped_bytes: self.totals.skipped_bytes.get(),
             all: self.has_found_all.load(Ordering::Relaxed),
         }
-    }
-
-    /// Notes what a receiver that has opened an inspection has reported, and how many sources do not exist.
-    pub(crate) fn inspects(&self, opened: Opened, sources_missing: u64) {
-        self.files().single_name = opened.single_name;
-        self.totals.scan_errors.set(sources_missing);
-        opened
-            .free_bytes
-            .into_iter()
-            .for_each(|bytes| self.target_has_free(bytes));
     }
 
     /// Notes how many bytes the target's file system has room for.

@@ -12,27 +12,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
-use zmove_types::{Event, Observer};
 use zmove_wire::{
     Greeting, Open, Opened, Refusal, RefusalCode, Summary, ToReceiver, ToSender, Waiting,
     WireError, encode_message,
 };
 
-use crate::control::relay::{Beside, HeardMessage, Last, NoQuota, PeerQuota, Relay, inbox};
+use crate::control::relay::{Beside, HeardMessage, Last, NoQuota, Relay, inbox};
 use crate::error::SessionError;
-
-/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. What it says is booked on
-/// `quota`.
-pub(crate) async fn greeted(
-    mut reader: ControlReader,
-    dialled_by: DialledBy,
-    quota: Arc<dyn PeerQuota>,
-) -> Result<Inbox<HeardMessage>, SessionError> {
-    if dialled_by == DialledBy::Sender {
-        reader.greeting().await?;
-    }
-    Ok(inbox(reader, quota))
-}
 
 /// Greets the receiver, and opens a conversation without lanes. Does not wait for a turn in the queue: a user waits for
 /// the answer.
@@ -114,20 +100,6 @@ pub(crate) fn not_opened(answer: ToSender) -> SessionError {
     }
 }
 
-/// Reports a wait to the user.
-pub(crate) fn tell_waiting(observer: &dyn Observer, waiting: &Waiting) {
-    observer.on(&Event::Waiting {
-        message: waiting.to_string(),
-    });
-}
-
-/// Reports to the user that the transfer waits for its turn, if that is what the receiver says.
-pub(crate) fn tell_if_waiting(observer: &dyn Observer, said: &ToSender) {
-    if let ToSender::Waiting(waiting) = said {
-        tell_waiting(observer, waiting);
-    }
-}
-
 /// The next message; the end of the connection is an error here.
 pub(crate) async fn receive(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??.message)
@@ -167,19 +139,15 @@ impl Speaker {
         }
     }
 
-    /// The side that has dialled.
-    pub(crate) fn dialled_by(&self) -> DialledBy {
-        if self.last.is_some() {
-            DialledBy::Receiver
-        } else {
-            DialledBy::Sender
-        }
+    /// Whether the receiver has dialled, and has greeted before.
+    pub(crate) fn was_dialled(&self) -> bool {
+        self.last.is_some()
     }
 
     /// Tells how the session has ended to a receiver that has dialled, and waits a little until the connection has
     /// ended. After a bad end any other receiver sees the end of the connection at once.
     pub(crate) async fn end(&mut self, ended: Result<&Summary, &SessionError>) {
-        let ends_in_order = ended.is_ok() || self.last.is_some();
+        let ends_in_order = ended.is_ok() || self.was_dialled();
         if let Some(last) = self.last.take() {
             last(ended);
         }
@@ -188,13 +156,6 @@ impl Speaker {
         }
         self.writing.abort();
     }
-}
-
-/// The side that has dialled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DialledBy {
-    Sender,
-    Receiver,
 }
 
 async fn write(

@@ -24,7 +24,7 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Counters, Event, Observer, RateLimit, Sample, Side};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, FoundSoFar, Intent, Limit, Open, Opened, Refusal, RefusalCode,
+    Cipher, Extraneous, Finished, FoundSoFar, Limit, Open, Opened, Refusal, RefusalCode,
     SharedJobOrder, SharedJobResult, Summary, TargetShape, TargetState, ToReceiver, ToSender,
     Waiting, WireError, out_of_order,
 };
@@ -40,11 +40,10 @@ use self::threads::Broken;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::control::link::{Link, may_begin_job};
-use crate::control::relay::{HeardMessage, PeerQuota};
+use crate::control::relay::{HeardMessage, PeerQuota, inbox};
 use crate::control::replies::EntryReply;
-use crate::control::{self, DialledBy, GOODBYE_TIMEOUT, Speaker};
+use crate::control::{self, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
-use crate::inspect;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 use crate::tune::path;
@@ -63,15 +62,11 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        if self.open.intent == Intent::Inspect {
-            return inspect::run(self, run, link, observer, stop).await;
-        }
+        // Of a shared job several sessions are at work, and an inspection publishes nothing.
+        let follows = self.open.shared_job.is_none() && !self.task.inspects;
         let open = Open {
             run: run.id(link.transfer),
-            // Of a shared job several sessions are at work.
-            earlier: run
-                .earlier_session()
-                .filter(|_| self.open.shared_job.is_none()),
+            earlier: run.earlier_session().filter(|_| follows),
             ..self.open.clone()
         };
         let echoes = Echoes::default();
@@ -116,6 +111,7 @@ impl Push {
         totals.extraneous.set(run.earlier.extraneous);
         run.files.begin(self.open.overwrite);
         *receipts.session.account.files() = std::mem::take(&mut run.files);
+        let inspects = self.task.inspects;
         let started = Pipeline::start(self.config, &receipts, self.scan, replies, self.task);
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
@@ -130,8 +126,9 @@ impl Push {
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
-            lanes_early: cipher == Cipher::Tls,
-            lanes_max: LANES_UNASKED_MAX,
+            lanes_early: cipher == Cipher::Tls && !inspects,
+            lanes_max: if inspects { 0 } else { LANES_UNASKED_MAX },
+            inspects,
             known_state,
             begins_job,
             pipeline,
@@ -168,7 +165,10 @@ struct RunningPush<'a> {
     /// Whether lanes may send before the receiver has opened the transfer: lanes in clear may not, before it agrees to
     /// that.
     lanes_early: bool,
+    /// The maximum number of lanes: none in an inspection.
     lanes_max: u16,
+    /// Whether the session only asks, and no data is sent.
+    inspects: bool,
     /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
     /// took half a round trip to come, which the files need not wait for again.
     known_state: Option<TargetState>,
@@ -195,6 +195,7 @@ impl RunningPush<'_> {
             .pipeline
             .config
             .sample_interval
+            .filter(|_| !self.inspects)
             .map(tokio::time::interval);
         let mut pings = self
             .asked
@@ -203,12 +204,12 @@ impl RunningPush<'_> {
         let mut ping = None;
         let mut before = StageReading::default();
         // a receiver that has dialled hears more, beside the transfer
-        let hears_found = self.speaker.dialled_by() == DialledBy::Sender;
+        let hears_found = !self.speaker.was_dialled() && !self.inspects;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
         loop {
             tokio::select! {
-                _ = ticks.tick() => {
+                _ = ticks.tick(), if !self.inspects => {
                     let now = StageReading::take(&self.pipeline);
                     let by = now.limit_since(&before).into();
                     self.pipeline.session.account.tell(Event::Limited { by });
@@ -255,13 +256,16 @@ impl RunningPush<'_> {
         self.inbox = Some(inbox);
         self.process = Some(opened.process);
         self.run.note_opened();
+        self.run.standing.inspects = self.inspects;
         self.need_lanes()?;
-        self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name;
         if self.known_state.is_none() {
             self.tell_state(opened.state)?;
         }
-        self.steering.begin(&self.pipeline.config, self.lanes_max);
+        if !self.inspects {
+            self.lanes_max = opened.lanes_max;
+            self.steering.begin(&self.pipeline.config, self.lanes_max);
+        }
         Ok(())
     }
 
@@ -392,11 +396,18 @@ impl RunningPush<'_> {
     /// lane that breaks now says less than the refusal that is about to come.
     async fn await_permission(
         &mut self,
-        reader: ControlReader,
+        mut reader: ControlReader,
     ) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
-        let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
+        let was_dialled = self.speaker.was_dialled();
+        let quota = self.quota.clone();
+        let greeted = async move {
+            if !was_dialled {
+                reader.greeting().await?;
+            }
+            Ok(inbox(reader, quota))
+        };
         let hear = move |said: &ToSender| match said {
             // Sending fails only when the session is over.
             ToSender::Waiting(waiting) => drop(waits_in.send(waiting.clone())),
@@ -423,7 +434,7 @@ impl RunningPush<'_> {
                         self.stand_in_line(&waiting);
                         in_line = true;
                     }
-                    if in_line && left.is_ok() {
+                    if in_line && left.is_ok() && !self.inspects {
                         while let Ok(lane) = self.lanes.try_recv() {
                             self.take_lane(Some(lane), 0);
                         }
@@ -452,7 +463,11 @@ impl RunningPush<'_> {
     /// Gives up the lanes, since the receiver takes none yet: what they had is sent by others, which are dialled when
     /// the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
-        control::tell_waiting(&*self.pipeline.session.account.observer, waiting);
+        let message = waiting.to_string();
+        self.pipeline
+            .session
+            .account
+            .tell(Event::Waiting { message });
         self.pipeline.lane_set.give_up_lanes();
         self.pipeline.tidy();
     }
@@ -475,7 +490,7 @@ impl RunningPush<'_> {
 
     /// Waits no longer for a lane that the receiver has dialled.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
-        if self.speaker.dialled_by() == DialledBy::Sender {
+        if !self.speaker.was_dialled() {
             return out_of_order("a lane that the receiver has dialled");
         }
         self.take_lane(Some(Err(LaneError::Closed)), self.lanes_max);
@@ -484,7 +499,8 @@ impl RunningPush<'_> {
 
     /// Fails where there are no lanes and none are to come: nothing would be sent.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
-        if self.steering.lanes_to_come(self.lanes_open) || self.pipeline.lane_set.lanes_up() > 0 {
+        let has_some = self.pipeline.lane_set.lanes_up() > 0;
+        if self.inspects || has_some || self.steering.lanes_to_come(self.lanes_open) {
             return Ok(());
         }
         Err(self
@@ -610,6 +626,7 @@ impl RunningPush<'_> {
             first_byte: run.earlier.first_byte.or(session.timeline.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
+            is_preview: self.inspects,
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             bottleneck: reading.times(measured, lanes, &finished).bottleneck(),
             path: reading.path,

@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile, SharedFileId};
 use zmove_types::{Event, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{
-    Compare, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver, Verdict,
+    Compare, Intent, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver, Verdict,
 };
 
 pub(crate) use self::inspecting::inspect_all;
@@ -37,6 +37,10 @@ use crate::read::source::{FileLook, SourceDirectory};
 /// The task of the planner.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
+    /// Whether nothing is sent, and the receiver is asked how all that is found differs.
+    pub(crate) inspects: bool,
+    /// Whether an inspection compares contents.
+    pub(crate) verifies: bool,
     pub(crate) compare: Compare,
     /// Whether files that stay at the target are known to be those of the source, as far as they are to be compared.
     pub(crate) compares_what_stays: bool,
@@ -55,6 +59,8 @@ impl Task {
         let compares_what_stays =
             open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
         Self {
+            inspects: open.intent == Intent::Inspect,
+            verifies: open.verify,
             compare: open.compare,
             compares_what_stays,
             mirror: None,

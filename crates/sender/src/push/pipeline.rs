@@ -1,5 +1,6 @@
 //! The stages of one push, from the scan to the lanes: started together, stopped together, joined at the end.
 
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -12,8 +13,9 @@ use zmove_wire::Limit;
 use crate::account::receipts::Receipts;
 use crate::control::replies::Replies;
 use crate::error::SessionError;
+use crate::inspect::hashing::Hashing;
 use crate::plan::pack::Packer;
-use crate::plan::planner::{Task, plan_all};
+use crate::plan::planner::{Task, inspect_all, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
 use crate::push::threads::{Broken, PushThreads};
@@ -36,7 +38,7 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the planner and the readers; lanes are added as they come up.
+    /// Starts the planner and, unless it inspects, the readers; lanes are added as they come up.
     pub(crate) fn start(
         config: SenderConfig,
         receipts: &Receipts,
@@ -73,19 +75,40 @@ impl Pipeline {
             broken,
             readers,
             threads: PushThreads::new(broken_in),
-            scan: scan.clone(),
+            scan,
             pool,
             config,
         };
-        let packer = Packer::new(pipeline.config.pack_sizes);
-        let planning = move || plan_all(&session, packer, &scan, &replies, &task);
-        let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
-        let wanted = pipeline.config.readers;
-        let started = planning
+        let readers = if task.inspects {
+            0
+        } else {
+            pipeline.config.readers
+        };
+        let started = pipeline
+            .start_planner(replies, task)
             .map_err(SessionError::Thread)
-            .and_then(|()| pipeline.set_readers(wanted));
+            .and_then(|()| pipeline.set_readers(readers));
         started.inspect_err(|_no_thread| pipeline.stop())?;
         Ok(pipeline)
+    }
+
+    /// Starts the planner, and the threads that hash for a verification.
+    fn start_planner(&mut self, replies: Replies, task: Task) -> io::Result<()> {
+        let session = Arc::clone(&self.session);
+        let scan = self.scan.clone();
+        let name = "zmove-plan".to_owned();
+        if !task.inspects {
+            let packer = Packer::new(self.config.pack_sizes);
+            let plan = move || plan_all(&session, packer, &scan, &replies, &task);
+            return self.threads.spawn(name, plan);
+        }
+        let hashing = if task.verifies {
+            Some(Hashing::start(&session, &self.config, &mut self.threads)?)
+        } else {
+            None
+        };
+        let inspect = move || inspect_all(&session, &scan, &replies, &task, hashing);
+        self.threads.spawn(name, inspect)
     }
 
     /// Starts readers up to so many, or has those beyond end after their present work. Readers that cannot be started

@@ -110,12 +110,6 @@ impl Run {
         self.started += asked;
     }
 
-    /// Notes that the receiver has opened an inspection.
-    pub(crate) fn note_inspection(&mut self) {
-        self.standing.inspects = true;
-        self.note_opened();
-    }
-
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
     /// now unless there has been one.
     pub(crate) fn first_walk(&mut self, removals: Option<&Removals>) -> Arc<FirstWalk> {

@@ -4,7 +4,7 @@ use crossbeam_channel::{Receiver, RecvError, never};
 use zmove_scan::{Entry, Scan, SharedFile};
 
 use super::{Inputs, Planner, Task};
-use crate::control::replies::{CountedReply, Replies};
+use crate::control::replies::{CountedReply, QueuedReply, Replies};
 use crate::inspect::hashing::{Done, Hashing};
 use crate::inspect::listing::Listing;
 use crate::mirror;
@@ -22,6 +22,10 @@ pub(crate) fn inspect_all(
     task: &Task,
     hashing: Option<Hashing>,
 ) {
+    // Nothing is asked before the receiver has opened the session and told the state of its target.
+    if replies.entries.recv().map(QueuedReply::take).is_err() {
+        return;
+    }
     let mut planner = Planner {
         listing: Some(Listing::new(session, task.mirror.is_some(), hashing)),
         ..Planner::new(session, task, Packer::new(PackSizes::Within))
