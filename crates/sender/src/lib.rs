@@ -23,7 +23,7 @@ mod send;
 mod tune;
 
 pub use account::failure::file_changed;
-pub use account::manifest::{Extent, Known, Manifest, Prover};
+pub use account::manifest::{Known, Manifest, Prover};
 pub use admission::ask_admission;
 pub use cleaning::{CleanEvent, clean};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};

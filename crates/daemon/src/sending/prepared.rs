@@ -7,8 +7,7 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_receiver::unless_stopped;
 use zmove_sender::{
-    Extent, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, Relay, Run, SessionError,
-    Summary,
+    LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, Relay, Run, SessionError, Summary,
 };
 use zmove_transport::blocking;
 use zmove_types::{Event, Observer};
@@ -119,9 +118,7 @@ impl Prepared {
     fn manifest(&self, relaying: &Arc<Relaying>) -> Option<Manifest> {
         self.fetch.manifest.then(|| {
             let relaying = Arc::clone(relaying);
-            Manifest::told(Extent::All, move |path, root, known| {
-                relaying.hash(path, root, known)
-            })
+            Manifest::told(move |path, root, known| relaying.hash(path, root, known))
         })
     }
 }

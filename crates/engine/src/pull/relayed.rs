@@ -210,7 +210,6 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use zmove_sender::Extent;
     use zmove_types::NoObserver;
 
     #[test]
@@ -248,7 +247,7 @@ mod tests {
     fn files_of_which_the_host_has_not_told_stand_in_the_manifest() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&lines);
-        let manifest = Manifest::told(Extent::Sent, move |path, root, known| {
+        let manifest = Manifest::told(move |path, root, known| {
             assert_eq!(known, Known::Received);
             told.lock().unwrap().push((path.to_string(), *root));
         });

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use zmove_types::{Brought, ByteOrigins, HashOnlySet, Name, Origin, RelPath, Root};
 use zmove_wire::{FrameKind, Overwrite};
 
-use crate::account::manifest::{Extent, Known, Manifest};
+use crate::account::manifest::{Known, Manifest};
 use crate::read::source::{FileLook, LargeSource};
 use crate::send::sent::{NamePart, Sent, SentFile};
 
@@ -67,11 +67,7 @@ impl FileLedger {
 
     /// Whether the manifest holds files that were at the target too.
     pub(crate) fn lists_what_stays(&self) -> bool {
-        self.what_stays_is_equal
-            && self
-                .manifest
-                .as_ref()
-                .is_some_and(|manifest| manifest.extent() == Extent::All)
+        self.what_stays_is_equal && self.manifest.is_some()
     }
 
     /// Whether an earlier session has listed the file, which has not been changed since if it is equal now.

@@ -19,6 +19,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
+use serde::Serialize;
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
 use zmove_types::{Name, RelPath, Root, unix_now};
 
@@ -29,16 +30,7 @@ pub struct Manifest(Kind);
 #[derive(Debug)]
 enum Kind {
     Written(Vec<Lines>),
-    Told(Teller, Extent),
-}
-
-/// The files that stand in a manifest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// All that are at the target at the end, those that were there before too.
-    All,
-    /// Only files of which something was sent, or whose contents were compared.
-    Sent,
+    Told(Teller),
 }
 
 /// The call for each file of a manifest that somebody else writes.
@@ -120,16 +112,8 @@ impl Manifest {
     }
 
     /// A manifest that `tell` hears file by file.
-    pub fn told(extent: Extent, tell: impl FnMut(&RelPath, &Root, Known) + Send + 'static) -> Self {
-        Self(Kind::Told(Teller(Box::new(tell)), extent))
-    }
-
-    /// The files that stand in it.
-    pub(crate) const fn extent(&self) -> Extent {
-        match &self.0 {
-            Kind::Written(_) => Extent::All,
-            Kind::Told(_, extent) => *extent,
-        }
+    pub fn told(tell: impl FnMut(&RelPath, &Root, Known) + Send + 'static) -> Self {
+        Self(Kind::Told(Teller(Box::new(tell))))
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
@@ -138,7 +122,7 @@ impl Manifest {
             Kind::Written(lines) => lines
                 .iter_mut()
                 .for_each(|lines| lines.add(path, root, known)),
-            Kind::Told(Teller(tell), _) => tell(path, root, known),
+            Kind::Told(Teller(tell)) => tell(path, root, known),
         }
     }
 
@@ -430,28 +414,38 @@ fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     writeln!(out, "{root}  {name}")
 }
 
-/// Writes a line of JSON. A name that is not UTF-8 stands there as it is shown to people.
+/// A line of JSON. A name that is not UTF-8 stands there as it is shown to people.
+#[derive(Serialize)]
+struct ProofLine<'a> {
+    path: String,
+    blake3: String,
+    proven: &'a [&'a str],
+    by: &'a str,
+    host: &'a str,
+    at: u64,
+}
+
 fn write_proof(
     out: &mut impl Write,
-    name: &str,
+    path: &RelPath,
     root: &Root,
     Prover { host, received }: &Prover,
     known: Known,
 ) -> io::Result<()> {
-    let at = unix_now().as_secs();
-    let proven = match known {
-        Known::Received => received,
-        Known::Compared => COMPARED,
-        Known::Looked => LOOKED,
+    let line = ProofLine {
+        path: path.to_string(),
+        blake3: root.to_string(),
+        proven: match known {
+            Known::Received => received,
+            Known::Compared => COMPARED,
+            Known::Looked => LOOKED,
+        },
+        by: "receiver",
+        host,
+        at: unix_now().as_secs(),
     };
-    let proven: Vec<_> = proven.iter().map(|proof| format!("\"{proof}\"")).collect();
-    let name = json_text(name);
-    let host = json_text(host);
-    let proven = proven.join(",");
-    writeln!(
-        out,
-        "{{\"path\":\"{name}{PATH_END}{root}\",\"proven\":[{proven}],\"by\":\"receiver\",\"host\":\"{host}\",\"at\":{at}}}"
-    )
+    serde_json::to_writer(&mut *out, &line)?;
+    out.write_all(b"\n")
 }
 
 /// What a file is proven by that was found equal.
@@ -460,18 +454,6 @@ const COMPARED: &[&str] = &["compared"];
 const LOOKED: &[&str] = &["size and time"];
 /// What follows the path in a line of JSON; no path holds it, since quotes are escaped there.
 const PATH_END: &str = "\",\"blake3\":\"";
-
-fn json_text(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => escaped.extend(['\\', letter]),
-            letter if letter < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(letter))),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
-}
 
 impl LineForm {
     /// Writes the line of a file; returns whether there is one, since b3sum reads some names in no form.
@@ -483,7 +465,7 @@ impl LineForm {
         known: Known,
     ) -> io::Result<bool> {
         match self {
-            Self::Proofs(prover) => write_proof(out, &path.to_string(), root, prover, known)?,
+            Self::Proofs(prover) => write_proof(out, path, root, prover, known)?,
             Self::B3sum => match std::str::from_utf8(path.as_bytes()) {
                 Ok(name) if is_readable(name) => write_line(out, name, root)?,
                 _ => return Ok(false),
