@@ -18,9 +18,9 @@ use zmove_engine::{
     PathCheck, PushError, Remote, RemotePush, Retrying, Timeout,
 };
 use zmove_receiver::{Quota, unless_stopped};
-use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
-use zmove_transport::{Claim, DialError, Fingerprint, Identity, Reach, blocking};
-use zmove_types::{Event, Observer, RateLimit};
+use zmove_sender::{Beside, PeerQuota, PushJob, Run, SessionError, Summary};
+use zmove_transport::{Claim, DialError, Fingerprint, Identity, Reach};
+use zmove_types::RateLimit;
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Intent, Place, Refusal,
     RefusalCode, Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
@@ -31,8 +31,9 @@ use crate::access::refusals::denied;
 use crate::copies::{Copies, RunningCopy};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Peer, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,
-    argument_of, cut_off, job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
+    Order, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,
+    argument_of, cut_off, job, may_not_read, next, refuse, refuse_nonsense, say_last, start,
+    tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -54,7 +55,7 @@ pub(crate) async fn copy(
     let Some(copies) = session.copies.clone() else {
         return Err(refuse(session.control, no_copies()).await);
     };
-    let client = session.peer.key;
+    let client = session.claim.key;
     tokio::pin!(stop);
     if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
         // The copy goes on: only this client hears no more of it.
@@ -65,7 +66,7 @@ pub(crate) async fn copy(
         return tell_ended(session.control, copy.id, ended).await;
     }
     let list = order.list.clone();
-    let access = rights(&session.authorized, &session.peer, &copy.to);
+    let access = rights(&session.authorized, client, &copy.to);
     let prepared = session.prepare(order, access, Target::There, stop.as_mut());
     let prepared = match prepared.await? {
         Ok(prepared) => prepared,
@@ -87,7 +88,6 @@ pub(crate) async fn copy(
     let mut listening = tokio::spawn(follow(session.control, words));
     let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
     let checked = Checked {
-        peer: session.peer,
         claim: session.claim,
         authorizer: session.authorizer,
         to: copy.to.clone(),
@@ -122,8 +122,11 @@ fn runs_already() -> Refusal {
 }
 
 /// Where the client may read, if it may have files sent to that place.
-fn rights(authorized: &Authorized, peer: &Peer, to: &Place) -> Result<ReadAccess, Refusal> {
-    let access = authorized.reads.clone().ok_or_else(|| may_not_read(peer))?;
+fn rights(authorized: &Authorized, key: Fingerprint, to: &Place) -> Result<ReadAccess, Refusal> {
+    let access = authorized
+        .reads
+        .clone()
+        .ok_or_else(|| may_not_read(key, authorized))?;
     let is_there = |allowed: &String| {
         Remote::parse_endpoint(allowed).is_ok_and(|allowed| {
             allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port
@@ -136,8 +139,7 @@ fn rights(authorized: &Authorized, peer: &Peer, to: &Place) -> Result<ReadAccess
     if may {
         return Ok(access);
     }
-    let Peer { key, name } = peer;
-    let name = argument_of(name);
+    let name = argument_of(&authorized.name);
     let bracketed = if to.host.contains(':') {
         format!("[{}]", to.host)
     } else {
@@ -224,7 +226,6 @@ async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
 
 /// What is asked again before each session of a copy.
 struct Checked {
-    peer: Peer,
     claim: Claim,
     authorizer: Arc<Authorizer>,
     to: Place,
@@ -234,7 +235,7 @@ struct Checked {
 impl Checked {
     fn access(&self) -> Result<ReadAccess, BoxError> {
         let authorized = self.authorizer.authorize(&self.claim)??;
-        Ok(rights(&authorized, &self.peer, &self.to).map_err(|refusal| refusal.text)?)
+        Ok(rights(&authorized, self.claim.key, &self.to).map_err(|refusal| refusal.text)?)
     }
 }
 
@@ -285,19 +286,12 @@ async fn push(
         ..
     } = prepared;
     let missing_count = missing.len() as u64;
-    for message in missing {
-        relaying.on(&Event::Failed { message });
-    }
+    relaying.fail_all(missing);
     fetch.open.grant = Some(grant);
     job.open.grant = Some(grant);
     let started = Instant::now();
-    let mut run = Run::begin(None, started);
-    let first_config = config.clone();
-    let starting = move || {
-        let push = Push::start(job, first_config, &mut run, started);
-        (push, run)
-    };
-    let (first, mut run) = blocking(starting).await;
+    let run = Run::begin(None, started);
+    let (first, mut run) = start(job, config.clone(), run, started).await;
     let Place { host, port } = order.to.clone();
     let remote = Remote {
         host,
@@ -489,13 +483,13 @@ pub(crate) async fn tell_result(
     let SendingSession {
         control,
         copies,
-        peer,
+        claim,
         ..
     } = session;
     let Some(copies) = copies else {
         return Err(refuse(control, no_copies()).await);
     };
-    let looking = tokio::task::spawn_blocking(move || copies.result(peer.key, id, stop));
+    let looking = tokio::task::spawn_blocking(move || copies.result(claim.key, id, stop));
     match looking.await.ok().flatten() {
         Some(result) => answer(control, &ToSender::Result(result))
             .await
@@ -522,10 +516,6 @@ mod tests {
     fn sources_are_looked_for_again_beside_the_runtime() {
         let key = Fingerprint([1; 32]);
         let checked = Checked {
-            peer: Peer {
-                key,
-                name: "tester".into(),
-            },
             claim: Claim::again(key, Vec::new()),
             authorizer: Arc::new(Authorizer::Only(key)),
             to: Place {

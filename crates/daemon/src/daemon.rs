@@ -44,7 +44,7 @@ use crate::copies::grants::{Around, PeerGrants};
 use crate::event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
 use crate::node_session::{self, NodeSession};
 use crate::registry::{Found, LanesIn, Registry};
-use crate::sending::{self, KeyShare, Peer, PeerControl, SendingSession, Sent};
+use crate::sending::{self, KeyShare, PeerControl, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
@@ -558,10 +558,6 @@ impl Shared {
             cipher: greeting.cipher,
             control: PeerControl { reader, writer },
             lanes,
-            peer: Peer {
-                key: who.key,
-                name: who.name.clone(),
-            },
             claim,
             authorizer: Arc::clone(&self.authorizer),
             copies: self.copies.clone(),

@@ -189,6 +189,13 @@ impl Relaying {
         let _first = self.cut_off.set(refusal);
     }
 
+    /// Tells of sources that cannot be opened.
+    pub(crate) fn fail_all(&self, missing: Vec<String>) {
+        for message in missing {
+            self.on(&Event::Failed { message });
+        }
+    }
+
     /// Tells a warning.
     pub(crate) fn warn(&self, message: String) {
         self.tell(Event::Warned { message });

@@ -39,12 +39,7 @@ use crate::transfers::Cut;
 
 mod prepared;
 
-/// The key of a peer, and its name in `authorized_keys`.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) key: Fingerprint,
-    pub(crate) name: String,
-}
+pub(crate) use prepared::start;
 
 /// Both directions of the control connection of a peer.
 pub(crate) struct PeerControl {
@@ -58,8 +53,6 @@ pub(crate) struct SendingSession {
     pub(crate) cipher: Cipher,
     pub(crate) control: PeerControl,
     pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    /// The receiver.
-    pub(crate) peer: Peer,
     /// What the peer has proved, and by that may do.
     pub(crate) claim: Claim,
     pub(crate) authorized: Authorized,
@@ -196,7 +189,7 @@ pub(crate) async fn send_files(
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
     let access = session.authorized.reads.clone();
-    let access = access.ok_or_else(|| may_not_read(&session.peer));
+    let access = access.ok_or_else(|| may_not_read(session.claim.key, &session.authorized));
     let prepared = session.prepare(order, access, Target::Here, stop.as_mut());
     match prepared.await? {
         Ok(prepared) => Box::pin(prepared.run(session, stop))
@@ -246,8 +239,8 @@ pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     shown
 }
 
-pub(crate) fn may_not_read(Peer { key, name }: &Peer) -> Refusal {
-    let name = argument_of(name);
+pub(crate) fn may_not_read(key: Fingerprint, authorized: &Authorized) -> Refusal {
+    let name = argument_of(&authorized.name);
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
     );

@@ -7,10 +7,10 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_receiver::unless_stopped;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, Relay, Run, SessionError, Summary,
+    LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, PushJob, Relay, Run, SenderConfig,
+    SessionError, Summary,
 };
 use zmove_transport::blocking;
-use zmove_types::{Event, Observer};
 use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
 
 use super::{Prepared, SendingError, SendingSession, cut_off, tell_often};
@@ -62,16 +62,12 @@ impl Prepared {
         };
         let quota = session.share.quota;
         let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
-        self.tell_missing(&relaying);
         let supply = supply(&self.fetch, lanes_max, session.has_waited, &relaying);
-        let mut run = Run::begin(self.manifest(&relaying), started);
+        let run = Run::begin(self.manifest(&relaying), started);
         let missing = self.missing.len() as u64;
+        relaying.fail_all(self.missing);
         let _until_the_end = self.held;
-        let starting = move || {
-            let push = Push::start(self.job, self.config, &mut run, started);
-            (push, run)
-        };
-        let (push, mut run) = blocking(starting).await;
+        let (push, mut run) = start(self.job, self.config, run, started).await;
         let ending = Arc::clone(&relaying);
         let relay = Relay {
             words,
@@ -107,20 +103,26 @@ impl Prepared {
         })
     }
 
-    /// Reports the sources that are not there.
-    fn tell_missing(&self, relaying: &Relaying) {
-        for message in &self.missing {
-            let message = message.clone();
-            relaying.on(&Event::Failed { message });
-        }
-    }
-
     fn manifest(&self, relaying: &Arc<Relaying>) -> Option<Manifest> {
         self.fetch.manifest.then(|| {
             let relaying = Arc::clone(relaying);
             Manifest::told(move |path, root, known| relaying.hash(path, root, known))
         })
     }
+}
+
+/// Begins to walk the sources of a session, on a thread that may block.
+pub(crate) async fn start(
+    job: PushJob,
+    config: SenderConfig,
+    mut run: Run,
+    started: Instant,
+) -> (Push, Run) {
+    let starting = move || {
+        let push = Push::start(job, config, &mut run, started);
+        (push, run)
+    };
+    blocking(starting).await
 }
 
 /// More lanes are dialled by the receiver, who is asked for them; at once for as many as it has dialled in vain, since
