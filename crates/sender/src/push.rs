@@ -384,7 +384,7 @@ impl RunningPush<'_> {
             bytes_handed_over: account.totals.bytes_handed_over.get(),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
             bytes_stored: account.totals.bytes_stored.get(),
-            packs_waiting: queue.packs_waiting(),
+            packs_waiting: queue.plan.packs_waiting(),
             frames_waiting: lane_set.frames_waiting(),
             items_outstanding: in_flight.item_count(),
             lanes: lane_set.lanes_up(),

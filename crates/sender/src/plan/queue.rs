@@ -14,7 +14,7 @@ use crate::send::in_flight::InFlight;
 
 /// The plan, with each piece of work booked as begun before it can be taken.
 pub(crate) struct Queue {
-    plan: Plan<Parcel, Arc<LargeSource>>,
+    pub(crate) plan: Plan<Parcel, Arc<LargeSource>>,
     in_flight: Arc<InFlight>,
     next_file: AtomicU64,
 }
@@ -125,29 +125,10 @@ impl Queue {
         packs.collect()
     }
 
-    /// The next work; `None` at the end, and when `stop` returns true.
-    pub(crate) fn take(&self, stop: impl Fn() -> bool) -> Option<Work<Parcel, Arc<LargeSource>>> {
-        self.plan.take(|_| stop())
-    }
-
     /// Notes that the scan and the requests are complete.
     pub(crate) fn end(&self) {
         self.plan.end();
         self.in_flight.end_plan();
-    }
-
-    /// Forgets all work that waits.
-    pub(crate) fn abandon(&self) {
-        self.plan.abandon();
-    }
-
-    pub(crate) fn packs_waiting(&self) -> usize {
-        self.plan.packs_waiting()
-    }
-
-    /// The number of packs that wait, if they are the last work.
-    pub(crate) fn last_packs(&self) -> Option<usize> {
-        self.plan.last_packs()
     }
 }
 

@@ -151,7 +151,7 @@ impl Pipeline {
     /// Makes all threads stop soon.
     pub(crate) fn stop(&self) {
         self.session.in_flight.stop();
-        self.session.queue.abandon();
+        self.session.queue.plan.abandon();
         self.pool.close();
     }
 

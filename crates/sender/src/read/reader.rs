@@ -78,7 +78,11 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
         session,
         watch: session.timeline.read_clock.start(),
     };
-    while let Some(work) = session.queue.take(|| session.in_flight.is_stopping()) {
+    while let Some(work) = session
+        .queue
+        .plan
+        .take(|_ended| session.in_flight.is_stopping())
+    {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if context.reader_count.may_go(number) {
@@ -135,7 +139,7 @@ impl WorkReader<'_> {
     /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = match self.context.config.pack_sizes {
-            PackSizes::ForLanes => self.session.queue.last_packs(),
+            PackSizes::ForLanes => self.session.queue.plan.last_packs(),
             PackSizes::Within => None,
         };
         let piece_bytes = last.map_or(u64::MAX, last_piece_bytes);
