@@ -13,17 +13,6 @@ use crate::error::SshMessageError;
 
 pub(crate) mod fuzzing;
 
-/// The transports that a receiver listens for, as a request names them: a sender that may take either of them needs
-/// both, at the same port.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "TransportChoice", rename_all = "lowercase")]
-enum Transports {
-    #[serde(rename = "both")]
-    Auto,
-    Tcp,
-    Quic,
-}
-
 /// The request to a receiver that ssh starts.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,8 +20,7 @@ pub struct ReceiveRequest {
     version: u16,
     /// The only key that the receiver lets in.
     pub key: String,
-    /// The transports on which the receiver listens.
-    #[serde(with = "Transports")]
+    /// The transports on which the receiver listens. A sender that may take either needs both, at the same port.
     pub carriers: TransportChoice,
     /// The ports at which the receiver may listen; `None` for any.
     pub ports: Option<PortRange>,
