@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_sender::{SessionFate, Standing, Summary};
+use zmove_sender::{SessionError, SessionFate, Standing, Summary};
 use zmove_transport::{Channel, ChannelDialler, ControlReader, Fingerprint, Signed, control_pair};
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
@@ -114,8 +114,10 @@ impl RemoteCopy<'_> {
         let mut sessions = CopySessions { of: self, run };
         let copied = self.source.run(&mut sessions, stop).await;
         match (copied, sessions.run.id) {
-            (Err(PushError::Pull(PullError::Interrupted)), Some(id)) if !self.ends_with_ssh() => {
-                Err(self.leave(id).await.into())
+            (Err(PushError::Session(SessionError::Interrupted)), Some(id))
+                if !self.ends_with_ssh() =>
+            {
+                Err(self.leave(id).await)
             }
             (copied, _) => copied,
         }
@@ -127,16 +129,16 @@ impl RemoteCopy<'_> {
     }
 
     /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
-    async fn leave(&self, id: [u8; 16]) -> PullError {
+    async fn leave(&self, id: [u8; 16]) -> PushError {
         if self.after == After::GoesOn {
-            return PullError::Left {
+            return PushError::Pull(PullError::Left {
                 id: Hex(&id).to_string(),
                 remote: self.source.connector.remote.to_string(),
-            };
+            });
         }
         match end_copy(&self.source.connector, id).await {
-            Ok(()) => PullError::Interrupted,
-            Err(error) => error,
+            Ok(()) => SessionError::Interrupted.into(),
+            Err(error) => error.into(),
         }
     }
 
@@ -154,11 +156,11 @@ impl RemoteCopy<'_> {
         let (hosts, (id, dialler, reader)) = tokio::select! {
             begun = begun => begun?,
             () = moment(until) => return Err(PullError::Silent.into()),
-            () = &mut stop => return Err(PullError::Interrupted.into()),
+            () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         let heard = tokio::select! {
-            heard = self.listen(run, reader) => heard,
-            () = &mut stop => Err(PullError::Interrupted),
+            heard = self.listen(run, reader) => heard.map_err(PushError::from),
+            () = &mut stop => Err(SessionError::Interrupted.into()),
         };
         dialler.close().await;
         hosts.end().await;
@@ -535,7 +537,8 @@ pub async fn copy_result(
     }
 }
 
-fn unexpected(what: &'static str) -> PushError {
+/// The error of a host that answers otherwise than it should.
+pub(crate) fn unexpected(what: &'static str) -> PushError {
     PullError::from(WireError::OutOfOrder { what }).into()
 }
 
@@ -558,10 +561,6 @@ impl Sessions for CopySessions<'_, '_> {
 
     fn standing(&mut self) -> &mut Standing {
         &mut self.run.standing
-    }
-
-    fn interrupted() -> PushError {
-        PullError::Interrupted.into()
     }
 }
 

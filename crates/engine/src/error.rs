@@ -395,9 +395,6 @@ pub enum PullError {
     /// The receiving role ended.
     #[error("receiver: {0}")]
     Receiver(#[source] ReceiverError),
-    /// The user stopped the pull.
-    #[error("interrupted")]
-    Interrupted,
     /// The user stopped to listen to a copy between other hosts.
     #[error(
         "interrupted; the copy goes on: 'zmove result {id} {remote}' says what becomes of it, and ends it with --stop"
@@ -420,9 +417,6 @@ pub enum PullError {
         /// The reason.
         why: String,
     },
-    /// The manifest could not be written.
-    #[error("write the manifest: {0}")]
-    Manifest(#[source] io::Error),
 }
 
 impl PullError {
@@ -447,10 +441,8 @@ impl PullError {
             | Self::Receipt
             | Self::StillInLine { .. }
             | Self::Misbehaved(_)
-            | Self::Interrupted
             | Self::Left { .. }
-            | Self::NotEnded { .. }
-            | Self::Manifest(_) => false,
+            | Self::NotEnded { .. } => false,
         }
     }
 }

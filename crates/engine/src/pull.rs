@@ -26,16 +26,18 @@ use zmove_receiver::{
     NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
     run_session,
 };
-use zmove_sender::{LaneNumber, LaneSupply, Link, Manifest, SessionFate, Standing, Summary};
+use zmove_sender::{
+    LaneNumber, LaneSupply, Link, Manifest, SessionError, SessionFate, Standing, Summary,
+};
 use zmove_transport::{LaneError, LaneSource, PathProbe};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    Compare, Fetch, Greeting, Intent, LaneOrder, Open, Proof, Role, TargetState, ToSender,
-    ToSource, WireError,
+    Compare, Fetch, Greeting, Intent, LaneOrder, Open, Proof, Role, TargetState, ToSender, ToSource,
 };
 
 use crate::connecting::dial::{Reached, Transferred};
+use crate::copy::unexpected;
 use crate::error::{PullError, PushError};
 use crate::retrying::{Retrying, Sessions, moment};
 use asking::ask;
@@ -138,7 +140,7 @@ impl RemotePull<'_> {
         link: Link<Box<dyn LaneSource>>,
         connection: PathProbe,
         mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Summary, PullError> {
+    ) -> Result<Summary, PushError> {
         let session_started = Instant::now();
         let Link {
             transfer,
@@ -167,15 +169,12 @@ impl RemotePull<'_> {
         );
         let asked = tokio::select! {
             asked = asking => asked?,
-            () = &mut stop => return Err(PullError::Interrupted),
+            () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         // A host that was busy has closed some of the lanes, and asks for as many again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
         let ToSender::Fetching(_) = asked.answer else {
-            return Err(WireError::OutOfOrder {
-                what: "the first answer",
-            }
-            .into());
+            return Err(unexpected("the first answer"));
         };
         run.begin_session();
         let relayed = Arc::new(Relayed::new(
@@ -208,7 +207,7 @@ impl RemotePull<'_> {
         let (manifest, heard) = relayed.end(received.last_words.clone());
         run.manifest = manifest;
         let summary = received.account(&heard).inspect_err(|_| run.add(&heard))?;
-        self.finish(run, summary, &heard, session_started)
+        Ok(self.finish(run, summary, &heard, session_started)?)
     }
 
     /// The order of a session, and how this side writes.
@@ -292,7 +291,7 @@ impl RemotePull<'_> {
         summary: Summary,
         heard: &Heard,
         session_started: Instant,
-    ) -> Result<Summary, PullError> {
+    ) -> Result<Summary, SessionError> {
         let manifest = run.manifest.take();
         // a host that compares contents does not tell which files it has sent, and tells all
         let tells_all = manifest.is_none() || self.fetch.open.compare == Compare::Checksum;
@@ -303,7 +302,7 @@ impl RemotePull<'_> {
         };
         let manifest_left_out = manifest
             .map_or(Ok(0), Manifest::finish)
-            .map_err(PullError::Manifest)?;
+            .map_err(SessionError::Manifest)?;
         Ok(Summary {
             counters: Counters {
                 manifest_left_out,
@@ -416,14 +415,14 @@ struct Received {
 
 impl Received {
     /// The host's account of the session, or the reason why there is none.
-    fn account(self, heard: &Heard) -> Result<Summary, PullError> {
+    fn account(self, heard: &Heard) -> Result<Summary, PushError> {
         if self.interrupted {
-            return Err(PullError::Interrupted);
+            return Err(SessionError::Interrupted.into());
         }
         match (self.failure, &heard.account, self.lane_error) {
             (None, Some(account), _) => Ok(Summary::from(account.clone())),
-            (_, _, Some(error)) => Err(PullError::Lane(error)),
-            (failure, ..) => Err(why(failure, heard)),
+            (_, _, Some(error)) => Err(PullError::Lane(error).into()),
+            (failure, ..) => Err(why(failure, heard).into()),
         }
     }
 }
@@ -535,22 +534,16 @@ impl Sessions for PullSessions<'_, '_> {
         } = tokio::select! {
             reached = connector.connect(None) => reached?,
             () = moment(until) => return Err(PullError::Silent.into()),
-            () = &mut stop => return Err(PullError::Interrupted.into()),
+            () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         connector.begin_session(&link);
         self.run.started += route.asked();
         let received = self.of.receive(self.run, link, connection, stop).await;
-        route
-            .finish(received.map_err(PushError::from), connector.listener)
-            .await
+        route.finish(received, connector.listener).await
     }
 
     fn standing(&mut self) -> &mut Standing {
         &mut self.run.standing
-    }
-
-    fn interrupted() -> PushError {
-        PullError::Interrupted.into()
     }
 }
 

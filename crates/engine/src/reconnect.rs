@@ -136,8 +136,4 @@ impl Sessions for PushSessions<'_, '_> {
     fn standing(&mut self) -> &mut Standing {
         &mut self.run.standing
     }
-
-    fn interrupted() -> PushError {
-        SessionError::Interrupted.into()
-    }
 }

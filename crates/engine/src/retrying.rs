@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
-use zmove_sender::{SessionFate, Standing};
+use zmove_sender::{SessionError, SessionFate, Standing};
 
 use crate::backoff::{Next, Outage, Outages, Timeout};
 use crate::connecting::dial::Connector;
@@ -44,9 +44,6 @@ pub(crate) trait Sessions {
 
     /// What the sessions have come to.
     fn standing(&mut self) -> &mut Standing;
-
-    /// The error for a transfer that `stop` has ended between two sessions.
-    fn interrupted() -> PushError;
 }
 
 impl Retrying<'_> {
@@ -103,7 +100,7 @@ impl Retrying<'_> {
             }
             let is_time_left = tokio::select! {
                 is_time_left = outages.wait(at) => is_time_left,
-                () = &mut stop => return Err(S::interrupted()),
+                () = &mut stop => return Err(SessionError::Interrupted.into()),
             };
             if !is_time_left {
                 return Err(self.given_up(error, was_up, outages.in_vain()));
@@ -232,10 +229,6 @@ mod tests {
 
         fn standing(&mut self) -> &mut Standing {
             &mut self.standing
-        }
-
-        fn interrupted() -> PushError {
-            PullError::Interrupted.into()
         }
     }
 

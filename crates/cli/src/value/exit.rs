@@ -184,9 +184,7 @@ impl Exit {
             PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
             PullError::Silent | PullError::Control(ControlError::NoGreeting) => Self::Connection,
-            PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => {
-                Self::Interrupted
-            }
+            PullError::Left { .. } | PullError::NotEnded { .. } => Self::Interrupted,
             PullError::Receipt
             | PullError::Misbehaved(_)
             | PullError::Control(_)

@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    After, Connector, Copied, PullError, PushError, RemoteCopy, Retrying, Summary, copy_result,
-    end_copy, read_receipt,
+    After, Connector, Copied, PushError, RemoteCopy, Retrying, Summary, copy_result, end_copy,
+    read_receipt,
 };
+use zmove_sender::SessionError;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, KnownHosts};
 use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, printable};
@@ -98,7 +99,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
 fn was_interrupted(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
-        Some(PushError::Pull(PullError::Interrupted))
+        Some(PushError::Session(SessionError::Interrupted))
     )
 }
 
