@@ -58,8 +58,8 @@ mod sources;
 
 pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
 pub use connecting::dial::{
-    Connector, LANES_AT_ONCE, LOCAL_RTT, LaneEnd, RATE_TARGET, Reached, Route, Transferred,
-    lanes_for_machine,
+    Carriage, Connector, LANES_AT_ONCE, LOCAL_RTT, LaneEnd, RATE_TARGET, Reached, Route,
+    Transferred, lanes_for_machine,
 };
 pub use connecting::location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use connecting::path_memory::{Known, PathMemory, Rates, Window};

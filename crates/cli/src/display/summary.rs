@@ -3,9 +3,10 @@
 pub(crate) mod json;
 
 use serde_json::json;
+use zmove_engine::Carriage;
 use zmove_sender::{Bottleneck, Limit, Summary};
 use zmove_tools::sweep::Shares;
-use zmove_transport::{Resumption, Transport};
+use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate, Counters, ExitEffect};
 use zmove_wire::NotKept;
 
@@ -16,13 +17,6 @@ use crate::display::progress::print_json;
 use crate::display::summary::json::{as_json, cipher_key};
 use crate::display::terminal;
 use crate::value::exit::Exit;
-
-/// What has carried a push to another host.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Carriage {
-    pub(crate) transport: Transport,
-    pub(crate) resumption: Resumption,
-}
 
 /// How a transfer has ended, beside its summary.
 #[derive(Clone, Debug)]

@@ -83,7 +83,14 @@ pub struct Route {
 pub struct Transferred {
     /// The account of what was moved.
     pub summary: Summary,
-    /// The transport of the last session.
+    /// What has carried it.
+    pub carriage: Carriage,
+}
+
+/// What has carried the last session of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct Carriage {
+    /// The transport.
     pub transport: Transport,
     /// What has become of the window that was remembered.
     pub resumption: Resumption,
@@ -395,13 +402,12 @@ impl Route {
         let summary = ended.map_err(|error| self.cause(error))?;
         let resumption = self.dialler.resumption();
         self.learn(&summary, resumption, listener);
-        let transport = self.transport;
-        self.end().await;
-        Ok(Transferred {
-            summary,
-            transport,
+        let carriage = Carriage {
+            transport: self.transport,
             resumption,
-        })
+        };
+        self.end().await;
+        Ok(Transferred { summary, carriage })
     }
 
     /// Keeps what a session has learnt.

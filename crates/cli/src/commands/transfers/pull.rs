@@ -13,7 +13,7 @@ use crate::commands::mount;
 use crate::commands::push::manifest;
 use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
 use crate::display::prompt::Prompt;
-use crate::display::summary::{Carriage, proofs};
+use crate::display::summary::proofs;
 use crate::display::terminal;
 use crate::settings::{self, PullSettings, Role};
 use crate::value::exit::Exit;
@@ -56,11 +56,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             observer: display.observer(),
         };
         let pulled = pulling.pull(&mut run, interrupted()).await?;
-        let carriage = Carriage {
-            transport: pulled.transport,
-            resumption: pulled.resumption,
-        };
-        Ok((pulled.summary, Some(carriage)))
+        Ok((pulled.summary, Some(pulled.carriage)))
     });
     let pulled = pulled.map_err(|error| resumable(error, args));
     let ended = TransferEnd::of(display, args, pulled)?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
     Connector, Location, Push, Remote, RemotePush, Retrying, Run, SenderConfig, Sources, Summary,
-    push_locally,
+    Transferred, push_locally,
 };
 use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
@@ -25,7 +25,7 @@ use crate::commands::spread;
 use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{Carriage, proofs};
+use crate::display::summary::proofs;
 use crate::display::terminal;
 use crate::display::trace;
 use crate::saved_sweeps;
@@ -66,7 +66,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
             Location::Remote(remote) => {
                 let pushed =
                     push_there(remote, settings, &sources, config, push, &mut run, &display);
-                let (summary, carriage) = Box::pin(pushed).await?;
+                let Transferred { summary, carriage } = Box::pin(pushed).await?;
                 Ok((summary, Some(carriage)))
             }
         }
@@ -140,7 +140,7 @@ async fn push_there(
     push: Push,
     run: &mut Run,
     display: &Display,
-) -> Result<(Summary, Carriage)> {
+) -> Result<Transferred> {
     let home = settings::home(Role::Client)?;
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
@@ -162,12 +162,7 @@ async fn push_there(
         quota: Arc::new(NoQuota),
         observer: display.observer(),
     };
-    let pushed = Box::pin(pushing.push(push, run, interrupted())).await?;
-    let carriage = Carriage {
-        transport: pushed.transport,
-        resumption: pushed.resumption,
-    };
-    Ok((pushed.summary, carriage))
+    Ok(Box::pin(pushing.push(push, run, interrupted())).await?)
 }
 
 /// Runs both roles in this process.

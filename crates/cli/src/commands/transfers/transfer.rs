@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, DialSettings, Reached, ReceiverConfig, Remote, Summary};
+use zmove_engine::{Carriage, Connector, DialSettings, Reached, ReceiverConfig, Remote, Summary};
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
 use zmove_sender::SessionError;
@@ -15,7 +15,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::display::progress::Display;
-use crate::display::summary::{self, Carriage, Ending, SessionCount};
+use crate::display::summary::{self, Ending, SessionCount};
 use crate::display::terminal;
 use crate::display::trace;
 use crate::settings::{self, Role, Storage};

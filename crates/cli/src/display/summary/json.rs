@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::json;
+use zmove_engine::Carriage;
 use zmove_sender::{Bottleneck, Limit, PathReport, Summary};
 use zmove_types::{ByteRate, CounterScope};
 use zmove_wire::NotKept;
 
 use crate::args::PushArgs;
-use crate::display::summary::{Carriage, SessionCount, is_same, proofs};
+use crate::display::summary::{SessionCount, is_same, proofs};
 use crate::value::cause::snake;
 
 /// The summary as an event. A field that is not known of the transfer is null.
