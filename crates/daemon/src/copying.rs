@@ -446,6 +446,37 @@ pub(crate) async fn grant(
     session: SendingSession,
     order: GrantOrder,
 ) -> Result<Sent, SendingError> {
+    let source = Fingerprint(order.source);
+    let target = order.open.target.clone();
+    let give = move |copies: &Copies, claim: &Claim, authorized: &Authorized| {
+        let granted = copies.grants.give(claim, authorized, order);
+        granted.map(ToSender::Granted)
+    };
+    answer(session, give).await?;
+    Ok(Sent::Granted { source, target })
+}
+
+/// Tells the peer what has become of a copy.
+pub(crate) async fn tell_result(
+    session: SendingSession,
+    id: [u8; 16],
+    stop: bool,
+) -> Result<Sent, SendingError> {
+    let look = move |copies: &Copies, claim: &Claim, _: &Authorized| {
+        let text = "no copy of this key and id is known here; results are kept for a day";
+        let unknown = || Refusal::new(RefusalCode::Target, text);
+        let result = copies.result(claim.key, id, stop);
+        result.map(ToSender::Result).ok_or_else(unknown)
+    };
+    answer(session, look).await?;
+    Ok(Sent::Told)
+}
+
+/// Says what `find` finds on a thread that may block.
+async fn answer(
+    session: SendingSession,
+    find: impl FnOnce(&Copies, &Claim, &Authorized) -> Result<ToSender, Refusal> + Send + 'static,
+) -> Result<(), SendingError> {
     let SendingSession {
         control,
         copies,
@@ -456,54 +487,17 @@ pub(crate) async fn grant(
     let Some(copies) = copies else {
         return Err(refuse(control, no_copies()).await);
     };
-    let source = Fingerprint(order.source);
-    let target = order.open.target.clone();
-    let giving =
-        tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
-    let given = giving.await.unwrap_or_else(|_panic| {
+    let finding = tokio::task::spawn_blocking(move || find(&copies, &claim, &authorized));
+    let found = finding.await.unwrap_or_else(|_panic| {
         Err(Refusal::new(
             RefusalCode::Failed,
             "a thread panicked; its log says where",
         ))
     });
-    match given {
-        Ok(granted) => answer(control, &ToSender::Granted(granted))
-            .await
-            .map(|()| Sent::Granted { source, target }),
+    match found {
+        Ok(message) => Ok(say_last(control, &encode_message(&message), LISTEN_TIMEOUT).await?),
         Err(refusal) => Err(refuse(control, refusal).await),
     }
-}
-
-/// Tells the peer what has become of a copy.
-pub(crate) async fn tell_result(
-    session: SendingSession,
-    id: [u8; 16],
-    stop: bool,
-) -> Result<Sent, SendingError> {
-    let SendingSession {
-        control,
-        copies,
-        claim,
-        ..
-    } = session;
-    let Some(copies) = copies else {
-        return Err(refuse(control, no_copies()).await);
-    };
-    let looking = tokio::task::spawn_blocking(move || copies.result(claim.key, id, stop));
-    match looking.await.ok().flatten() {
-        Some(result) => answer(control, &ToSender::Result(result))
-            .await
-            .map(|()| Sent::Told),
-        None => {
-            let text =
-                "no copy of this key and id is known here; results are kept for a day".to_owned();
-            Err(refuse(control, Refusal::new(RefusalCode::Target, text)).await)
-        }
-    }
-}
-
-async fn answer(control: PeerControl, message: &ToSender) -> Result<(), SendingError> {
-    Ok(say_last(control, &encode_message(message), LISTEN_TIMEOUT).await?)
 }
 
 #[cfg(test)]
