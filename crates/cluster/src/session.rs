@@ -22,7 +22,7 @@ use self::events::ANSWERS_WITHIN;
 
 pub use self::events::Served;
 pub(crate) use self::events::{ENDS_WITHIN, JobEvents, SessionEvents};
-pub(crate) use self::orders::Orders;
+pub(crate) use self::orders::{Orders, settled};
 pub use self::seen_messages::SeenMessages;
 
 /// Does some work in a session with a receiver.

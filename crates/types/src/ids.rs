@@ -25,7 +25,9 @@ impl fmt::Debug for TransferId {
 }
 
 /// A job that several senders and receivers work at, named by 128 random bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct SharedJobId(pub [u8; 16]);
 
 impl fmt::Display for SharedJobId {

@@ -14,7 +14,8 @@ use zmove_disk::{GAP_MAX, Lease, boot_clock};
 /// The lease of a node, which ends when this is dropped. It runs in a task of the runtime in which it was made.
 #[derive(Debug)]
 pub struct HeadLease {
-    lease: Lease,
+    /// The lease. Its ping is in the next notice to the head, which answers in its own.
+    pub lease: Lease,
     ticking: AbortHandle,
 }
 
@@ -22,10 +23,9 @@ pub struct HeadLease {
 const TICK_EVERY: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_EVERY.as_millis() * 4 < GAP_MAX.as_millis());
 
-impl HeadLease {
+impl Default for HeadLease {
     /// A lease that the node does not hold yet.
-    #[must_use]
-    pub fn new() -> Self {
+    fn default() -> Self {
         let said_in_the_next_notice = |_ping| {};
         let lease = Lease::timed(boot_clock(), said_in_the_next_notice, None);
         let ticked = lease.clone();
@@ -40,29 +40,6 @@ impl HeadLease {
             lease,
             ticking: ticking.abort_handle(),
         }
-    }
-
-    /// The ping that the next notice to the head contains.
-    #[must_use]
-    pub fn ping(&self) -> u64 {
-        self.lease.ask()
-    }
-
-    /// The head has answered this ping.
-    pub fn answered(&self, ping: u64) {
-        self.lease.echoed(ping);
-    }
-
-    /// The lease, for the sessions of the node.
-    #[must_use]
-    pub fn lease(&self) -> Lease {
-        self.lease.clone()
-    }
-}
-
-impl Default for HeadLease {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -79,13 +56,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_holds_a_lease_once_the_head_has_answered_and_until_it_is_dropped() {
-        let head = HeadLease::new();
-        let lease = head.lease();
+        let head = HeadLease::default();
+        let lease = head.lease.clone();
         assert!(!lease.holds());
-        let ping = head.ping();
-        head.answered(ping + 1);
+        let ping = head.lease.ask();
+        head.lease.echoed(ping + 1);
         assert!(!lease.holds(), "this was never asked");
-        head.answered(ping);
+        head.lease.echoed(ping);
         assert!(lease.holds());
         drop(head);
         assert!(!lease.holds());

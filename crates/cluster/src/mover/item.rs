@@ -3,14 +3,15 @@
 use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled};
 use zmove_types::{Event, Name, Observer};
-use zmove_wire::{SharedJobOrder, SharedJobResult, WorkCounts};
+use zmove_wire::{SharedJobOrder, WorkCounts};
 
 use super::large::Committed;
 use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin};
-use crate::error::{Stop, refused};
+use crate::error::Stop;
 use crate::job::ITEM;
 use crate::mover::cut::{rest_of, work_of};
 use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
+use crate::session::settled;
 
 impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
@@ -18,10 +19,8 @@ impl<W: WorkQueue> Mover<W> {
         let counts = self.act(by).await?;
         by.made_step();
         if !matches!(by.item.work, ItemWork::Begin(_)) {
-            match self.feeder.order(SharedJobOrder::Settle, None).await? {
-                SharedJobResult::Settled(not_kept) => self.events.lack(not_kept),
-                other => return Err(refused(other)),
-            }
+            let result = self.feeder.order(SharedJobOrder::Settle, None).await?;
+            self.events.lack(settled(result)?);
         }
         Ok(counts)
     }

@@ -408,12 +408,6 @@ impl Served {
         self.tally.lock().clone()
     }
 
-    /// How many work items have ended, with those that the queue refused.
-    #[must_use]
-    pub fn items(&self) -> u64 {
-        self.tally.lock().items
-    }
-
     /// What each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
     pub fn by_receiver(&self) -> BTreeMap<usize, FileTotal> {

@@ -36,9 +36,14 @@ impl Orders {
 
     /// Has the receiver name and flush all that it has. Returns what entries did not get.
     pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, Stop> {
-        match self.answer(SharedJobOrder::Settle).await? {
-            SharedJobResult::Settled(not_kept) => Ok(not_kept),
-            other => Err(refused(other)),
-        }
+        settled(self.answer(SharedJobOrder::Settle).await?)
+    }
+}
+
+/// What entries did not get that were to be named and flushed.
+pub(crate) fn settled(result: SharedJobResult) -> Result<Vec<NotKept>, Stop> {
+    match result {
+        SharedJobResult::Settled(not_kept) => Ok(not_kept),
+        other => Err(refused(other)),
     }
 }

@@ -297,7 +297,7 @@ async fn who_has_another_key_hears_of_no_job() {
         return;
     };
     let told = Notice::Job(JobNotice {
-        job: crate::lab::JOB.0,
+        job: crate::lab::JOB,
         words: vec![b"push".to_vec()],
         begun: true,
         ..JobNotice::default()
@@ -312,7 +312,7 @@ async fn who_has_another_key_hears_of_no_job() {
     }
     // The first that the stranger hears is its own.
     let own = Notice::Absent(NodeFailure {
-        job: crate::lab::JOB.0,
+        job: crate::lab::JOB,
         node: "n".into(),
         message: "of the stranger".into(),
     });
@@ -328,7 +328,7 @@ async fn a_notice_that_is_longer_than_the_broker_takes_costs_the_others_nothing(
     let notices = NoticeBoard::open(&lab.access(), &key(1)).await.unwrap();
     let told = |message| {
         Notice::Warned(NodeFailure {
-            job: crate::lab::JOB.0,
+            job: crate::lab::JOB,
             node: "n".into(),
             message,
         })

@@ -93,7 +93,7 @@ impl<'a> ClusterPush<'a> {
         let liaison = Liaison {
             notices,
             notice: JobNotice {
-                job: id.0,
+                job: id,
                 ..self.notice.clone()
             },
             identity: Identity::load_or_create(&settings::home(settings::Role::Client)?)?,
@@ -226,7 +226,7 @@ impl Liaison {
         let grant = self.job.grant_for(key, self.receivers.clone(), valid);
         let signed = self.identity.sign_job_grant(grant);
         Ok(Some(GrantNotice {
-            job: self.job.id.0,
+            job: self.job.id,
             key,
             grant: signed.context("sign a grant for a node")?.encode(),
         }))

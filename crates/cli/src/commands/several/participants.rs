@@ -235,7 +235,7 @@ impl Participants {
         }
         let entries = self.entries.lock();
         let others = entries.values().filter(|entry| entry.has_served());
-        others.count() + usize::from(served.items() > 0)
+        others.count() + usize::from(served.tally().items > 0)
     }
 }
 
@@ -326,7 +326,7 @@ const WARNINGS_MAX: u32 = 20;
 
 #[cfg(test)]
 mod tests {
-    use zmove_types::NoObserver;
+    use zmove_types::{NoObserver, SharedJobId};
 
     use super::*;
     use crate::commands::tests::Warnings;
@@ -347,7 +347,7 @@ mod tests {
     fn part(bytes: u64, state: NodeState) -> NodePart {
         let moved = stored(1, bytes);
         NodePart {
-            job: [0; 16],
+            job: SharedJobId::default(),
             state,
             moved,
             tally: tally(1),
@@ -440,7 +440,7 @@ mod tests {
         participants.hear("n", &nothing);
         assert_eq!(participants.others.borrow().unfinished, 1);
         participants.leave(NodeFailure {
-            job: [0; 16],
+            job: SharedJobId::default(),
             node: "n".into(),
             message: "no".into(),
         });
@@ -477,7 +477,7 @@ mod tests {
         let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         let warn = |node: &str, number| {
             participants.warn(NodeFailure {
-                job: [0; 16],
+                job: SharedJobId::default(),
                 node: node.into(),
                 message: format!("lost {number}"),
             });
@@ -565,7 +565,7 @@ mod tests {
 
     fn absent(node: &str) -> NodeFailure {
         NodeFailure {
-            job: [0; 16],
+            job: SharedJobId::default(),
             node: node.into(),
             message: "it is tired".into(),
         }

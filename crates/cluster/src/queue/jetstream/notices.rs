@@ -74,7 +74,7 @@ pub enum Notice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFailure {
     /// The job.
-    pub job: [u8; 16],
+    pub job: SharedJobId,
     /// The name of the node.
     pub node: String,
     /// What it is, and why.
@@ -85,7 +85,7 @@ pub struct NodeFailure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantNotice {
     /// The job.
-    pub job: [u8; 16],
+    pub job: SharedJobId,
     /// The key of the node.
     pub key: [u8; 32],
     /// The [grant](zmove_wire::SignedJobGrant), as it travels.
@@ -96,7 +96,7 @@ pub struct GrantNotice {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobNotice {
     /// The job.
-    pub job: [u8; 16],
+    pub job: SharedJobId,
     /// What was typed at the head.
     pub words: Vec<Vec<u8>>,
     /// The sources, by whose numbers work says what it is about. Nodes take these instead of those that were typed.
@@ -129,12 +129,6 @@ pub struct Reader {
 }
 
 impl JobNotice {
-    /// The job.
-    #[must_use]
-    pub const fn id(&self) -> SharedJobId {
-        SharedJobId(self.job)
-    }
-
     /// The name of the node that leads.
     #[must_use]
     pub fn head(&self) -> Option<&str> {
@@ -232,7 +226,7 @@ pub struct NodeNotice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodePart {
     /// The job.
-    pub job: [u8; 16],
+    pub job: SharedJobId,
     /// How far the node is.
     pub state: NodeState,
     /// What the node has found and moved.
@@ -323,8 +317,8 @@ impl NoticeBoard {
     /// while.
     fn key_of(&self, notice: &Notice) -> String {
         let name = match notice {
-            Notice::Job(job) => job.job,
-            Notice::Node(node) => node.part.as_ref().map_or([0; 16], |part| part.job),
+            Notice::Job(job) => job.job.0,
+            Notice::Node(node) => node.part.as_ref().map_or([0; 16], |part| part.job.0),
             _event => {
                 let number = self.events.fetch_add(1, Ordering::Relaxed);
                 u128::from(number).to_le_bytes()

@@ -107,12 +107,12 @@ impl Job {
     /// The part of this node, for the head.
     fn report(&self, id: SharedJobId, state: NodeState) -> NodePart {
         NodePart {
-            job: id.0,
+            job: id,
             state,
             moved: self.part.moved(),
             tally: self.part.served.tally(),
             granted_until: self.grant.ends(),
-            ping: self.head.ping(),
+            ping: self.head.lease.ask(),
             receivers: self.part.served.by_receiver(),
         }
     }
@@ -232,7 +232,7 @@ impl<'a> Member<'a> {
 
     fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {
         NodeFailure {
-            job: id.0,
+            job: id,
             node: self.node.clone(),
             message,
         }
@@ -241,7 +241,7 @@ impl<'a> Member<'a> {
     /// Keeps a grant that is for this node.
     fn hold(&mut self, GrantNotice { job, key, grant }: &GrantNotice) {
         if *key == self.key
-            && let Some(job) = self.jobs.get(&SharedJobId(*job))
+            && let Some(job) = self.jobs.get(job)
             && let Ok(grant) = SignedJobGrant::decode(grant)
         {
             job.grant.renew(grant);
@@ -250,7 +250,7 @@ impl<'a> Member<'a> {
 
     /// Takes part in a job, if this node may.
     async fn take(&mut self, notice: JobNotice) -> Result<()> {
-        let id = notice.id();
+        let id = notice.job;
         let has_left = |left: &LeftJob| Instant::now() < left.until;
         if self.left.get(&id).is_some_and(has_left) {
             return Ok(());
@@ -264,7 +264,7 @@ impl<'a> Member<'a> {
         });
         job.unheard = 0;
         if let Some(ping) = notice.answer_to(&self.node) {
-            job.head.answered(ping);
+            job.head.lease.echoed(ping);
         }
         let has_begun = notice.begun;
         match notice.nodes.get(&self.node).copied() {
@@ -276,7 +276,7 @@ impl<'a> Member<'a> {
                         notice,
                         number,
                         job.grant.clone(),
-                        job.head.lease(),
+                        job.head.lease.clone(),
                         Arc::clone(&job.queue),
                     );
                     let work = self.working.spawn(async move { (id, work.await) });

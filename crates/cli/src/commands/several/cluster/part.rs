@@ -62,7 +62,7 @@ impl Part {
         head: Lease,
         opened: Arc<OnceLock<OpenQueue>>,
     ) -> Result<()> {
-        let id = notice.id();
+        let id = notice.job;
         let what = what(&notice)?;
         let of_node = cluster.clone();
         let looked = spawn_blocking(move || look(&of_node, &notice)).await;
@@ -132,7 +132,7 @@ fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receive
     let looked = settings.look_at_sources(&NoListener);
     let sources = looked.with_context(|| not_as_there(path_of(&notice.sources[0])))?;
     compare(&reader(), &sources, notice)?;
-    let mut job = shared_job::job(&settings, &sources, notice.id())?;
+    let mut job = shared_job::job(&settings, &sources, notice.job)?;
     job.view = View::Follows;
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
     job.config.instead = notice.instead;

@@ -68,7 +68,7 @@ impl HeardNotices {
         let until = Instant::now() + LISTEN_FOR;
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
             match heard {
-                Ok(Notice::Job(job)) => drop(all.jobs.insert(job.id(), job)),
+                Ok(Notice::Job(job)) => drop(all.jobs.insert(job.job, job)),
                 Ok(Notice::Node(node)) => drop(all.nodes.insert(node.node.clone(), node)),
                 _ => {}
             }
@@ -90,7 +90,7 @@ impl HeardNotices {
             let part = report.part.as_ref();
             let part = part.filter(|part| part.state == NodeState::Works);
             let stored = part.map(|part| part.moved.stored).unwrap_or_default();
-            let job = part.map(|part| SharedJobId(part.job));
+            let job = part.map(|part| part.job);
             let nodes = jobs.entry(job).or_default();
             nodes.nodes.push(Node {
                 name: report.node.clone(),
@@ -182,7 +182,7 @@ mod tests {
             ..TransferProgress::default()
         };
         let part = part.map(|(job, state)| NodePart {
-            job: [job; 16],
+            job: SharedJobId([job; 16]),
             state,
             moved,
             tally: zmove_cluster::Tally::default(),
@@ -246,12 +246,12 @@ mod tests {
             receivers: vec![of("dtn1", Pace::Works, None)],
         };
         let job = JobNotice {
-            job: [1; 16],
+            job: SharedJobId([1; 16]),
             shown: serde_json::to_string(&shown).unwrap(),
             ..JobNotice::default()
         };
         let heard = HeardNotices {
-            jobs: BTreeMap::from([(job.id(), job)]),
+            jobs: BTreeMap::from([(job.job, job)]),
             nodes: [node("a", Some((1, NodeState::Works))), node("idle", None)].into(),
         };
         let jobs = heard.by_job();
