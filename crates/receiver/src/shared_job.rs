@@ -27,7 +27,7 @@ use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
 use zmove_disk::JOB_ENDED;
-use zmove_types::{Metadata, RelPath, Root};
+use zmove_types::{Metadata, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult, WireError,
 };
@@ -52,7 +52,7 @@ impl SharedJobSession {
     ) -> Result<SharedJobResult, WireError> {
         let done = match order {
             SharedJobOrder::Settle => self.settle(transfer).map(SharedJobResult::Settled),
-            SharedJobOrder::Commit { head, root } => {
+            SharedJobOrder::Commit { head } => {
                 let head = FileHead::decode(&head)?;
                 if head.path.is_root() {
                     return Err(WireError::OutOfOrder {
@@ -60,7 +60,7 @@ impl SharedJobSession {
                     });
                 }
                 transfer.top_names.check(&head.path)?;
-                self.commit(transfer, &head, root.map(Root))
+                self.commit(transfer, &head)
             }
             SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;

@@ -509,7 +509,6 @@ fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing
     assert_eq!(sleeper.order(SharedJobOrder::Settle), ended);
     let commit = SharedJobOrder::Commit {
         head: head.encode(),
-        root: None,
     };
     assert_eq!(sleeper.order(commit), ended);
     let failed = sleeper
@@ -556,10 +555,8 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
             groups.iter().for_each(|group| mover.chunk(*group, &file));
         }
         movers.iter_mut().for_each(|mover| mover.stored(5));
-        let root = Some(zmove_chunk::file_root(&file).0);
         let commit = || SharedJobOrder::Commit {
             head: head.encode(),
-            root,
         };
         assert_eq!(movers[0].order(SharedJobOrder::Settle), SETTLED);
         assert_eq!(movers[1].order(SharedJobOrder::Settle), SETTLED);

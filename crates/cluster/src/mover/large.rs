@@ -36,7 +36,7 @@ impl<W: WorkQueue> Mover<W> {
             return Ok((all(), 0));
         };
         let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
-        let order = SharedJobOrder::Commit { head, root: None };
+        let order = SharedJobOrder::Commit { head };
         let mut missing = match self.feeder.order(order, None).await? {
             SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
             SharedJobResult::Committed { .. } => Vec::new(),
@@ -59,7 +59,6 @@ impl<W: WorkQueue> Mover<W> {
     pub(super) async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
         let order = SharedJobOrder::Commit {
             head: file.head.clone(),
-            root: None,
         };
         let answer = self.feeder.order(order, Some(file.bytes)).await?;
         self.committed(file, answer)

@@ -343,7 +343,6 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::Settle,
         SharedJobOrder::Commit {
             head: sample_file().encode(),
-            root: Some([9; 32]),
         },
         SharedJobOrder::SetDirectories {
             head: extended_batch().encode(),

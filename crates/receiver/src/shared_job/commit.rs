@@ -20,13 +20,12 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{FileIdentity, NameAt, NewFiles, PartFound};
-use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
+use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
 
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::source_of;
-use crate::rights::quota::Quota;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
@@ -39,8 +38,6 @@ use crate::store::transfer::Transfer;
 /// A file that is to get its name.
 struct Commit<'a> {
     head: &'a FileHead,
-    /// The root that the sender has named.
-    named: Option<Root>,
     parent: RelPath,
     directory: Arc<OwnedFd>,
     name: Name,
@@ -53,7 +50,6 @@ impl SharedJobSession {
         &self,
         transfer: &Transfer,
         head: &FileHead,
-        named: Option<Root>,
     ) -> Result<SharedJobResult, Failure> {
         let path = transfer.target.final_path(head);
         let Some((parent, name)) = path.parent().zip(path.file_name()) else {
@@ -73,7 +69,6 @@ impl SharedJobSession {
             .map_err(failed_to(Operation::MakeDirectory))?;
         let place = Commit {
             head,
-            named,
             part: shared_name(&path, &source_of(head)),
             parent,
             directory,
@@ -114,13 +109,13 @@ impl SharedJobSession {
             .map_err(failed_to(Operation::Read))?
             .inode;
         let key = (place.part.clone(), inode);
-        let root = match self
-            .root_of(place, &key, &transfer.quota)
-            .map_err(failed_to(Operation::Read))?
-        {
-            Ok(root) => root,
-            Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
-        };
+        let missing = self
+            .missing_of(place.head, &key)
+            .map_err(failed_to(Operation::Read))?;
+        if !missing.is_empty() {
+            let not_whole = SharedJobResult::Missing(missing);
+            return self.unless_committed(transfer, place, Ok(not_whole));
+        }
         let Commit {
             head,
             directory,
@@ -150,7 +145,7 @@ impl SharedJobSession {
         }
         // whoever orders it counts
         let counters = Counters::default();
-        transfer.stored(head.bytes, &counters, || Some(head.path.clone()), root);
+        transfer.stored(head.bytes, &counters, || Some(head.path.clone()), None);
         self.committed(transfer, place, inode)
     }
 
@@ -183,34 +178,11 @@ impl SharedJobSession {
         Ok(SharedJobResult::Committed { inode })
     }
 
-    /// The root of a part all groups of which count, where it is known; otherwise what the order is answered with.
-    fn root_of(
-        &self,
-        &Commit { head, named, .. }: &Commit<'_>,
-        part: &PartKey,
-        quota: &Quota,
-    ) -> io::Result<Result<Option<Root>, SharedJobResult>> {
+    /// The groups of a part that do not count.
+    fn missing_of(&self, head: &FileHead, part: &PartKey) -> io::Result<Vec<GroupRange>> {
         let mut groups = self.groups.lock();
         groups.read_on(self.directory.fd(), &self.session)?;
-        let came = groups.of(part);
-        let missing = missing(head, came);
-        if !missing.is_empty() {
-            return Ok(Err(SharedJobResult::Missing(missing)));
-        }
-        let found = came.map_or_else(
-            || Came::new(quota).root(head.bytes),
-            |came| came.root(head.bytes),
-        );
-        if named
-            .zip(found)
-            .is_some_and(|(named, found)| named != found)
-        {
-            return Ok(Err(SharedJobResult::Failed(
-                Operation::Verify,
-                FaultCode::OtherRoot,
-            )));
-        }
-        Ok(Ok(named.or(found)))
+        Ok(missing(head, groups.of(part)))
     }
 }
 
@@ -296,6 +268,7 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rights::quota::Quota;
     use zmove_types::{Cv, DataRanges, Metadata, Timestamp};
 
     fn head_of(groups: u64, data: Option<&[Range<u64>]>) -> FileHead {

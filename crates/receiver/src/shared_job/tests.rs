@@ -257,7 +257,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         lost.die().await;
         let mut one = Mover::open(home.path()).await;
         let mut other = Mover::open(home.path()).await;
-        let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
+        let SharedJobResult::Missing(missing) = one.commit(&head).await else {
             panic!("committed")
         };
         let missing = missing
@@ -281,19 +281,11 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             .for_each(|group| other.chunk(9, *group, &contents));
         other.stored(2).await;
         assert_eq!(other.settle().await, SETTLED);
-        let wrong = SharedJobOrder::Commit {
-            head: head.encode(),
-            root: Some([1; 32]),
-        };
-        assert_eq!(
-            one.order(wrong).await,
-            SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot)
-        );
-        let committed = tokio::join!(one.commit(&head, &contents), other.commit(&head, &contents));
+        let committed = tokio::join!(one.commit(&head), other.commit(&head));
         let there = std::fs::metadata(home.path().join("d/e/large")).unwrap();
         let expected = SharedJobResult::Committed { inode: there.ino() };
         assert_eq!(committed, (expected.clone(), expected.clone()));
-        assert_eq!(other.commit(&head, &contents).await, expected, "again");
+        assert_eq!(other.commit(&head).await, expected, "again");
         assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77));
         assert!(std::fs::read(home.path().join("d/e/large")).unwrap() == contents);
         one.finish().await;
@@ -364,12 +356,12 @@ async fn groups_count_when_they_are_flushed() {
     told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])])
         .unwrap();
     assert_eq!(
-        mover.commit(&head, &contents).await,
+        mover.commit(&head).await,
         SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
     );
     told.flushed(told.mark()).unwrap();
     assert_eq!(
-        mover.commit(&head, &contents).await,
+        mover.commit(&head).await,
         SharedJobResult::Committed { inode }
     );
     assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
@@ -388,7 +380,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
     assert_eq!(one.settle().await, SETTLED);
-    let committed = one.commit(&head, &contents).await;
+    let committed = one.commit(&head).await;
     assert!(
         matches!(committed, SharedJobResult::Committed { .. }),
         "{committed:?}"
@@ -396,7 +388,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     std::fs::remove_file(home.path().join("large")).unwrap();
     let mut late = Mover::open(home.path()).await;
     late.first_group(&head, &contents).await;
-    assert_eq!(late.commit(&head, &contents).await, committed);
+    assert_eq!(late.commit(&head).await, committed);
     let parts = std::fs::read_dir(parts_directory(home.path())).unwrap();
     let parts = parts.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());
     assert_eq!((parts.count(), late.faults.len()), (0, 0));
@@ -417,7 +409,7 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.stored(1).await;
     assert_eq!(mover.settle().await, SETTLED);
     assert_eq!(
-        mover.commit(&head, &contents).await,
+        mover.commit(&head).await,
         SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
     );
     let [journal] = &journals_of(home.path())[..] else {
@@ -432,7 +424,7 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.chunk(1, 1, &contents);
     mover.stored(1).await;
     assert_eq!(mover.settle().await, SETTLED);
-    let committed = mover.commit(&head, &contents).await;
+    let committed = mover.commit(&head).await;
     assert!(
         matches!(committed, SharedJobResult::Committed { .. }),
         "{committed:?}"
@@ -458,7 +450,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
     assert_eq!(one.settle().await, SETTLED);
-    let SharedJobResult::Committed { inode } = one.commit(&head, &contents).await else {
+    let SharedJobResult::Committed { inode } = one.commit(&head).await else {
         panic!("not committed")
     };
     let there = home.path().join("large");
@@ -507,7 +499,7 @@ async fn a_receiver_that_goes_on_after_the_end_of_the_job_names_nothing_and_sett
     late.stored(2).await;
     let ended = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
     assert_eq!(late.settle().await, ended);
-    assert_eq!(late.commit(&head, &contents).await, ended);
+    assert_eq!(late.commit(&head).await, ended);
     assert!(
         late.faults.iter().all(|code| *code == FaultCode::JobEnded),
         "{:?}",
@@ -1020,7 +1012,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             mover.stored(3).await;
             if in_a_job {
                 assert_eq!(mover.settle().await, SETTLED);
-                let committed = mover.commit(&head, &contents).await;
+                let committed = mover.commit(&head).await;
                 assert!(
                     matches!(committed, SharedJobResult::Committed { .. }),
                     "{committed:?}"

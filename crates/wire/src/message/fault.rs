@@ -118,9 +118,6 @@ pub enum FaultCode {
     /// The job has ended: this receiver changes nothing more of it. Only told in a job.
     #[error("its push has ended")]
     JobEnded,
-    /// The large file's groups do not have the root that its sender has named. Only told in a job.
-    #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
-    OtherRoot,
     /// A directory stands where a file or link has to go, and a rule of the opening protects it or an entry in it.
     #[error("a directory of that name is in the way, and what the selection leaves out is in it")]
     Protected,

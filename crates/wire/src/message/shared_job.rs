@@ -78,8 +78,6 @@ pub enum SharedJobOrder {
             deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
         )]
         head: Vec<u8>,
-        /// The file's root, where that is known.
-        root: Option<[u8; 32]>,
     },
     /// To set mode and time of directories into which nothing more is put.
     SetDirectories {
@@ -252,12 +250,8 @@ mod tests {
         assert_eq!(order(300, SharedJobOrder::Settle), [10, 0xAC, 2, 0]);
         let commit = SharedJobOrder::Commit {
             head: b"h".to_vec(),
-            root: Some([9; 32]),
         };
-        assert_eq!(
-            order(1, commit),
-            [&[10, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
-        );
+        assert_eq!(order(1, commit), [10, 1, 1, 1, b'h']);
         assert_eq!(
             order(
                 1,

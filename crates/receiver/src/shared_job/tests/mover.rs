@@ -202,11 +202,9 @@ impl Mover {
         self.order(SharedJobOrder::Settle).await
     }
 
-    pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {
-        let root = Some(file_root(contents).0);
+    pub(super) async fn commit(&mut self, head: &FileHead) -> SharedJobResult {
         self.order(SharedJobOrder::Commit {
             head: head.encode(),
-            root,
         })
         .await
     }

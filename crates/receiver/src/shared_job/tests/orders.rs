@@ -29,7 +29,7 @@ async fn a_large_file_does_not_replace_what_is_kept_there() {
         (0..2).for_each(|group| mover.chunk(1, group, &contents));
         mover.stored(2).await;
         std::fs::write(&there, "newer").unwrap();
-        let committed = mover.commit(&head, &contents).await;
+        let committed = mover.commit(&head).await;
         let is_kept = SharedJobResult::Failed(Operation::Create, FaultCode::AlreadyThere);
         assert_eq!(committed == is_kept, keeps, "{committed:?}");
         assert_eq!(std::fs::read(&there).unwrap() == b"newer", keeps);
@@ -59,7 +59,7 @@ fn a_part_gets_no_attributes_once_the_sender_has_gone() {
     lease.end();
     transfer.target.tree = transfer.target.tree.under(lease);
     let session = transfer.target.shared_job.as_ref().unwrap();
-    let failed = session.commit(&transfer, &head, None).unwrap_err();
+    let failed = session.commit(&transfer, &head).unwrap_err();
     assert_eq!(failed.0, Operation::SetMetadata);
     assert_eq!(Errno::from_io_error(&failed.1), Some(Errno::CONNABORTED));
     assert_eq!(FileIdentity::of(part.file()).unwrap(), before);
@@ -84,7 +84,6 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     let commit = |to| {
         is_obeyed(SharedJobOrder::Commit {
             head: head(to, b"x").encode(),
-            root: None,
         })
     };
     let set = |directory| {
