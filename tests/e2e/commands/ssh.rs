@@ -1,12 +1,12 @@
 //! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::support::command::{Outcome, ZMOVE, Zmove, finish};
-use crate::support::harness::{Site, has_program, is_root, skip};
+use crate::support::harness::{Site, has_program, is_root, skip, write_program};
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, painted};
 
@@ -170,8 +170,7 @@ fn paint(site: &Site) {
 /// A script in the site that stands for a program.
 pub(crate) fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.path(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&path, &format!("#!/bin/sh\n{text}\n"));
     path
 }
 

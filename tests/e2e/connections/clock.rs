@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +13,7 @@ use zmove_types::GROUP_BYTES;
 use crate::commands::jobs::{Yard, wait_for};
 use crate::connections::resume::{assert_done, stalled};
 use crate::support::command::{ZMOVE, finish};
-use crate::support::harness::{Site, has_program, skip};
+use crate::support::harness::{Site, has_program, skip, write_program};
 use crate::support::tree::assert_same;
 
 /// The wall clock of a site's programs, as a shift from the true one that can be changed while they run.
@@ -54,8 +53,7 @@ impl Clock {
             variables(clock.0.display()),
             library.trim_end()
         );
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, &script);
         site.run_by(program);
         Some((site, clock))
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
 
 use crate::support::command::ZMOVE;
-use crate::support::harness::{Site, every_way, is_root};
+use crate::support::harness::{Site, every_way, is_root, write_program};
 use crate::support::tree::{
     assert_pictures, assert_same, paint, paint_interesting_sizes, painted, picture, set_mode,
     set_own_mtime,
@@ -385,8 +385,7 @@ fn a_read_only_target_takes_files_again_over_ssh() {
     };
     let ssh = site.path("ssh");
     let text = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\nexec sh -c \"$1\"\n";
-    std::fs::write(&ssh, text).unwrap();
-    set_mode(&ssh, 0o755);
+    write_program(&ssh, text);
     read_only_top_and_below(&site, |site, options| {
         let zmove = site.runner.program.clone().unwrap_or_else(|| ZMOVE.into());
         let target = format!("user@localhost:{}", site.path("target/top").display());

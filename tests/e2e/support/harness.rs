@@ -4,8 +4,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -164,7 +164,7 @@ impl Site {
         });
         let program = site.path("zmove");
         if std::fs::hard_link(ZMOVE, &program).is_err() {
-            std::fs::copy(ZMOVE, &program).unwrap();
+            copy_program(Path::new(ZMOVE), &program);
         }
         site.runner.program = Some(program);
         site.give_away();
@@ -179,8 +179,7 @@ impl Site {
     /// Has a shell script with these lines stand for zmove.
     pub(crate) fn run_by_script(&mut self, lines: &str) {
         let script = self.path("script");
-        std::fs::write(&script, format!("#!/bin/sh\n{lines}\n")).unwrap();
-        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(&script, &format!("#!/bin/sh\n{lines}\n"));
         self.run_by(script);
     }
 
@@ -417,6 +416,24 @@ pub(crate) fn is_root() -> bool {
 pub(crate) fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+/// Copies a program by another process. The processes that other cases start at this moment would inherit a descriptor
+/// that is open for writing here, and the kernel runs no program that is open for writing.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("install")
+        .args(["-m", "755"])
+        .args([from, to])
+        .status();
+    assert!(copied.unwrap().success());
+}
+
+/// Writes a program, as [`copy_program`] copies one.
+pub(crate) fn write_program(path: &Path, text: &str) {
+    let source = path.with_extension("text");
+    std::fs::write(&source, text).unwrap();
+    copy_program(&source, path);
+    std::fs::remove_file(source).unwrap();
 }
 
 /// Lets the holder of this grant lead jobs of several receivers, too, at the daemon with this home.

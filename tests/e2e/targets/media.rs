@@ -3,7 +3,7 @@
 //! The target is on a disk of its own. Flushes take a while there, in which a bit is flipped on the disk: what was
 //! flushed is in the page cache as it came, and only who reads past that can know.
 
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use zmove_types::GROUP_BYTES;
 
 use crate::support::command::{Outcome, ZMOVE};
-use crate::support::harness::{PATIENCE, Site, skip};
+use crate::support::harness::{PATIENCE, Site, skip, write_program};
 use crate::support::namespace::Image;
 use crate::support::tree::{assert_same, paint};
 use crate::targets::faults::can_inject;
@@ -44,8 +44,7 @@ fn slow_site() -> Option<Site> {
         "#!/bin/sh\nexec strace -D -f --seccomp-bpf -qq -o /dev/null \
          -e trace=syncfs,fsync,fdatasync -e inject=syncfs,fsync,fdatasync:delay_exit=3000000 {ZMOVE} \"$@\"\n"
     );
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, &script);
     site.run_by(program);
     Some(site)
 }
@@ -170,8 +169,7 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
     let ssh = site.path("ssh");
     let text = "#!/bin/sh\ncase \" $* \" in *' -G '*) echo hostname 127.0.0.1; exit;; esac\n\
                 for command; do :; done\nexec $command\n";
-    std::fs::write(&ssh, text).unwrap();
-    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&ssh, text);
     let target = format!("any@127.0.0.1:{}", site.target().display());
     let push = || {
         let mut push = site.zmove(&["push", "--verify", "media", "--ssh-command"]);

@@ -9,6 +9,7 @@ use super::{Yard, number, wait_for};
 use crate::commands::schema;
 use crate::security::authority::block;
 use crate::support::command::Outcome;
+use crate::support::harness::write_program;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
@@ -328,8 +329,7 @@ fn the_documented_hook_mails_an_event() {
             &block("docs/OPERATIONS.md", "file: mail-event"),
         ),
     ] {
-        std::fs::write(file(name), text).unwrap();
-        std::fs::set_permissions(file(name), PermissionsExt::from_mode(0o700)).unwrap();
+        write_program(&file(name), text);
     }
     yard.configure(&format!(
         "[hook]\ncommand = ['{}']\n",

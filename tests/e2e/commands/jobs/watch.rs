@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
 use crate::support::command::ZMOVE;
+use crate::support::harness::copy_program;
 use crate::support::tree::set_old;
 
 impl Yard {
@@ -216,20 +217,11 @@ fn inode(path: impl AsRef<Path>) -> u64 {
 }
 
 /// An upgrade renames another program into the place of this one.
-/// Copies the program by another process: a descriptor that is open for writing here would be inherited by what other
-/// cases start at this moment, and no kernel runs a program that is being written.
-fn copy_program(to: &Path) {
-    let copied = std::process::Command::new("cp")
-        .args([Path::new(ZMOVE), to])
-        .status();
-    assert!(copied.unwrap().success());
-}
-
 #[test]
 fn a_job_that_watches_and_its_runner_outlive_their_program() {
     let mut yard = Yard::local();
     let program = yard.site.path("zmove");
-    copy_program(&program);
+    copy_program(Path::new(ZMOVE), &program);
     yard.site.run_by(program.clone());
     let (source, target) = (yard.site.source(), yard.site.target());
     let id = yard.watch(&[], "");
@@ -246,7 +238,7 @@ fn a_job_that_watches_and_its_runner_outlive_their_program() {
     std::fs::remove_file(&program).unwrap();
     arrives("removed");
     let new = yard.site.path("zmove.new");
-    copy_program(&new);
+    copy_program(Path::new(ZMOVE), &new);
     std::fs::rename(&new, &program).unwrap();
     wait_for("the new program in the runner's process", || {
         inode(&of_runner) == inode(&program)
