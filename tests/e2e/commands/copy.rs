@@ -20,6 +20,7 @@ use crate::connections::resume::wait_for_journal_in;
 use crate::support::command::{Outcome, Runner, Zmove};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
+use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, names, paint};
 
 pub(crate) const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
@@ -42,8 +43,11 @@ impl World {
     fn with(options: &[&str]) -> Self {
         let site = Site::local();
         site.authorize(Access::WriteOnly);
-        let options = [&["--listen", "127.0.0.1:0"], options].concat();
-        let start = |home: &str| Daemon::start_with(&site.path(home), &options, &Runner::default());
+        let start = |home: &str| {
+            let listen = free_address().to_string();
+            let options = [&["--listen", listen.as_str()], options].concat();
+            Daemon::start_with(&site.path(home), &options, &Runner::default())
+        };
         let receiver = start("server");
         let sender_home = site.path("sender");
         let client = Identity::load_or_create(&site.path("client"))

@@ -18,6 +18,7 @@ use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, Know
 use crate::support::command::{NOBODY, Outcome, Runner, User, ZMOVE, Zmove};
 use crate::support::daemon::Daemon;
 use crate::support::namespace::{Image, Namespace};
+use crate::support::ports::free_address;
 use crate::support::quiet_machine::share_machine;
 use crate::support::tree::set_mode;
 
@@ -125,7 +126,8 @@ impl Site {
             ..Self::local()
         };
         site.let_read("source");
-        let options = [&["--listen", "127.0.0.1:0"], serve_options].concat();
+        let listen = free_address().to_string();
+        let options = [&["--listen", listen.as_str()], serve_options].concat();
         let daemon = Daemon::start_with(&site.path("server"), &options, &site.runner);
         site.pin(&daemon.address, daemon.fingerprint);
         site.daemon = Some(daemon);
@@ -221,7 +223,7 @@ impl Site {
 
     /// The same, with more words for `zmove serve`.
     pub(crate) fn start_daemon_with(&mut self, options: &[&str]) {
-        self.start_daemon_at("127.0.0.1:0", options);
+        self.start_daemon_at(&free_address().to_string(), options);
     }
 
     /// The same, at another address of this host.
@@ -233,7 +235,7 @@ impl Site {
     /// The same; the client may write into this directory of the site alone.
     pub(crate) fn start_daemon_for(&mut self, root: &str, options: &[&str]) {
         self.authorize_for(root, Access::WriteOnly);
-        self.start_authorized("127.0.0.1:0", options);
+        self.start_authorized(&free_address().to_string(), options);
     }
 
     fn start_authorized(&mut self, listen: &str, options: &[&str]) {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::commands::jobs::{Yard, wait_for};
 use crate::support::harness::PATIENCE;
+use crate::support::ports::free_address;
 
 /// A runner that serves, with its jobs.
 pub(super) struct Served {
@@ -39,7 +40,7 @@ impl Served {
     }
 
     pub(super) fn of(yard: Yard) -> Self {
-        Self::with(yard, &["127.0.0.1:0"])
+        Self::with(yard, &[&free_address().to_string()])
     }
 
     /// At an address, with more options.
