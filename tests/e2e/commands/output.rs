@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::support::harness::{Site, both_ways};
-use crate::support::quiet_machine::share_machine;
+use crate::support::quiet_machine::{quiet_machine, share_machine};
 use crate::support::tree::{assert_same, paint};
 
 both_ways!(
@@ -136,6 +136,7 @@ fn the_summary_says_whether_files_were_flushed(site: &Site) {
 
 #[test]
 fn streams_are_a_choice() {
+    let _quiet = quiet_machine();
     let site = Site::daemon();
     // more than sockets hold, so that no lane comes too late
     File::create(site.source().join("zeros"))

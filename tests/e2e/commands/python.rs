@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::harness::{has_program, skip};
+use crate::support::quiet_machine::share_machine;
 
 #[test]
 fn the_client_for_python_passes_its_tests() {
+    share_machine();
     if !has_program("python3") || !has_program("openssl") {
         return skip("there is no python3, or no openssl");
     }
@@ -49,6 +51,7 @@ fn tree(directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn an_installation_from_a_clone_leaves_no_files_in_it() {
+    share_machine();
     let place = tempfile::tempdir().unwrap();
     let clone = place.path().join("python");
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/python");

@@ -17,6 +17,7 @@ use zmove_wire::{Greeting, Role};
 
 use crate::support::command::Outcome;
 use crate::support::harness::Site;
+use crate::support::quiet_machine::share_machine;
 use crate::support::tree::{assert_same, names, paint};
 
 fn site() -> Site {
@@ -194,6 +195,7 @@ fn meet_another_version(shown: Shown, pin: Pin) {
 
 #[test]
 fn a_peer_of_another_version() {
+    share_machine();
     std::thread::scope(|cases| {
         for shown in [Shown::InTls, Shown::InTheGreeting] {
             for pin in [Pin::Right, Pin::Missing, Pin::Other] {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::harness::{PATIENCE, has_program, skip};
+use crate::support::quiet_machine::share_machine;
 
 /// The key under which WebDriver answers with an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
@@ -46,6 +47,7 @@ impl Browser {
             skip("there is no chromium and chromedriver (Debian: chromium, chromium-driver)");
             return None;
         }
+        share_machine();
         let mut driver = Command::new("chromedriver");
         let mut driver = driver
             .arg("--port=0")
