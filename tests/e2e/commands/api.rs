@@ -92,7 +92,7 @@ fn a_plan_tells_what_would_be_done_and_does_nothing() {
 fn a_job_is_held_goes_on_and_is_ended() {
     let served = Served::daemon();
     served.yard.paint_slow();
-    let id = served.submit(&json!({ "limit": "20Mbit" }));
+    let id = served.submit(&json!({ "limit": "10Mbit" }));
     served.yard.wait_until_moving(&id.to_string());
     let order = |order: &str| {
         served

@@ -319,7 +319,7 @@ fn a_pull_that_is_killed_goes_on_where_it_was() {
     paint(site.source().join("large"), LARGE_BYTES);
     let journals = site.path("client/journal");
     let client = site
-        .pull_command(&["--json", "--limit", "40MB"], &[""], "")
+        .pull_command(&["--json", "--limit", "8MB"], &[""], "")
         .start();
     wait_for_journal_in(&journals);
     kill(client);
@@ -344,7 +344,7 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
     let options = [
         "--json",
         "--limit",
-        "40MB",
+        "12MB",
         "--manifest",
         manifest.to_str().unwrap(),
     ];

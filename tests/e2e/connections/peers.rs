@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::version::TLS13;
@@ -16,7 +15,7 @@ use zmove_types::TransferId;
 use zmove_wire::{Greeting, Role};
 
 use crate::support::command::Outcome;
-use crate::support::harness::Site;
+use crate::support::harness::{PATIENCE, Site};
 use crate::support::quiet_machine::share_machine;
 use crate::support::tree::{assert_same, names, paint};
 
@@ -54,10 +53,7 @@ fn serve_greeting(site: &Site, greeting: Vec<u8>) -> (SocketAddr, Fingerprint) {
             address_in.send(acceptor.local_addr().unwrap()).unwrap();
             loop {
                 let (socket, _) = acceptor.accept_tcp().await.unwrap();
-                if let Ok(connection) = acceptor
-                    .handshake(socket, Duration::from_secs(10), || ())
-                    .await
-                {
+                if let Ok(connection) = acceptor.handshake(socket, PATIENCE, || ()).await {
                     tokio::spawn(say(connection, greeting.clone()));
                 }
             }
@@ -383,21 +379,10 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
                 policy,
                 SocketConfig::default(),
             );
-            let mut connection = dialler
-                .await
-                .unwrap()
-                .dial(Duration::from_secs(10))
-                .await
-                .unwrap();
+            let mut connection = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
             connection.write_all(&bytes).await.unwrap();
             connection.flush().await.unwrap();
-            drop(
-                tokio::time::timeout(
-                    Duration::from_secs(10),
-                    connection.read_to_end(&mut Vec::new()),
-                )
-                .await,
-            );
+            drop(tokio::time::timeout(PATIENCE, connection.read_to_end(&mut Vec::new())).await);
         });
         daemon.wait_for_log(logged);
     }

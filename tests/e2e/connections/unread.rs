@@ -29,7 +29,7 @@ const WINDOW_BYTES: u32 = 256;
 /// More pings than pongs have room in the window, although pings that are read at once are answered by one pong.
 const PINGS: u64 = 20_000;
 /// Within this time a transfer that was stopped is gone: a peer may take 10 s to take the reason.
-const GONE_MAX: Duration = Duration::from_secs(20);
+const GONE_MAX: Duration = Duration::from_secs(40);
 
 /// A connection whose window is closed.
 type Unread = (Connection, RecvStream, SendStream);

@@ -98,7 +98,9 @@ fn a_low_limit_has_no_more_lanes_than_it_can_use() {
         paint(site.source().join("f"), 1 << 20);
         let options = ["--limit", "1MB", "--streams", "64", "--json"];
         let summary = site.push(&options, site.contents(), "").done().summary();
-        assert_eq!(summary["lanes"], 4, "{summary}");
+        // Four at most. On a busy machine the push may end before all of them are up.
+        let lanes = summary["lanes"].as_u64().unwrap();
+        assert!((1..=4).contains(&lanes), "{summary}");
         assert_same(&site.source(), &site.target());
     }
 }

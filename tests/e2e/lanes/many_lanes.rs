@@ -1,7 +1,6 @@
 //! A peer that opens lane after lane: what has ended takes nothing, and not many may wait.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
@@ -115,7 +114,7 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
 }
 
 async fn greet(dialler: &Dialler, role: Role) -> Connection {
-    let mut connection = dialler.dial(Duration::from_secs(10)).await.unwrap();
+    let mut connection = dialler.dial(PATIENCE).await.unwrap();
     connection
         .write_all(&Greeting::new(role, TRANSFER).encode())
         .await

@@ -76,14 +76,21 @@ fn an_unknown_host_is_named() {
 #[test]
 fn the_summary_names_the_transport() {
     let cases = [
-        (Site::daemon(), Some("tcp"), "over TCP"),
-        (Site::quic(), Some("quic"), "over QUIC"),
+        (
+            Site::daemon(),
+            &["--transport", "tcp"][..],
+            "tcp",
+            "over TCP",
+        ),
+        (Site::quic(), &[], "quic", "over QUIC"),
     ];
-    for (site, key, told) in cases {
+    for (site, options, key, told) in cases {
         paint(site.source().join("f"), 10);
-        let text = site.push(&[], site.contents(), "").done().stdout;
+        let text = site.push(options, site.contents(), "").done().stdout;
         assert!(text.contains(told), "{text}");
-        assert_eq!(site.push_contents()["transport"].as_str(), key);
+        let options = [&["--json"], options].concat();
+        let summary = site.push(&options, site.contents(), "").done().summary();
+        assert_eq!(summary["transport"], key);
     }
     let site = Site::local();
     paint(site.source().join("f"), 10);

@@ -171,8 +171,8 @@ impl Browser {
         }
     }
 
-    /// Asks something of an element, once it is there. The page may draw the element anew at any
-    /// time: then the new one is asked.
+    /// Asks something of an element, once it is there. The page may redraw or move the element at any time: then it is
+    /// asked again.
     #[track_caller]
     fn ask(&self, method: &str, selector: &str, question: &str, body: &Value) -> Value {
         let until = Instant::now() + PATIENCE;
@@ -185,7 +185,12 @@ impl Browser {
             };
             match answer["error"].as_str() {
                 None => return answer,
-                Some("no such element" | "stale element reference") if Instant::now() < until => {
+                Some(
+                    "no such element"
+                    | "stale element reference"
+                    | "element click intercepted"
+                    | "element not interactable",
+                ) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 Some(_) => panic!("{question} of {selector}: {answer}"),

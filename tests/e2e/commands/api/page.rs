@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::browser::Browser;
 use super::client::Served;
+use crate::commands::jobs::wait_for;
 use crate::support::tree::paint;
 
 /// A runner with a daemon to send to, and a browser that shows its page.
@@ -208,6 +209,14 @@ fn three_receivers() -> Value {
     json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes, "receivers": [] })
 }
 
+/// Whether all threads of a process are stopped.
+fn is_stopped(pid: Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let mut stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")));
+    // A thread that has ended in between has no file.
+    stats.all(|stat| stat.is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T")))
+}
+
 /// The process says no more, and what several nodes would have said stands in its place.
 #[test]
 fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
@@ -220,6 +229,8 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
         panic!("one process")
     };
     kill_process(pid, Signal::STOP).unwrap();
+    // Until all threads have stopped, the process may still write a line.
+    wait_for("the stop", || is_stopped(pid));
     let nodes = three_receivers();
     let path = served.yard.place().join(format!("{id}/events-1"));
     let told = std::fs::read_to_string(&path).unwrap();
@@ -232,7 +243,8 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
     assert_eq!(line["nodes"], Value::Null, "one node is none of several");
     line["nodes"] = nodes.clone();
     line["lanes"] = 0.into();
-    std::fs::write(&path, format!("{told}{line}\n")).unwrap();
+    let mut events = std::fs::File::options().append(true).open(&path).unwrap();
+    writeln!(events, "{line}").unwrap();
     assert_eq!(
         served.wait_until(id, |job| !job["nodes"].is_null())["nodes"],
         nodes

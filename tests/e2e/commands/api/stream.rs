@@ -30,7 +30,7 @@ fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
             json!({ "last": 0, "reset": true })
         )
     );
-    let id = served.submit(&json!({ "limit": "60Mbit" }));
+    let id = served.submit(&json!({ "limit": "20Mbit" }));
     let moving =
         events.find(|event, data| event == "progress" && data[0]["bytes"].as_u64() > Some(0));
     assert_eq!(
@@ -68,7 +68,7 @@ fn a_client_goes_on_where_it_was_after_the_runner_was_killed() {
     let mut served = Served::daemon();
     served.yard.paint_slow();
     let mut events = served.client.events(None);
-    let id = served.submit(&json!({ "limit": "20Mbit" }));
+    let id = served.submit(&json!({ "limit": "5Mbit" }));
     events.find(|event, _| event == "progress");
     let seen = events.id.unwrap();
     assert_eq!(seen, 2, "submitted and running");

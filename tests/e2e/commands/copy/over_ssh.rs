@@ -104,6 +104,8 @@ fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
         .outcome()
         .expect(3)
         .says(&[&told]);
+    // The port is free once the receiver of the refused copy has ended.
+    wait_for("the end of the first receiver", || receivers(&site) == 0);
     allow_to(&site, &format!("127.0.0.1:{port}"));
     assert_copied(&site, copy(&site, &sshd, &options, ends).outcome());
 }

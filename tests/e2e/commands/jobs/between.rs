@@ -27,9 +27,18 @@ impl Between {
 
     /// A job of which some has come, and whose rest takes some seconds.
     fn under_way(&self) -> String {
+        self.under_way_at(&SLOWLY)
+    }
+
+    /// The same, at a rate at which the case ends before the job does.
+    fn endless(&self) -> String {
+        self.under_way_at(&["--limit", "2MB"])
+    }
+
+    fn under_way_at(&self, options: &[&str]) -> String {
         paint(self.yard.site.source().join("large"), LARGE_BYTES);
         let mut submit = self.yard.site.zmove(&["submit"]);
-        submit.0.args(SLOWLY);
+        submit.0.args(options);
         submit
             .0
             .arg(format!("{}:", self.sender.address))
@@ -94,7 +103,7 @@ fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
 #[test]
 fn a_copy_is_cancelled_at_both_hosts() {
     let between = Between::new();
-    let id = between.under_way();
+    let id = between.endless();
     between.yard.run(&["job", &id, "cancel"]).done();
     between.yard.wait(&id).expect(31);
     let log = between.log(&id);
@@ -128,7 +137,7 @@ fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
 #[test]
 fn a_copy_that_was_found_again_is_held_too() {
     let between = Between::new();
-    let id = between.under_way();
+    let id = between.endless();
     between.yard.kill_process();
     wait_for("another attempt that listens", || {
         between.log(&id).matches("without this command").count() == 2
@@ -142,7 +151,7 @@ fn a_copy_that_was_found_again_is_held_too() {
 #[test]
 fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
     let between = Between::new();
-    let id = between.under_way();
+    let id = between.endless();
     between.sender.signal(Signal::STOP);
     between.yard.run(&["job", &id, "cancel"]).done();
     between.yard.wait(&id).expect(31);
@@ -185,7 +194,7 @@ fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
 fn a_copy_that_waits_for_another_attempt_is_cancelled_all_the_same() {
     let between = Between::new();
     let Between { yard, .. } = &between;
-    let id = between.under_way();
+    let id = between.endless();
     let waits = || yard.job(&id)["state"] == "waiting";
     let kill_until_it_waits = || {
         yard.processes().into_iter().for_each(kill);

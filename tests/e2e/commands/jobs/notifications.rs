@@ -128,6 +128,21 @@ fn a_runner_that_is_killed_before_the_record_sends_the_event_again_with_the_same
     );
 }
 
+/// The text after the time of the next attempt of a notification. A busy machine may have made several attempts.
+#[track_caller]
+fn tried_again<'a>(shown: &'a str, notification: &str) -> &'a str {
+    let not_delivered = format!("{notification} not delivered yet (");
+    let rest = shown.split_once(&not_delivered);
+    let (attempts, why) = rest
+        .and_then(|(_, rest)| rest.split_once("), again at 20"))
+        .unwrap_or_else(|| panic!("no {not_delivered}: {shown}"));
+    assert!(
+        attempts == "1 attempt" || attempts.ends_with(" attempts"),
+        "{shown}"
+    );
+    why
+}
+
 #[test]
 fn a_hook_that_hangs_holds_up_neither_jobs_nor_the_webhook() {
     let yard = Yard::with_hook(ADDS);
@@ -142,18 +157,19 @@ fn a_hook_that_hangs_holds_up_neither_jobs_nor_the_webhook() {
         id
     });
     let of_webhook = |id: &str| yard.job(id)["notifications"][1].clone();
-    wait_for("attempt", || of_webhook(&ids[0])["tries"] == 1);
+    wait_for("attempt", || {
+        of_webhook(&ids[0])["tries"].as_u64() >= Some(1)
+    });
     assert_eq!(of_webhook(&ids[0])["method"], "webhook");
     let shown = yard.run(&["job", &ids[0]]).done().stdout;
     let words: Vec<_> = shown.split_whitespace().collect();
     let words = words.join(" ");
-    for part in [
-        "hook: 'done' waiting",
-        "webhook: 'done' not delivered yet (1 attempt), again at 20",
-        ": https://127.0.0.1:1: connect: Connection refused",
-    ] {
-        assert!(words.contains(part), "no {part}: {shown}");
-    }
+    assert!(words.contains("hook: 'done' waiting"), "{shown}");
+    let why = tried_again(&words, "webhook: 'done'");
+    assert!(
+        why.contains(": https://127.0.0.1:1: connect: Connection refused"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -165,23 +181,22 @@ fn a_hook_that_fails_holds_up_no_job_and_is_shown() {
         id
     });
     wait_for("failure", || {
-        yard.job(&ids[0])["notifications"][0]["tries"] == 1
+        yard.job(&ids[0])["notifications"][0]["tries"].as_u64() >= Some(1)
     });
     let shown = yard.run(&["job", &ids[0]]).done().stdout;
     let words: Vec<_> = shown.split_whitespace().collect();
     let words = words.join(" ");
-    for part in [
-        "hook: 'done' not delivered yet (1 attempt), again at 20",
-        "'/bin/sh' ended with exit status: 3",
-    ] {
-        assert!(words.contains(part), "no {part}: {shown}");
-    }
+    let why = tried_again(&words, "hook: 'done'");
+    assert!(
+        why.contains("'/bin/sh' ended with exit status: 3"),
+        "{shown}"
+    );
     assert!(!shown.contains("webhook"), "{shown}");
 }
 
 #[test]
 fn a_job_that_moves_nothing_is_notified_while_it_runs() {
-    let yard = Yard::daemon().hooked("stalled_after_seconds = 5", ADDS);
+    let yard = Yard::daemon().hooked("stalled_after_seconds = 10", ADDS);
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
     let [pid] = yard.processes()[..] else {
@@ -215,25 +230,23 @@ fn a_job_that_waits_for_a_host_says_so_and_is_notified() {
         job["state"] == "waiting" && job["attempts"].as_u64() >= Some(2)
     });
     let why = format!("connect to {nobody}: refused");
-    let list = yard.run(&["jobs"]).done().stdout;
     let is_line = |line: &str| {
         let told = line
             .strip_prefix("       tries again in ")
             .and_then(|line| line.split_once(": "));
         told.is_some_and(|(_, told)| told.starts_with(&why)) && line.chars().count() <= 80
     };
-    assert!(list.lines().any(is_line), "{list}");
-    // in full, and once
-    let one = yard
-        .run(&["job", &id])
-        .done()
-        .stdout
-        .replace("\n         ", " ");
-    assert!(
-        one.contains("       tries again in ") && one.contains(&format!(": {why}")),
-        "{one}"
-    );
-    assert_eq!(one.matches(&why).count(), 1, "{one}");
+    // At any one look the next attempt may be running.
+    wait_for("the job in the list", || {
+        let list = yard.run(&["jobs"]).done().stdout;
+        list.lines().any(is_line)
+    });
+    wait_for("the job with its whole reason, once", || {
+        let one = yard.run(&["job", &id]).done().stdout;
+        let one = one.replace("\n         ", " ");
+        let waits = one.contains("       tries again in ") && one.contains(&format!(": {why}"));
+        waits && one.matches(&why).count() == 1
+    });
     yard.run(&["job", &id, "cancel"]).done();
     let kinds = yard.kinds(&id);
     assert_eq!(
@@ -264,7 +277,7 @@ fn a_notification_is_dropped_once_its_method_is_not_configured() {
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     yard.run(&["job", &id, "cancel"]).done();
     wait_for("failure", || {
-        yard.job(&id)["notifications"][0]["tries"] == 1
+        yard.job(&id)["notifications"][0]["tries"].as_u64() >= Some(1)
     });
     yard.configure("stalled_after_seconds = 60\n");
     wait_for("drop", || {
