@@ -6,6 +6,7 @@ mod rights;
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Instant;
 
 use serde_json::Value;
 use zmove_types::GROUP_BYTES;
@@ -15,7 +16,7 @@ use crate::connections::breakage::{interrupt, kill};
 use crate::connections::resume::{journals_in, wait_for_journal_in};
 use crate::support::command::{Runner, ZMOVE, finish};
 use crate::support::daemon::Daemon;
-use crate::support::harness::Site;
+use crate::support::harness::{PROMPT, Site};
 use crate::support::tree::{assert_same, names, paint, paint_interesting_sizes};
 
 const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
@@ -398,7 +399,9 @@ fn a_pull_that_is_interrupted_ends_at_once() {
     let options = ["--limit", "8MB", "--sparse", "never"];
     let client = site.pull_command(&options, &["large"], "").start();
     wait_for_journal_in(&site.path("client/journal"));
+    let since = Instant::now();
     interrupt(client).expect(20);
+    assert!(since.elapsed() < PROMPT, "{:?}", since.elapsed());
     site.the_daemon().wait_for_log("broken off");
 }
 

@@ -63,6 +63,11 @@ fn each_right_has_its_root() {
         .expect(3)
         .says(&["lies in none of the roots that this key may read"])
         .lines(1);
+    let source = site.source().canonicalize().unwrap();
+    site.push(&[], source.join("f"), source.join("g").to_str().unwrap())
+        .expect(3)
+        .lines(1);
+    assert_eq!(names(&site.source()), ["f"]);
 }
 
 #[test]
