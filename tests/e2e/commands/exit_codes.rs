@@ -56,7 +56,7 @@ fn nobody() -> String {
 }
 
 #[test]
-fn a_source_that_is_not_there() {
+fn a_missing_source_exits_with_23() {
     let yard = yard();
     let daemon = yard.site.the_daemon().address;
     yard.assert_pushed(&[], "none", "target", 23);
@@ -75,7 +75,7 @@ fn a_source_that_is_not_there() {
 }
 
 #[test]
-fn a_host_at_which_nobody_answers() {
+fn an_unreachable_host_exits_with_10() {
     let yard = yard();
     let options = ["--accept-new", "--timeout", "0"];
     yard.assert_pushed(&options, "source/", &format!("{}:x", nobody()), 10);
@@ -92,7 +92,7 @@ fn a_host_at_which_nobody_answers() {
 }
 
 #[test]
-fn a_host_whose_key_is_not_known() {
+fn an_unknown_host_key_exits_with_5() {
     let yard = yard();
     std::fs::remove_file(yard.site.path("client/known_hosts")).unwrap();
     let daemon = yard.site.the_daemon().address;
@@ -112,7 +112,7 @@ fn a_host_whose_key_is_not_known() {
 }
 
 #[test]
-fn a_directory_that_the_key_may_not_use() {
+fn a_forbidden_directory_exits_with_3() {
     let yard = yard();
     let daemon = yard.site.the_daemon().address;
     yard.assert_pushed(&[], "source/", &format!("{daemon}:/nowhere"), 3);
@@ -122,7 +122,7 @@ fn a_directory_that_the_key_may_not_use() {
 }
 
 #[test]
-fn words_that_make_no_sense() {
+fn invalid_arguments_exit_with_1() {
     let yard = yard();
     for command in ["push", "copy", "verify", "submit"] {
         yard.says(command, &["--files-from", "a"], "source", "h:0:x")

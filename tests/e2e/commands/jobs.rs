@@ -331,7 +331,7 @@ fn a_job_whose_runner_and_process_are_both_killed_goes_on() {
 }
 
 #[test]
-fn a_job_is_held_and_goes_on() {
+fn a_paused_job_can_be_resumed() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
@@ -361,7 +361,7 @@ fn a_job_is_cancelled_and_done_again() {
 }
 
 #[test]
-fn an_order_to_a_job_without_a_runner_is_carried_out_by_the_next() {
+fn the_next_runner_cancels_a_job_whose_runner_was_killed() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
@@ -484,7 +484,7 @@ fn a_submission_that_has_failed_is_told_and_not_done_again() {
 }
 
 #[test]
-fn there_is_one_runner() {
+fn a_second_runner_refuses_to_start() {
     let yard = Yard::local();
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     wait_for("a runner", || yard.runner().is_some());
@@ -566,7 +566,7 @@ fn a_host_that_is_not_known_is_refused_at_once() {
 }
 
 #[test]
-fn what_cannot_be_a_job_is_refused() {
+fn submit_refuses_invalid_options() {
     let yard = Yard::local();
     yard.run(&["submit", "-n", "source", "target"])
         .expect(1)

@@ -120,7 +120,7 @@ fn a_push_and_a_failure_are_as_the_schema_says() {
 }
 
 #[test]
-fn a_slow_push_tells_its_progress_so() {
+fn progress_events_match_the_schema() {
     let site = Site::daemon();
     paint(site.source().join("f"), 6 << 20);
     let outcome = site
@@ -140,7 +140,7 @@ fn a_slow_push_tells_its_progress_so() {
 }
 
 #[test]
-fn a_preview_a_pull_and_a_verification_are_too() {
+fn events_of_preview_pull_and_verify_match_the_schema() {
     let site = Site::reading(&[], &[]);
     paint(site.source().join("f"), 1000);
     let source = site.source().join("f");

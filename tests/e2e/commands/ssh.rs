@@ -129,7 +129,7 @@ pub(crate) fn push_by(
 }
 
 #[test]
-fn a_probe_goes_the_same_way() {
+fn a_probe_works_over_ssh() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
@@ -212,7 +212,7 @@ fn a_tree_arrives_where_no_daemon_runs() {
 }
 
 #[test]
-fn a_host_without_a_user_needs_the_word() {
+fn a_host_without_a_user_needs_the_ssh_option() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;

@@ -185,7 +185,7 @@ pub(crate) fn spoil(path: &Path, offset: u64) {
 }
 
 #[test]
-fn a_daemon_does_not_log_it_as_received() {
+fn a_verification_is_not_logged_as_received() {
     let site = Site::daemon();
     grow(&site);
     site.push_contents();

@@ -80,7 +80,7 @@ fn assert_nothing_half_written(site: &Site) {
 }
 
 #[test]
-fn a_daemon_that_is_killed_and_comes_back() {
+fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_completes() {
     let HalfWay {
         mut site,
         proxy,
@@ -110,12 +110,12 @@ fn a_daemon_that_is_killed_and_comes_back() {
 }
 
 #[test]
-fn a_client_that_is_killed() {
+fn the_daemon_leaves_no_partial_file_when_the_client_is_killed() {
     kill_client(half_way());
 }
 
 #[test]
-fn a_client_that_is_killed_over_lanes_in_clear() {
+fn the_daemon_leaves_no_partial_file_when_a_client_over_lanes_in_clear_is_killed() {
     kill_client(half_way_to(Site::clear()));
 }
 
@@ -323,7 +323,7 @@ fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop() {
+fn a_daemon_that_stops_leaves_no_partial_file() {
     assert_eq!(Site::daemon().take_daemon().terminate(), Some(0));
     let HalfWay {
         mut site,

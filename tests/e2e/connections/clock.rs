@@ -103,7 +103,7 @@ fn a_schedule_that_was_made_before_the_clock_was_set_back_runs() {
 }
 
 #[test]
-fn it_jumps_while_files_come() {
+fn a_transfer_completes_when_the_clock_jumps() {
     for shift in ["+4000d", "-4000d"] {
         let Some((mut site, clock)) = Clock::site() else {
             return;
@@ -118,7 +118,7 @@ fn it_jumps_while_files_come() {
 }
 
 #[test]
-fn it_has_jumped_when_a_transfer_goes_on() {
+fn a_transfer_resumes_after_a_clock_jump_unless_its_journal_has_expired() {
     for (shift, expires) in [("-4000d", false), ("+2d", false), ("+4000d", true)] {
         let Some((mut site, clock)) = Clock::site_read_at_start() else {
             return;

@@ -90,7 +90,7 @@ fn assert_all_was_moved_once(summary: &Value) {
 }
 
 #[test]
-fn a_daemon_that_is_killed_and_comes_back() {
+fn a_push_reconnects_after_the_daemon_was_killed_and_restarted() {
     let HalfWay {
         mut site,
         proxy,
@@ -104,7 +104,7 @@ fn a_daemon_that_is_killed_and_comes_back() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_and_comes_back() {
+fn a_push_reconnects_after_the_daemon_was_stopped_and_restarted() {
     let HalfWay {
         mut site,
         proxy,
@@ -144,7 +144,7 @@ fn something_else_answers_for_a_while() {
 }
 
 #[test]
-fn a_path_that_breaks_all_connections() {
+fn a_push_reconnects_after_all_connections_were_lost() {
     let HalfWay {
         site,
         proxy,
@@ -247,17 +247,17 @@ fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
 }
 
 #[test]
-fn a_lane_that_is_cut() {
+fn a_push_completes_after_one_lane_was_cut() {
     assert_lanes_are_done_without(Site::daemon(), 1, &["--streams", "4"]);
 }
 
 #[test]
-fn a_lane_in_clear_that_is_cut() {
+fn a_push_completes_after_one_lane_in_clear_was_cut() {
     assert_lanes_are_done_without(Site::clear(), 1, &["--streams", "4"]);
 }
 
 #[test]
-fn all_lanes_but_one_are_cut() {
+fn a_push_completes_after_all_lanes_but_one_were_cut() {
     assert_lanes_are_done_without(Site::daemon(), 3, &["--streams", "4"]);
 }
 
@@ -365,7 +365,7 @@ fn a_failure_is_told_once() {
 }
 
 #[test]
-fn who_has_waited_long_enough_is_told_why() {
+fn a_push_gives_up_at_its_timeout_and_names_the_cause() {
     let HalfWay {
         mut site,
         proxy,
@@ -469,7 +469,7 @@ fn a_key_that_was_withdrawn_meanwhile_ends_the_push() {
 }
 
 #[test]
-fn what_was_never_up_is_not_dialled_again() {
+fn a_push_does_not_retry_its_first_connection() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let nobody = free_address();

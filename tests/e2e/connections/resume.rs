@@ -138,14 +138,14 @@ pub(crate) fn assert_done(site: &Site, summary: &Value) -> u64 {
 }
 
 #[test]
-fn what_has_come_does_not_come_again() {
+fn a_resumed_push_sends_only_the_missing_groups() {
     let site = broken_off();
     let summary = site.push_contents();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
 #[test]
-fn a_preview_touches_nothing_of_it() {
+fn a_preview_changes_no_unfinished_part() {
     let site = broken_off();
     let before = (snapshot(&site.target()), snapshot(&journals(&site)));
     for options in [
@@ -225,7 +225,7 @@ fn a_part_is_copied_nowhere_and_that_is_told() {
 }
 
 #[test]
-fn a_mirror_of_something_else_leaves_it() {
+fn delete_keeps_unfinished_parts() {
     let site = broken_off();
     let parts = hidden(&site);
     std::fs::create_dir(site.path("other")).unwrap();
@@ -270,7 +270,7 @@ fn a_file_that_is_newer_at_the_target_by_now_stays() {
 }
 
 #[test]
-fn a_killed_daemon_goes_on() {
+fn a_push_resumes_after_daemon_and_client_were_killed() {
     let mut site = Site::daemon();
     let (proxy, mut client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
     site.take_daemon().kill();
@@ -285,7 +285,7 @@ fn a_killed_daemon_goes_on() {
 }
 
 #[test]
-fn it_may_come_by_other_lanes() {
+fn a_push_resumes_over_other_lanes() {
     for options in [
         &["--json", "--streams", "1"][..],
         &["--json", "--transport", "quic"],
@@ -333,7 +333,7 @@ fn a_part_goes_when_its_file_has_become_a_small_one() {
 }
 
 #[test]
-fn another_source_begins_anew() {
+fn a_changed_source_is_sent_from_the_start() {
     let site = broken_off();
     // of the same size; times and contents differ
     std::fs::write(site.source().join("large"), painted(BYTES, 7)).unwrap();

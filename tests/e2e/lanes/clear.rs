@@ -25,7 +25,7 @@ fn push_struck(site: &Site, strike: Strike) -> (Outcome, Proxy) {
 }
 
 #[test]
-fn a_receiver_that_does_not_allow_them() {
+fn clear_lanes_need_the_permission_of_the_receiver() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let outcome = site

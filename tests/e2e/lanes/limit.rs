@@ -125,7 +125,7 @@ fn a_limit_that_cannot_be_meant_is_a_usage_error() {
 
 /// At this rate no group is stored for 40 s, after which a storage without a rate limit counts as hanging.
 #[test]
-fn a_rate_is_no_hanging_storage() {
+fn a_low_rate_limit_is_not_reported_as_hanging_storage() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 4 << 20);
     let push = spread

@@ -61,7 +61,7 @@ fn a_number_that_was_asked_for_teaches_nothing() {
 }
 
 #[test]
-fn a_damaged_memory_costs_a_line() {
+fn a_damaged_paths_file_is_reported_in_one_line() {
     let site = site();
     write(site.path("client").join("paths"), "lanes = many").unwrap();
     let outcome = site.push(&[], site.contents(), "").expect(0);
@@ -160,7 +160,7 @@ fn a_window_of_another_path_or_of_long_ago_is_not_used() {
 }
 
 #[test]
-fn what_cannot_be_a_window_costs_a_line() {
+fn an_impossible_window_is_reported_in_one_line() {
     let site = Site::quic();
     paint(site.source().join("f"), 1 << 20);
     remember(&site, &[("/window/bytes", json!(u64::MAX))]);

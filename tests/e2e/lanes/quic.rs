@@ -99,7 +99,7 @@ fn the_summary_names_the_transport() {
 
 /// What the lanes' account says cannot be the kernel's, and must be there all the same.
 #[test]
-fn the_account_of_the_path() {
+fn the_summary_has_measurements_of_the_path_over_quic() {
     let site = Site::quic();
     let bytes = 20 << 20;
     paint(site.source().join("f"), bytes);
@@ -201,7 +201,7 @@ fn endless(site: &Site) -> std::process::Child {
 
 /// The daemon that comes back knows nothing of the connections, and says so.
 #[test]
-fn a_daemon_that_is_killed_and_comes_back() {
+fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_completes() {
     let mut site = Site::quic();
     let client = endless(&site);
     let mut daemon = site.take_daemon();
@@ -276,7 +276,7 @@ fn a_push_whose_sender_is_there_goes_on_beside_another() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop() {
+fn a_push_names_the_cause_when_its_daemon_stops() {
     let mut site = Site::quic();
     let client = endless(&site);
     assert_eq!(site.take_daemon().terminate(), Some(0));

@@ -220,7 +220,7 @@ fn a_job_is_taken_and_ends_while_clients_hang() {
 
 /// More of them than there are places, of whom no word is known.
 #[test]
-fn whoever_hangs_over_the_loopback_keeps_out_nobody() {
+fn hanging_tcp_clients_do_not_block_other_clients() {
     let served = Served::local();
     let hang = |_| {
         let mut socket = TcpStream::connect(&served.address).unwrap();

@@ -121,7 +121,7 @@ fn a_late_answer_does_not_replace_what_the_stream_has_reported() {
 }
 
 #[test]
-fn the_page_goes_on_with_a_new_word_when_the_runner_has_been_killed_and_is_back() {
+fn the_page_asks_for_the_new_token_after_a_runner_restart() {
     let Some((mut served, browser)) = shown() else {
         return;
     };
@@ -288,7 +288,7 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
 }
 
 #[test]
-fn it_is_used_by_keyboard_on_a_narrow_screen() {
+fn the_page_works_by_keyboard_on_a_narrow_screen() {
     let Some((served, browser)) = shown() else {
         return;
     };

@@ -116,7 +116,7 @@ fn a_stream_that_nobody_reads_holds_nobody_up() {
 }
 
 #[test]
-fn what_an_attempt_was_is_kept_for_pictures() {
+fn samples_of_an_ended_attempt_are_kept() {
     let served = Served::daemon();
     served.yard.paint_slow();
     let id = served.submit(&json!({ "limit": "20Mbit" }));

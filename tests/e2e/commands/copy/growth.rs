@@ -45,7 +45,7 @@ fn answers(world: &World, open: impl Fn(&[u8]) -> Open) -> [ToSender; 3] {
 }
 
 #[test]
-fn a_limit_that_a_daemon_does_not_know_is_refused_in_a_push_a_pull_and_a_copy() {
+fn an_unknown_critical_extension_is_refused_in_a_push_a_pull_and_a_copy() {
     let world = World::new();
     paint(world.site.source().join("f"), 10);
     let open = |target: &[u8]| extended(true, target);
@@ -87,7 +87,7 @@ fn no_pull_copy_or_grant_is_for_a_probe_or_a_cleaning() {
 }
 
 #[test]
-fn a_hint_that_a_daemon_does_not_know_changes_nothing() {
+fn an_unknown_optional_extension_is_ignored() {
     let world = World::new();
     let client = world.site.path("client");
     let grant = GrantOrder {

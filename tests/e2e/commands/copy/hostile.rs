@@ -81,7 +81,7 @@ async fn take_and_lie(
 }
 
 #[test]
-fn a_sender_s_word_counts_for_nothing_without_a_receipt_and_for_less_than_one() {
+fn the_exit_code_of_a_copy_follows_the_signed_receipt() {
     let world = World::new();
     let site = &world.site;
     let identity = |home: &str| Arc::new(Identity::load_or_create(&site.path(home)).unwrap());

@@ -112,7 +112,7 @@ fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
 
 /// Both receivers end with their ssh, so nothing goes on of which nobody knows.
 #[test]
-fn it_ends_with_its_command_and_the_same_command_goes_on() {
+fn a_copy_over_ssh_ends_with_its_command_and_can_be_resumed() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;

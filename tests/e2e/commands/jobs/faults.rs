@@ -99,7 +99,7 @@ fn zombies_of(parent: u32) -> usize {
 }
 
 #[test]
-fn who_waits_for_a_job_keeps_no_runner_as_a_zombie() {
+fn job_wait_reaps_the_runners_that_it_started() {
     let yard = Yard::local();
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     wait_for("a runner", || yard.runner().is_some());
@@ -116,7 +116,7 @@ fn who_waits_for_a_job_keeps_no_runner_as_a_zombie() {
 
 /// The first process of a container inherits what a job's ssh leaves.
 #[test]
-fn a_runner_buries_what_its_jobs_leave() {
+fn a_runner_reaps_the_orphans_of_its_jobs() {
     let yard = Yard::local();
     if !crate::support::harness::is_root() || !crate::support::harness::has_program("unshare") {
         return crate::support::harness::skip("a container's first process needs root and unshare");

@@ -210,7 +210,7 @@ fn a_terminal_does_not_break_the_words_of_a_log() {
 }
 
 #[test]
-fn whoever_cancels_an_ended_run_of_a_schedule_ends_the_schedule() {
+fn cancelling_an_ended_run_cancels_its_schedule() {
     let Some((site, clock)) = Clock::site() else {
         return;
     };
@@ -238,7 +238,7 @@ fn whoever_cancels_an_ended_run_of_a_schedule_ends_the_schedule() {
 }
 
 #[test]
-fn a_time_that_is_past_gets_a_word() {
+fn submit_warns_of_a_start_time_in_the_past() {
     let yard = Yard::local();
     paint(yard.site.source().join("f"), 1000);
     let submit = yard

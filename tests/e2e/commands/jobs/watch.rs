@@ -33,7 +33,7 @@ impl Yard {
 }
 
 #[test]
-fn what_is_there_and_what_comes_arrives_until_it_is_cancelled() {
+fn a_watching_job_sends_existing_and_new_files_until_it_is_cancelled() {
     for yard in [Yard::local(), Yard::daemon()] {
         let (source, target) = (yard.site.source(), yard.site.target());
         paint(source.join("d/first"), 100_000);

@@ -196,7 +196,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn one_that_b3sum_has_written_is_understood() {
+fn a_manifest_written_by_b3sum_is_accepted() {
     if !has_program("b3sum") {
         return skip("b3sum is missing");
     }
