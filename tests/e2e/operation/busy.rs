@@ -34,7 +34,7 @@ struct Long(Child);
 
 impl Long {
     fn begin(site: &Site) -> Self {
-        paint(site.path("long"), 4 << 20);
+        paint(site.path("long"), 16 << 20);
         let long = Self::begin_into(site, "");
         site.the_daemon().wait_for_log("begun by tester");
         long
@@ -320,6 +320,7 @@ fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
 /// What may be there, and no more: one for control and one for the only batch.
 #[test]
 fn a_small_push_dials_one_lane() {
+    let _quiet = quiet_machine();
     let site = site("");
     // on a machine that does much else the scan may not have ended when the lanes are dialled
     let lanes = |number: usize| {

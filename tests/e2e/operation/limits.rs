@@ -10,9 +10,11 @@ use zmove_transport::{Connection, Dialler, HostPolicy, Identity, SocketConfig};
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Role};
 
+use crate::commands::jobs::wait_for;
 use crate::support::command::finish;
 use crate::support::daemon::Daemon;
-use crate::support::harness::Site;
+use crate::support::harness::{PATIENCE, Site};
+use crate::support::proxy::Proxy;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
@@ -69,12 +71,7 @@ async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     let policy = HostPolicy::Pinned(daemon.fingerprint);
     let port = daemon.address.port();
     let dialler = Dialler::new(identity, "127.0.0.1", port, policy, SocketConfig::default());
-    dialler
-        .await
-        .unwrap()
-        .dial(Duration::from_secs(10))
-        .await
-        .unwrap()
+    dialler.await.unwrap().dial(PATIENCE).await.unwrap()
 }
 
 /// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It
@@ -295,7 +292,7 @@ fn a_key_whose_connections_are_refused_and_stay() {
 
 /// A push that has begun and goes on for long.
 fn begin_long(site: &Site) -> Child {
-    paint(site.path("long"), 4 << 20);
+    paint(site.path("long"), 16 << 20);
     let child = site.push_command(
         &["--limit", "1Mbit", "--timeout", "0"],
         &[site.path("long").as_ref()],
@@ -347,22 +344,20 @@ fn limits_are_read_again() {
 #[test]
 fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
     let mut site = site_with(&["--drain", "5min"]);
-    paint(site.path("long"), 1 << 20);
-    let long = site
-        .push_command(&["--limit", "4Mbit"], &[site.path("long").as_ref()], "")
-        .start();
+    let relay = Proxy::start(site.the_daemon().address, 512 << 10);
+    site.pin(&relay.address, site.the_daemon().fingerprint);
+    let long = site.push_by(&relay.address, &[]).start();
+    relay.wait_for_stall();
     site.the_daemon().wait_for_log("begun by tester");
     site.the_daemon().ask_to_end();
     site.the_daemon()
         .wait_for_log("stopping: transfers that run have 300 s");
     let refused = site.push(&[], site.contents(), "").expect(13);
     refused.says(&["being stopped"]);
+    relay.resume_without_busiest(0);
     finish(long).done();
     assert_eq!(site.take_daemon().wait(), Some(0));
-    assert_eq!(
-        std::fs::read(site.target().join("long")).unwrap(),
-        std::fs::read(site.path("long")).unwrap()
-    );
+    assert_same(&site.source(), &site.target());
 }
 
 #[test]
@@ -419,6 +414,10 @@ fn a_push_is_counted() {
     assert!(ask(&address, "/").starts_with("HTTP/1.1 404 "));
     site.push_contents();
     site.the_daemon().wait_for_log("received from tester");
+    // The daemon logs a transfer before it removes the transfer from the running ones.
+    wait_for("end of the transfer", || {
+        value(&ask(&address, "/metrics"), "zmove_transfers_running") < 0.5
+    });
     let page = ask(&address, "/metrics");
     assert!(page.contains("application/openmetrics-text"), "{page}");
     assert!(
@@ -448,8 +447,9 @@ fn a_push_is_counted() {
     drop(TcpStream::connect(site.the_daemon().address).unwrap());
     site.the_daemon().wait_for_log("closed the connection");
     let page = ask(&address, "/metrics");
+    // A lane that the push did not need counts too if its handshake was not complete.
     assert!(
-        (value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5,
+        value(&page, "zmove_errors_total{kind=\"handshake\"}") > 0.5,
         "{page}"
     );
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::support::command::{LinesOf, Outcome, ZMOVE, Zmove, finish};
 use crate::support::harness::{PATIENCE, Site};
+use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint};
 
 /// `zmove WORDS` as the operator of the daemon's host.
@@ -50,11 +51,11 @@ fn has_moved(transfer: &Value) -> bool {
     transfer["bytes"].as_u64().unwrap() > 0
 }
 
-/// A push of a large file that takes half a minute.
-fn slow_push(site: &Site) -> Child {
+/// A push of a file of 24 MiB at this rate.
+fn slow_push(site: &Site, rate: &str) -> Child {
     paint(site.source().join("large"), 24 << 20);
     site.push_command(
-        &["--limit", "8Mbit", "--streams", "1"],
+        &["--limit", rate, "--streams", "1"],
         &[site.contents().as_ref()],
         "",
     )
@@ -64,7 +65,7 @@ fn slow_push(site: &Site) -> Child {
 #[test]
 fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     let site = Site::daemon();
-    let push = slow_push(&site);
+    let push = slow_push(&site, "8Mbit");
     let has_whole_group =
         |shown: &Value| shown["bytes"].as_u64() > Some(zmove_types::GROUP_BYTES + (1 << 20));
     let shown = wait_for(&site, |shown| {
@@ -195,9 +196,10 @@ fn a_pull_has_totals_and_ends_with_its_key() {
 fn a_daemon_that_drains_ends_with_its_last_transfer() {
     let mut site = Site::daemon();
     paint(site.source().join("large"), 24 << 20);
-    let push = site
-        .push_command(&["--limit", "20Mbit"], &[site.contents().as_ref()], "")
-        .start();
+    let relay = Proxy::start(site.the_daemon().address, 8 << 20);
+    site.pin(&relay.address, site.the_daemon().fingerprint);
+    let push = site.push_by(&relay.address, &[]).start();
+    relay.wait_for_stall();
     wait_for(&site, has_moved);
     let said = operator(&site, &["drain"]).done().stdout;
     assert!(
@@ -208,6 +210,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
         .expect(13)
         .says(&["is being stopped there", "try again later"]);
     assert_eq!(status(&site)["draining"], true);
+    relay.resume_without_busiest(0);
     finish(push).done();
     assert_same(&site.source(), &site.target());
     assert_eq!(site.take_daemon().wait(), Some(0));
@@ -231,7 +234,7 @@ fn what_waits_in_line_is_shown_and_can_be_stopped() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
-    let mut long = slow_push(&site);
+    let mut long = slow_push(&site, "1Mbit");
     wait_for(&site, has_moved);
     let waiting = site
         .push_command(&["--json"], &[site.contents().as_ref()], "other")
@@ -283,7 +286,11 @@ fn a_log_file_is_begun_anew_after_rotation() {
     site.push_contents();
     let lines = |path: &Path| -> Vec<Value> {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.lines()
+        // The daemon may be in the middle of the last line.
+        let whole = text
+            .split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'));
+        whole
             .map(|line| serde_json::from_str(line).unwrap())
             .collect()
     };
@@ -311,17 +318,20 @@ fn a_log_file_is_begun_anew_after_rotation() {
     );
 }
 
-/// A push by a key that is not known is rejected on each of its connections, and is one line of the log.
+/// A push by a key that is not known is rejected on each of its connections, and is one line of the log. A busy machine
+/// may take seconds for the connections. The log then has another line for each second.
 #[test]
 fn a_refused_push_is_one_line_of_the_log() {
     let mut site = Site::daemon();
     operator(&site, &["allow", "remove", "tester"]).done();
+    let began = Instant::now();
     site.push(&["--streams", "12"], site.contents(), "")
         .expect(5);
     // a daemon that ends tells what it has held back
     let log = site.take_daemon().end_and_read_log();
+    let lines_max = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
     let rejected = log.iter().filter(|line| line.contains("rejected "));
-    assert_eq!(rejected.count(), 1, "{log:?}");
+    assert!((1..=lines_max).contains(&rejected.count()), "{log:?}");
 }
 
 /// A user who does not want to wait is told at once; one who waits sees since when and why.
@@ -330,7 +340,7 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
-    let mut long = slow_push(&site);
+    let mut long = slow_push(&site, "1Mbit");
     wait_for(&site, has_moved);
     let at_once = site
         .push(&["--no-wait"], site.contents(), "other")
@@ -366,7 +376,7 @@ fn who_waits_in_line_sees_the_place_move_up() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
-    let mut long = slow_push(&site);
+    let mut long = slow_push(&site, "1Mbit");
     wait_for(&site, has_moved);
     let first = site
         .push_command(&[], &[site.contents().as_ref()], "first")

@@ -260,9 +260,9 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
         .expect(20)
         .says(&["interrupted"])
         .lines(1);
-    // its first round alone takes twice as long
+    // The first of three rounds alone takes 20 s.
     assert!(
-        since.elapsed() < Duration::from_secs(10),
+        since.elapsed() < Duration::from_secs(15),
         "{:?}",
         since.elapsed()
     );

@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::command::{Outcome, ZMOVE, Zmove};
+use crate::support::command::{Outcome, Running, ZMOVE, Zmove, wait_within_patience};
 use crate::support::harness::{PATIENCE, Site, has_program, skip};
+use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, paint};
 
 fn check(site: &Site) -> Outcome {
@@ -146,11 +147,11 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
     paint(site.source().join("f"), 100_000);
     let manager = UnixDatagram::bind(site.path("notify")).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
-    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = tcp.local_addr().unwrap();
+    let address = free_address();
+    let tcp = TcpListener::bind(address).unwrap();
     let udp = UdpSocket::bind(address).unwrap();
     let script = "exec 3<&0 4<&1 >&2 </dev/null; WATCHDOG_PID=$$ LISTEN_PID=$$ LISTEN_FDS=2 exec \"$0\" serve --metrics off --confine \"$1\"";
-    let mut daemon = Command::new("sh")
+    let daemon = Command::new("sh")
         .args(["-c", script, ZMOVE, confine])
         .env("ZMOVE_HOME", site.path("server"))
         .env("STATE_DIRECTORY", site.path("state"))
@@ -161,8 +162,9 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut daemon = Running(daemon);
     let mut ready = String::new();
-    let mut stderr = std::io::BufReader::new(daemon.stderr.take().unwrap());
+    let mut stderr = std::io::BufReader::new(daemon.0.stderr.take().unwrap());
     while !ready.contains("listening on") {
         ready.clear();
         assert!(stderr.read_line(&mut ready).unwrap() > 0, "it ended");
@@ -199,18 +201,16 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
             .arg(site.source())
             .arg(format!("{address}:{transport}"));
         push.outcome().done();
-        assert_same(
-            &site.source(),
-            &site.target().join(transport).join("source"),
-        );
+        let received = site.target().join(transport).join("source");
+        assert_same(&site.source(), &received);
     }
-    let pid = rustix::process::Pid::from_child(&daemon);
+    let pid = rustix::process::Pid::from_child(&daemon.0);
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
     told(&manager, "RELOADING=1");
     told(&manager, "READY=1");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     told(&manager, "STOPPING=1");
-    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    assert_eq!(wait_within_patience(&mut daemon.0), Some(0));
     drop(stderr);
 }
 

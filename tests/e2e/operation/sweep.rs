@@ -120,8 +120,9 @@ fn whoever_is_interrupted_removes_what_there_is() {
 #[test]
 fn what_a_killed_one_left_is_removed_by_the_next() {
     let site = Site::local();
+    // Too much to be written before the signal.
     let child = site
-        .zmove(&["sweep", "--budget", "200MiB", "--time", "1h", "target"])
+        .zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"])
         .start();
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     until(|| first_cell(&site.path("target")).is_some());

@@ -1,7 +1,5 @@
 //! One identity at the door of another: transfers belong to the key that opened them.
 
-use std::time::Duration;
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use zmove_transport::{
@@ -11,10 +9,9 @@ use zmove_transport::{
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Greeting, Role};
 
-use crate::support::harness::{Site, has_program, skip};
+use crate::support::harness::{PATIENCE, Site, has_program, skip};
 use crate::support::tree::{names, paint};
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const TRANSFER: TransferId = TransferId([3; 16]);
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice::Quic];
 

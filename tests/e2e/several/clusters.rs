@@ -23,10 +23,10 @@ use crate::commands::jobs::wait_for;
 use crate::commands::schema::{fault, schema};
 use crate::connections::breakage::interruption;
 use crate::connections::clock::Clock;
-use crate::support::command::{Outcome, ZMOVE, Zmove, finish, wait_within_patience};
+use crate::support::command::{Outcome, Running, ZMOVE, Zmove, finish, wait_within_patience};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, Site, allow_to_lead, is_root, skip};
-use crate::support::ports::free_port;
+use crate::support::ports::{free_address, free_port};
 use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, paint};
 
@@ -36,17 +36,6 @@ struct Lab {
     daemons: Vec<Daemon>,
     /// Where the broker listens.
     port: u16,
-}
-
-/// A process that is killed at the end.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // it may have ended already, which is what is wanted
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
 }
 
 /// A node that waits for jobs, and what it has said.
@@ -108,8 +97,10 @@ impl Lab {
         for number in 0..receivers {
             let home = lab.receiver_home(number);
             std::fs::create_dir_all(&home).unwrap();
+            // A case may start a receiver again at its address.
+            let listen = free_address().to_string();
             lab.daemons
-                .push(Daemon::start(&home, "127.0.0.1:0", &lab.site.runner));
+                .push(Daemon::start(&home, &listen, &lab.site.runner));
         }
         lab.allow(HEAD);
         Some(lab)
@@ -413,7 +404,7 @@ fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
-    let push = lab.push(&[]).start();
+    let push = lab.push_at("5MB", "t", &[]).start();
     let has_come = |directory| lab.site.path(&format!("shared/t/d{directory}/f0")).exists();
     wait_for("file at the target", || (0..40).any(has_come));
     drop(broker);
@@ -448,11 +439,11 @@ fn of_two_pushes_the_second_uses_the_broker_of_the_first_and_says_when_it_goes()
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
-    let starter = lab.push_at("5MB", "t", &[]).start();
+    let starter = lab.push_at("1MB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by head");
     let outcome = lab.push_at("1GB", "u", &[]).outcome().expect(0);
     assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);
-    let other = lab.push_at("5MB", "v", &["--timeout", "1s"]).start();
+    let other = lab.push_at("1MB", "v", &["--timeout", "1s"]).start();
     wait_for("beginning of the other push", || {
         lab.site.path("shared/v").exists()
     });
@@ -538,7 +529,7 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
-    let push = lab.push(&["--timeout", "1s"]).start();
+    let push = lab.push_at("2MB", "t", &["--timeout", "1s"]).start();
     lab.daemons[0].wait_for_log("begun by head");
     drop(broker);
     let outcome = finish(push).expect(12);
@@ -572,7 +563,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     for (number, stop) in stops.into_iter().enumerate() {
         // A push may begin sessions anew.
         let before = lab.daemons[0].count_logged("begun by head");
-        let push = lab.push(&[]).start();
+        let push = lab.push_at("2MB", "t", &[]).start();
         lab.daemons[0].wait_for_logs("begun by head", before + 2);
         stop();
         let began = Instant::now();
@@ -720,7 +711,7 @@ fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_not
     let node = lab.join("other", &["unshare", "--mount", "sh", "-c", &hide, "sh"]);
     node.wait_for("waiting for the broker");
     let outcome = lab
-        .push(&[])
+        .push_at("5MB", "t", &[])
         .outcome()
         .expect(0)
         .says(&["takes no part", "is not mounted"]);

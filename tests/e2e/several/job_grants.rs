@@ -18,6 +18,7 @@ use zmove_transport::{Access, Grant, Identity, Reach, TransportChoice};
 use zmove_types::{NoObserver, RelPath, SharedJobId};
 use zmove_wire::{Durability, Extension, Extensions, JobGrant, NodeName, Open, SignedJobGrant};
 
+use crate::commands::jobs::wait_for;
 use crate::several::clusters::has_nats_server;
 use crate::support::command::{Outcome, Runner, Zmove};
 use crate::support::daemon::Daemon;
@@ -328,19 +329,22 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
         format!("node {} for ann", node_key.trim()),
     ];
     let has_data = |line: &String| !line.contains(" 0 bytes");
-    let mut movers = [false, false];
+    let has_received = |daemon: &Daemon, who: &str| {
+        let lines = daemon.logged(&format!("received from {who} at "));
+        lines.iter().any(has_data)
+    };
     for daemon in &lab.receivers {
+        wait_for("data at each receiver", || {
+            has_received(daemon, &of_head) || has_received(daemon, &of_node)
+        });
         assert!(!daemon.has_logged("unknown key"));
-        daemon.wait_for_logs("received from ", 1);
-        let received =
-            [&of_head, &of_node].map(|who| daemon.logged(&format!("received from {who} at ")));
-        assert!(received.iter().flatten().any(has_data), "{received:?}");
-        movers
-            .iter_mut()
-            .zip(received)
-            .for_each(|(moved, lines)| *moved |= lines.iter().any(has_data));
     }
-    assert_eq!(movers, [true, true], "the head and the node");
+    for who in [&of_head, &of_node] {
+        wait_for("data of the head and of the node", || {
+            let mut receivers = lab.receivers.iter();
+            receivers.any(|daemon| has_received(daemon, who))
+        });
+    }
     let said = node.said();
     assert!(!said.contains("not known"), "{said}");
 }
@@ -511,7 +515,8 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
 fn a_node_s_session_ends_with_its_grant() {
     let lab = Lab::new(1);
     let grant = JobGrant {
-        not_after: now() + 10,
+        // The session has to begin before that.
+        not_after: now() + 20,
         ..lab.grant(&lab.job("t"))
     };
     let refused = cut_off(&lab, grant, || {});

@@ -20,6 +20,7 @@ use crate::support::command::{Runner, Zmove};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{Site, allow_to_lead, is_root, skip};
 use crate::support::namespace::Namespace;
+use crate::support::ports::free_address;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
@@ -112,7 +113,9 @@ impl Spread {
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         allow_to_lead(&home, grant);
         self.site.give_away();
-        let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
+        // A case may start a receiver again at its address.
+        let listen = free_address().to_string();
+        let daemon = Daemon::start_with(&home, &["--listen", &listen], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         KnownHosts::open(&self.home())
             .unwrap()
@@ -257,16 +260,24 @@ impl Spread {
         child.wait().unwrap();
     }
 
-    /// Kills the first receiver when it has begun to remove the directory of the job of a push, before it can say so.
-    fn kill_at_the_end(&self) {
-        let busy = self.wait_for_job().join("busy");
-        std::fs::create_dir(&busy).unwrap();
-        // takes much longer to remove than it takes to see that the removal has begun
-        let paths: Vec<_> = (0..20_000).map(|n| busy.join(n.to_string())).collect();
-        for path in &paths {
-            std::fs::create_dir(path).unwrap();
+    /// Makes a directory that takes much longer to remove than it takes to see that the removal has begun.
+    fn paint_busy(&self) -> PathBuf {
+        let busy = self.site.path("busy");
+        for number in 0..20_000 {
+            std::fs::create_dir_all(busy.join(number.to_string())).unwrap();
         }
-        let begun = || paths.iter().step_by(1000).any(|path| !path.exists());
+        busy
+    }
+
+    /// Puts `busy` into the directory of the job of a push. Kills the first receiver when it has begun to remove that,
+    /// before it can say so.
+    fn kill_at_the_end(&self, busy: &Path) {
+        let there = self.wait_for_job().join("busy");
+        std::fs::rename(busy, &there).unwrap();
+        let begun = || {
+            let mut some = (0..20_000).step_by(1000);
+            some.any(|number| !there.join(number.to_string()).exists())
+        };
         crate::commands::jobs::wait_for("the end of the job", begun);
         self.daemons[0].signal(Signal::KILL);
     }
@@ -318,8 +329,9 @@ fn job_in(target: &Path) -> Option<PathBuf> {
 fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
     let spread = Spread::new(3);
     spread.paint();
+    // At this rate each receiver has time to take something.
     let summary = spread
-        .push(&["--json"], "source")
+        .push(&["--json", "--limit", "40MB"], "source")
         .outcome()
         .done()
         .summary();
@@ -437,8 +449,9 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
     let spread = Spread::new(2);
     // slow, so that the job has not ended before what holds up its end is there
     paint(spread.source().join("f"), 4 << 20);
+    let busy = spread.paint_busy();
     let child = spread.push(&["--limit", "1MB"], "source").start();
-    spread.kill_at_the_end();
+    spread.kill_at_the_end(&busy);
     crate::support::command::finish(child).expect(0);
     assert_eq!(job_in(&spread.target_directory()), None);
     set_old(spread.source());
@@ -450,7 +463,9 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
 fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() {
     let mut spread = Spread::new(2);
     spread.paint();
-    let child = spread.push(&["--timeout", "2s"], "source").start();
+    let child = spread
+        .push(&["--timeout", "2s", "--limit", "5MB"], "source")
+        .start();
     spread.daemons[0].wait_for_logs("begun by sender", 2);
     spread
         .daemons
@@ -690,7 +705,10 @@ fn one_large_file_is_written_by_several_receivers() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 300 << 20);
-    spread.push(&[], "source").outcome().done();
+    spread
+        .push(&["--limit", "100MB"], "source")
+        .outcome()
+        .done();
     spread.assert_done();
     spread.assert_several_have_received();
 }

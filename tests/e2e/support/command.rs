@@ -77,6 +77,17 @@ impl Zmove {
     }
 }
 
+/// A process that is killed when the case ends.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 /// The lines that a running command prints on its standard output.
 pub(crate) struct LinesOf {
     lines: mpsc::Receiver<String>,

@@ -155,7 +155,8 @@ impl Site {
             return None;
         }
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let number = 1_000_000 + std::process::id() * 16 + count % 16;
+        assert!(count < 64, "no two sites have the same user");
+        let number = 1_000_000 + std::process::id() * 64 + count;
         Some(Self::of(User::Fresh(number)))
     }
 

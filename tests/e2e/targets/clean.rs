@@ -93,6 +93,7 @@ fn stop_in_the_midst(
         let pid = receiver(&child);
         while child.try_wait().unwrap().is_none() {
             if !has_begun(site) {
+                std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
             stop(pid);

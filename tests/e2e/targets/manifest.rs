@@ -255,10 +255,14 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
         site.source().join("larger"),
         40 * zmove_types::GROUP_BYTES + 1,
     );
+    let zeros = site.source().join("zeros");
     let limit: &[_] = if site.is_remote() {
         &["--limit", "200Mbit"]
     } else {
-        &[]
+        // A local push has no limit. These zeros take seconds.
+        let file = std::fs::File::create(&zeros).unwrap();
+        file.set_len(8 << 30).unwrap();
+        &["--sparse", "never"]
     };
     let options = [&["--manifest", "killed"], limit].concat();
     let mut killed = site.push_command(&options, &[&site.contents()], "").start();
@@ -276,6 +280,9 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
     killed.kill().unwrap();
     killed.wait().unwrap();
     assert!(!site.path("killed").exists());
+    if !site.is_remote() {
+        std::fs::remove_file(&zeros).unwrap();
+    }
     push(site, &[]);
     expect_all_right(site, 42);
     let summary = push(site, &[]).summary();

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use zmove_types::GROUP_BYTES;
 
@@ -25,7 +26,9 @@ const EXT4: Image = Image {
 };
 
 /// Where files begin on it.
-const BLOCK_BYTES: usize = 4096;
+const BLOCK_BYTES: u64 = 4096;
+/// Length of the longest mark.
+const MARK_BYTES: usize = 64;
 
 const SMALL: &[u8] = b"the whole contents of a small file, which are found nowhere else";
 const MARK: &[u8] = b"a mark in a large file that is found nowhere else on the disk";
@@ -66,6 +69,24 @@ fn grow(source: &Path) {
     paint(source.join("whole"), 2 * GROUP_BYTES + 5);
 }
 
+/// The first bytes of each block of the disk that has been written, and where they are. A flush lasts 3 s, so this must
+/// not read all of the disk.
+fn starts_of_blocks(disk: &std::fs::File) -> Vec<(u64, [u8; MARK_BYTES])> {
+    let mut starts = Vec::new();
+    let mut at = 0;
+    while let Ok(data) = seek(disk, SeekFrom::Data(at)) {
+        let end = seek(disk, SeekFrom::Hole(data)).unwrap();
+        at = data - data % BLOCK_BYTES;
+        while at < end {
+            let mut start = [0; MARK_BYTES];
+            disk.read_exact_at(&mut start, at).unwrap();
+            starts.push((at, start));
+            at += BLOCK_BYTES;
+        }
+    }
+    starts
+}
+
 /// Flips a bit of each mark as soon as it is on the disk, below the page cache.
 fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
     let (path, mut marks) = (site.namespace().image(), marks.to_vec());
@@ -77,15 +98,13 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
             .unwrap();
         let since = Instant::now();
         while !marks.is_empty() && since.elapsed() < PATIENCE {
-            let image = std::fs::read(&path).unwrap();
+            let starts = starts_of_blocks(&disk);
             marks.retain(|mark| {
-                let at = image
-                    .chunks(BLOCK_BYTES)
-                    .rposition(|block| block.starts_with(mark));
-                let strike = |at: usize| {
-                    disk.write_all_at(&[mark[0] ^ 1], (at * BLOCK_BYTES) as u64)
-                        .unwrap()
-                };
+                let at = starts
+                    .iter()
+                    .rfind(|(_, start)| start.starts_with(mark))
+                    .map(|(at, _)| *at);
+                let strike = |at: u64| disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
                 at.map(strike).is_none()
             });
             std::thread::sleep(Duration::from_millis(20));

@@ -8,6 +8,7 @@ const BATCHES: usize = 48;
 /// A client that has gone leaves what is in the sockets of its lanes: each batch makes 2,048 files.
 #[test]
 fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
+    let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
     let mut transfers: Vec<_> = (0..4).map(|_| greedy.open(&open())).collect();

@@ -39,7 +39,7 @@ fn of_a_large_file_of_a_killed_push_the_same_command_sends_the_rest() {
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 160 << 20);
     set_old(spread.source());
-    let mut child = spread.push(&["--limit", "40MB"], "source").start();
+    let mut child = spread.push(&["--limit", "20MB"], "source").start();
     let parts = job_in(&spread.wait_for_job()).unwrap();
     crate::commands::jobs::wait_for("half of the file", || {
         let entries = std::fs::read_dir(&parts).into_iter().flatten().flatten();

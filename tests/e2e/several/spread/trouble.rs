@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::Spread;
 use crate::support::command::{Outcome, finish};
 use crate::support::daemon::Daemon;
+use crate::support::harness::PROMPT;
 use crate::support::namespace::{Image, Namespace};
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_part_of, names, paint, set_mode, set_old};
@@ -324,7 +325,7 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 100 << 20);
     let outcome = spread
-        .push(&["--json", "--limit", "40MB"], "source")
+        .push(&["--json", "--limit", "20MB"], "source")
         .outcome()
         .done();
     let events = crate::commands::schema::events(&outcome, 0);
@@ -394,7 +395,7 @@ fn receivers_that_have_no_room_are_passed_over_and_leave_nothing() {
         .into_iter()
         .for_each(|number| drop(spread.daemons[number].wait_for_log("begun by sender")));
     let push = |by: String, transport| {
-        let options = ["--timeout", "30s", "--transport", transport];
+        let options = ["--timeout", "60s", "--transport", transport];
         spread
             .push_to(format!("{by}:t").into(), &options, "source")
             .outcome()
@@ -405,10 +406,7 @@ fn receivers_that_have_no_room_are_passed_over_and_leave_nothing() {
         refused
             .says(&["limits.transfers_per_identity = 1", "is tried next"])
             .lines(2);
-        assert!(
-            began.elapsed() < Duration::from_secs(10),
-            "nobody waits in line"
-        );
+        assert!(began.elapsed() < PROMPT, "nobody waits in line");
     }
     assert!(!spread.target_directory().exists());
     push(format!("{one},{other},{free}"), "quic").expect(0);
