@@ -379,7 +379,12 @@ fn small_send_buffers_are_found_and_the_line_mends_them() {
         inside
             .args(["--net", "sh", "-c", &script, "sh"])
             .arg(doctor.get_program())
-            .args(doctor.get_args());
+            .args(doctor.get_args())
+            .envs(
+                doctor
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            );
         let outcome = Zmove(inside).outcome().expect(0);
         serde_json::from_str(&outcome.stdout).map(Findings).unwrap()
     };

@@ -210,10 +210,8 @@ fn a_known_key_that_promises_much() {
             .unwrap();
         connection.flush().await.unwrap();
         let mut answer = Vec::new();
-        drop(
-            tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut answer))
-                .await,
-        );
+        let read = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut answer)).await;
+        let _closed_or_reset = read.expect("the daemon ends the connection");
     });
     site.the_daemon().wait_for_log("broken off by tester");
     assert_well(&site, resting);

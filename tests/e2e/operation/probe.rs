@@ -43,7 +43,7 @@ fn positive(value: &Value) -> f64 {
 #[test]
 fn each_transport_has_its_figures_and_nothing_stays() {
     let site = Site::daemon();
-    for transport in ["tcp", "quic"] {
+    for (number, transport) in (1..).zip(["tcp", "quic"]) {
         let found = measured(
             &site,
             &[&SHORT[..], &["--transport", transport]].concat(),
@@ -91,7 +91,8 @@ fn each_transport_has_its_figures_and_nothing_stays() {
             (&found["prediction"], &found["target_storage"]),
             (&Value::Null, &Value::Null)
         );
-        let line = site.the_daemon().wait_for_log("probed by tester");
+        let lines = site.the_daemon().wait_for_logs("probed by tester", number);
+        let line = lines.last().unwrap();
         assert!(line.contains("bytes of filler"), "{line}");
     }
     assert!(names(&site.target()).is_empty());
@@ -329,9 +330,11 @@ fn what_makes_no_sense_is_told() {
         &["--for", "nowhere", "dtn:"],
     ];
     for words in nonsense {
-        site.zmove(&[&["probe"], words].concat())
+        let outcome = site
+            .zmove(&[&["probe"], words].concat())
             .outcome()
             .expect(1);
+        assert!(!outcome.stderr.is_empty(), "{words:?}");
     }
     assert!(
         names(Path::new(&site.path("client"))).is_empty(),

@@ -123,7 +123,12 @@ fn a_pattern_that_no_name_matches_is_told() {
 #[test]
 fn text_is_a_table() {
     let said = grown().zmove(&["scan", "source"]).outcome().done().stdout;
-    assert!(said.contains('7') && said.contains("1.00 GiB"), "{said}");
+    let all = said.lines().find(|line| line.starts_with("all "));
+    let all = all.unwrap_or_else(|| panic!("{said}"));
+    assert!(
+        all.contains(" 7 files ") && all.ends_with(" 1.00 GiB"),
+        "{said}"
+    );
     assert!(said.lines().count() > 7, "{said}");
     assert!(!said.contains('\u{1b}'));
 }

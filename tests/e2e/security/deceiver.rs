@@ -339,14 +339,13 @@ impl Deceived {
         }
     }
 
-    /// Expects that the push has ended with an error that says this.
+    /// Expects that the push has ended with an error that says this, and not because its connection is lost.
     #[track_caller]
     pub(crate) fn is_broken_off(&self, part: &str) {
-        let error = self
-            .ended
-            .as_ref()
-            .expect_err("the push has come to its end")
-            .to_string();
+        let error = self.ended.as_ref();
+        let error = error.expect_err("the push has come to its end");
+        assert!(!error.is_lost(), "{error}");
+        let error = error.to_string();
         assert!(error.contains(part), "{error}");
     }
 }

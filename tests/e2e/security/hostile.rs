@@ -504,7 +504,7 @@ fn a_daemon_that_names_another_path_is_broken_off() {
             _ => Some(Vec::new()),
         };
         let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
-        assert!(deceived.ended.is_err());
+        deceived.is_broken_off("control");
         // what goes before leave is given is a guess, and of the sources too
         assert_only_sources_were_sent(&deceived);
     }

@@ -204,6 +204,7 @@ fn roots_are_reached_through_links_of_the_operator() {
     let target = format!("{}:", daemon.address);
     client(&site, "client", &["push", "source/", &target]).done();
     client(&site, "client", &["pull", &format!("{target}evil"), "got"]).done();
+    assert!(site.path("got").exists());
     assert_eq!(names(&site.target()), ["evil"]);
 }
 

@@ -526,6 +526,12 @@ fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_
         .start();
     relays[0].wait_for_connections(1);
     crate::connections::breakage::interrupt(child).expect(20);
+    for daemon in &spread.daemons {
+        daemon.signal(Signal::CONT);
+    }
+    // The next push finds no job that it would have to wait for.
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
 }
 
 /// The storage is not mounted, say, in which that directory is. No session has begun there that may still do

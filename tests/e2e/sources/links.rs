@@ -791,7 +791,7 @@ fn links_beyond_the_target_end_the_transfer() {
     }
 }
 
-/// A name that leads to the file already is left, and a file of somebody else's in its place is replaced whole.
+/// A name that leads to the file already is reported, and not made again.
 #[test]
 fn a_flood_of_links_is_links() {
     let home = tempfile::tempdir().unwrap();
@@ -804,13 +804,16 @@ fn a_flood_of_links_is_links() {
     };
     std::fs::write(root.join("f"), "x").unwrap();
     set_mtime(root.join("f"), UNIX_EPOCH + Duration::from_secs(9));
-    let deeds = (0..5).map(|item| batch(item, "", flood())).collect();
+    let mut deeds: Vec<_> = (0..5).map(|item| batch(item, "", flood())).collect();
+    deeds.push(Deed::Meanwhile(5, Box::new(|| {})));
+    deeds.push(batch(5, "", flood()));
     let intruded = intruder(&root).does(deeds);
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
     assert_eq!(root.join("f").metadata().unwrap().nlink(), 2001);
     let faults = faults(&intruded);
-    // Two threads may make the same one at once.
-    assert!((6000..=8000).contains(&faults.len()), "{}", faults.len());
+    // Of the first five batches, several threads may make the same link at once. The last batch finds all links.
+    let are_as_many = (2000..=10_000).contains(&faults.len());
+    assert!(are_as_many, "{}", faults.len());
     assert!(
         faults
             .iter()

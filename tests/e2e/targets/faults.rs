@@ -406,7 +406,16 @@ fn a_flush_that_fails_for_others_costs_nothing() {
         outcome.stderr
     );
     assert_same(&site.source(), &site.target());
-    // the last one is of names, and there is nothing to read back
+}
+
+/// The last flush is of names, and there is nothing to read back.
+#[test]
+fn a_flush_that_fails_each_time_ends_the_push() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    paint_mixture(&site.source());
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO", &[]);
     assert!(
         struck && outcome.code == Some(11),

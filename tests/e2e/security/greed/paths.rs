@@ -36,6 +36,17 @@ fn the_paths_of_remembered_directories_are_booked() {
     assert_well(&site, resting);
 }
 
+/// Waits until all groups of a file are stored.
+fn wait_for_stored_file(transfer: &mut Transfer) {
+    loop {
+        match transfer.next_answer() {
+            Some(ToSender::Stored(stored)) if !stored.files.is_empty() => return,
+            Some(_) => {}
+            None => panic!("broken off"),
+        }
+    }
+}
+
 /// One file that has changed, as often as an offer has room for: 500 MB if each keeps its path.
 #[test]
 fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
@@ -67,9 +78,7 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
         &zmove_chunk::group_cv(0, &bytes).0,
         &bytes,
     );
-    while !matches!(transfer.next_answer(), Some(ToSender::Stored(stored)) if !stored.files.is_empty())
-    {
-    }
+    wait_for_stored_file(&mut transfer);
     let resting = site.the_daemon().memory_kib();
     let time = Timestamp {
         seconds: 1,

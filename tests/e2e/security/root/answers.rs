@@ -4,12 +4,14 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Signal, kill_process};
 
 use super::{Host, Settings};
+use crate::commands::jobs::wait_for;
 use crate::support::harness::own_all;
 
 /// Answers each connection at a socket in this way.
@@ -36,9 +38,13 @@ fn flood(mut stream: UnixStream) {
     let _ended = (0..100).try_for_each(|_| stream.write_all(&bytes));
 }
 
+/// The process that [`stop`] has stopped.
+static STOPPED: AtomicI32 = AtomicI32::new(0);
+
 /// Stops the process that asks, as its user may, and keeps the connection.
 fn stop(stream: UnixStream) {
     let asks = socket_peercred(&stream).unwrap().pid;
+    STOPPED.store(asks.as_raw_nonzero().get(), Ordering::Relaxed);
     kill_process(asks, Signal::STOP).unwrap();
     std::thread::park();
 }
@@ -114,4 +120,11 @@ fn a_process_that_asks_and_was_stopped_by_its_user_is_killed() {
         return;
     };
     fails(&host, &["status"], 12, &["for its status", LATE]);
+    let stopped = STOPPED.load(Ordering::Relaxed);
+    assert_ne!(stopped, 0);
+    wait_for("end of the process that asked", || {
+        let stat = fs::read_to_string(format!("/proc/{stopped}/stat")).unwrap_or_default();
+        let state = stat.rsplit(')').next().unwrap_or_default();
+        state.is_empty() || state.starts_with(" Z")
+    });
 }
