@@ -168,7 +168,7 @@ fn a_queued_push_keeps_no_lanes() {
 }
 
 #[test]
-fn patience_ends() {
+fn a_push_gives_up_if_its_turn_does_not_come_within_the_timeout() {
     let site = site("transfers_per_identity = 1");
     let long = Long::begin(&site);
     let outcome = site.push(&["--timeout", "1s"], site.contents(), "");
@@ -216,7 +216,7 @@ fn the_queue_is_bounded() {
 
 /// The place of a sender that is gone is free for the next, before any turn comes.
 #[test]
-fn who_goes_gives_up_the_place() {
+fn a_killed_push_frees_its_place_in_the_queue() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
     let long = Long::begin(&site);
     let mut gone = push_into(&site, "gone").start();
@@ -244,7 +244,7 @@ pub(crate) fn befriend(site: &Site) {
 }
 
 #[test]
-fn keys_take_turns() {
+fn queued_pushes_start_in_turns_of_their_keys() {
     let site = site("transfers = 1");
     befriend(&site);
     let long = Long::begin(&site);
@@ -335,7 +335,7 @@ fn a_small_push_dials_one_lane() {
 }
 
 #[test]
-fn who_waits_is_told_that_the_daemon_stops() {
+fn a_queued_push_ends_with_the_reason_when_the_daemon_stops() {
     let mut site = site("transfers = 1");
     let mut long = Long::begin(&site);
     let waiting = push_into(&site, "a").start();

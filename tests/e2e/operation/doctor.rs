@@ -176,7 +176,7 @@ fn a_receiver_that_lets_us_in() {
 }
 
 #[test]
-fn the_same_for_people() {
+fn the_text_report_shows_address_and_pinned_key() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
     let text = site
         .zmove(&["doctor", &daemon.address.to_string()])
@@ -275,7 +275,7 @@ fn a_receiver_with_another_key() {
 }
 
 #[test]
-fn nobody_listens() {
+fn a_refused_connection_is_reported_with_the_serve_command() {
     let site = Site::local();
     // a port that is free and stays so while it is held without listening
     let held = socket_that_does_not_listen();
@@ -303,7 +303,7 @@ fn socket_that_does_not_listen() -> (rustix::fd::OwnedFd, SocketAddr) {
 }
 
 #[test]
-fn what_answers_is_not_zmove() {
+fn a_service_that_is_not_zmove_is_reported() {
     use std::io::Write;
     let site = Site::local();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -324,7 +324,7 @@ fn what_answers_is_not_zmove() {
 
 /// A program that hangs has the port, so no other can be started there.
 #[test]
-fn what_listens_does_not_answer() {
+fn a_listener_that_never_answers_is_reported() {
     let site = Site::local();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let findings = examine(&site, &listener.local_addr().unwrap(), 4);

@@ -128,7 +128,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn two_thousand_connections_that_say_nothing() {
+fn two_thousand_silent_connections_do_not_stop_a_push() {
     let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
@@ -161,7 +161,7 @@ fn strangers_do_not_fill_the_log() {
 
 /// The head of a record, a byte at a time, over and over.
 #[test]
-fn clients_that_take_their_time() {
+fn clients_that_send_one_byte_at_a_time_do_not_stop_a_push() {
     let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
@@ -181,7 +181,7 @@ fn clients_that_take_their_time() {
 
 /// A record of the most that TLS has room for, which never comes.
 #[test]
-fn clients_that_promise_much() {
+fn clients_that_announce_large_tls_records_do_not_stop_a_push() {
     let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
@@ -198,7 +198,7 @@ fn clients_that_promise_much() {
 
 /// A key that is known, and a message that claims to have 4 GiB.
 #[test]
-fn a_known_key_that_promises_much() {
+fn a_message_that_announces_4_gib_is_refused() {
     let site = site();
     let resting = site.the_daemon().memory_kib();
     runtime().block_on(async {
@@ -218,7 +218,7 @@ fn a_known_key_that_promises_much() {
 }
 
 #[test]
-fn a_key_with_connections_for_no_transfer() {
+fn idle_connections_of_one_key_are_limited() {
     let mut site = Site::local();
     configure(&site, FEW_WAITING);
     site.start_daemon();
@@ -252,7 +252,7 @@ fn a_key_with_connections_for_no_transfer() {
 
 /// Each kept a descriptor for ten seconds and was counted nowhere.
 #[test]
-fn a_key_whose_connections_are_refused_and_stay() {
+fn refused_connections_that_stay_open_hold_few_descriptors() {
     let _quiet = quiet_machine();
     let mut site = Site::local();
     configure(&site, FEW_WAITING);

@@ -129,7 +129,7 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
 
 /// On a slow path it takes minutes until a group is whole.
 #[test]
-fn what_has_come_of_a_group_is_shown() {
+fn status_counts_bytes_of_an_incomplete_group() {
     let site = Site::daemon();
     paint(site.source().join("large"), 24 << 20);
     let mut push = site
@@ -230,7 +230,7 @@ fn a_daemon_that_is_idle_drains_and_answers() {
 }
 
 #[test]
-fn what_waits_in_line_is_shown_and_can_be_stopped() {
+fn a_queued_transfer_is_listed_and_can_be_stopped() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
@@ -336,7 +336,7 @@ fn a_refused_push_is_one_line_of_the_log() {
 
 /// A user who does not want to wait is told at once; one who waits sees since when and why.
 #[test]
-fn who_waits_in_line_sees_why_and_may_say_no() {
+fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
@@ -372,7 +372,7 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
 
 /// A sender that waits is told when one before it has gone, and so is the operator.
 #[test]
-fn who_waits_in_line_sees_the_place_move_up() {
+fn a_queued_push_reports_its_new_position() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();

@@ -16,35 +16,35 @@ const PROCESSES: [u32; 14] = [1, 2, 4, 6, 8, 9, 10, 11, 12, 14, 16, 20, 32, 64];
 const FILES: [u32; 12] = [5, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64];
 
 #[test]
-fn a_local_push_needs_few_processes() {
+fn a_local_push_within_a_process_limit_completes_or_names_the_limit() {
     if let Some(pair) = Pair::local() {
         check_pushes(pair, "--nproc=", &PROCESSES, "ulimit -u");
     }
 }
 
 #[test]
-fn a_push_to_a_daemon_needs_few_processes() {
+fn a_push_to_a_daemon_within_a_process_limit_completes_or_names_the_limit() {
     if let Some(pair) = Pair::with_daemon() {
         check_pushes(pair, "--nproc=", &PROCESSES, "ulimit -u");
     }
 }
 
 #[test]
-fn a_local_push_needs_few_open_files() {
+fn a_local_push_within_an_open_file_limit_completes_or_names_the_limit() {
     if let Some(pair) = Pair::local() {
         check_pushes(pair, "--nofile=", &FILES, "open files");
     }
 }
 
 #[test]
-fn a_push_to_a_daemon_needs_few_open_files() {
+fn a_push_to_a_daemon_within_an_open_file_limit_completes_or_names_the_limit() {
     if let Some(pair) = Pair::with_daemon() {
         check_pushes(pair, "--nofile=", &FILES, "open files");
     }
 }
 
 #[test]
-fn a_push_uses_as_many_of_its_lanes_as_there_are_open_files_for() {
+fn a_push_limited_to_48_open_files_uses_fewer_lanes() {
     let Some(mut pair) = Pair::with_daemon() else {
         return;
     };
@@ -58,12 +58,12 @@ fn a_push_uses_as_many_of_its_lanes_as_there_are_open_files_for() {
 }
 
 #[test]
-fn a_daemon_needs_few_processes() {
+fn a_daemon_within_a_process_limit_serves_or_names_the_limit() {
     check_daemons("--nproc=", &PROCESSES, "ulimit -u");
 }
 
 #[test]
-fn a_daemon_needs_few_open_files() {
+fn a_daemon_within_an_open_file_limit_serves_or_names_the_limit() {
     check_daemons("--nofile=", &FILES, "open files");
 }
 

@@ -132,16 +132,16 @@ fn text_has_a_time_and_names_cannot_command_a_terminal() {
 
 /// systemd's part is played by util-linux and this test: it binds, and listens to what it is told.
 #[test]
-fn it_takes_sockets_and_says_that_it_is_ready() {
-    takes_sockets_and_says_that_it_is_ready("off");
+fn a_daemon_takes_sockets_and_reports_readiness() {
+    takes_sockets_and_reports_readiness("off");
 }
 
 #[test]
-fn confined_it_does_the_same() {
-    takes_sockets_and_says_that_it_is_ready("auto");
+fn a_confined_daemon_takes_sockets_and_reports_readiness() {
+    takes_sockets_and_reports_readiness("auto");
 }
 
-fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
+fn takes_sockets_and_reports_readiness(confine: &str) {
     let site = Site::local();
     site.authorize(zmove_transport::Access::ReadWrite);
     paint(site.source().join("f"), 100_000);
@@ -238,7 +238,7 @@ fn the_unit_hides_nothing_of_proc() {
 const EXPOSURE_MAX: f64 = 2.0;
 
 #[test]
-fn the_unit_is_one_that_systemd_likes() {
+fn the_shipped_units_pass_systemd_analyze() {
     if !has_program("systemd-analyze") {
         skip("systemd-analyze is missing");
         return;

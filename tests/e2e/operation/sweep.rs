@@ -118,7 +118,7 @@ fn whoever_is_interrupted_removes_what_there_is() {
 }
 
 #[test]
-fn what_a_killed_one_left_is_removed_by_the_next() {
+fn files_of_a_killed_sweep_are_removed_by_the_next_sweep() {
     let site = Site::local();
     // Too much to be written before the signal.
     let child = site

@@ -117,7 +117,7 @@ fn grants_are_listed_and_removed() {
 }
 
 #[test]
-fn who_sets_an_end_to_rights_gives_no_others() {
+fn setting_an_expiry_keeps_the_other_rights() {
     let site = Site::local();
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let of_alice = |words: &[&str]| {

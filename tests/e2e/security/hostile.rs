@@ -253,7 +253,7 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
 
 /// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
 #[test]
-fn a_push_that_can_say_no_more_ends() {
+fn a_push_whose_control_writes_fail_ends_as_a_lost_connection() {
     let jobs: [fn(PushJob) -> PushJob; 2] = [
         |job| job,
         |job| PushJob {
@@ -303,7 +303,7 @@ fn settling(
 
 /// What is stored may be gone after a power cut: only what is published has been moved.
 #[test]
-fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
+fn a_daemon_that_finishes_without_publishing_is_broken_off() {
     let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
     let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
     deceived.is_broken_off("the end before everything");
@@ -311,7 +311,7 @@ fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
 
 /// The failure is reported once, also where both messages name the file.
 #[test]
-fn what_gets_no_name_has_failed() {
+fn a_file_that_is_not_published_is_reported_once() {
     let receipts = |frame: &Frame| {
         let item = frame.header.item.0;
         let batch = Batch::decode(&frame.head, frame.header.data_bytes).unwrap();

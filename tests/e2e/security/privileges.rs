@@ -125,7 +125,7 @@ fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread(
 }
 
 #[test]
-fn a_daemon_does_not_become_what_it_cannot_or_should_not() {
+fn serve_refuses_unknown_users_and_root() {
     let Some(site) = given_away() else { return };
     serve(&site, &["--user", "no-such-user"])
         .expect(1)
@@ -150,7 +150,7 @@ fn a_daemon_does_not_become_what_it_cannot_or_should_not() {
 }
 
 #[test]
-fn who_is_not_root_can_only_be_who_they_are() {
+fn a_daemon_without_root_cannot_change_its_user() {
     let Some(mut site) = Site::unprivileged() else {
         return;
     };

@@ -136,7 +136,7 @@ fn an_inner_root_that_its_client_has_made_a_link_leads_nowhere() {
 
 /// What the kernel allows after a restart is what the roots are by then.
 #[test]
-fn an_inner_root_that_is_a_link_stays_closed_to_a_confined_daemon() {
+fn an_inner_root_that_is_a_link_stays_closed_with_and_without_confinement() {
     for confine in ["on", "off"] {
         let site = yard(&["in", "out"]);
         allow(&site, "client", &["target", "target/in"], &["target/out"]);

@@ -149,7 +149,7 @@ fn a_clean_lane_resends_nothing() {
 }
 
 #[test]
-fn data_of_a_small_file() {
+fn damaged_data_of_a_small_file_is_sent_again() {
     let site = Site::local();
     paint(site.source().join("only"), 1_000);
     let pushed = push(&site, 1, &[Damage::once(FrameKind::Batch, Part::Data, 0)]);
@@ -184,7 +184,7 @@ fn data_of_one_small_file_among_many() {
 }
 
 #[test]
-fn head_of_a_batch() {
+fn a_damaged_batch_header_is_sent_again() {
     let site = Site::local();
     for number in 0..10 {
         paint(site.source().join(format!("d{number}/f")), number);
@@ -229,7 +229,7 @@ fn data_of_each_chunk_of_a_large_file() {
 }
 
 #[test]
-fn declaration_of_a_large_file() {
+fn a_damaged_file_declaration_is_sent_again() {
     for lanes in [1, 3] {
         let site = Site::local();
         paint(site.source().join("big"), 3 * GROUP_BYTES + 5);

@@ -196,7 +196,7 @@ fn a_link_that_leads_out_of_the_root_is_not_followed() {
 
 /// One root after another, with names that need care in a list of words.
 #[test]
-fn several_roots() {
+fn a_target_path_selects_its_root() {
     let (site, daemon) = strangers();
     let key = own_key(&site);
     let roots = ["first root", "second%20"].map(|name| site.path(name));
@@ -224,7 +224,7 @@ fn several_roots() {
 }
 
 #[test]
-fn roots_that_make_no_sense() {
+fn allow_refuses_missing_roots_and_files() {
     let (site, _daemon) = strangers();
     let key = own_key(&site);
     paint(site.path("file"), 1);
@@ -337,7 +337,7 @@ fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends
 }
 
 #[test]
-fn targets_in_all_forms() {
+fn a_target_may_be_a_url_or_host_port_path() {
     let (site, daemon) = strangers();
     site.authorize(Access::WriteOnly);
     site.pin(&daemon.address, daemon.fingerprint);

@@ -509,7 +509,7 @@ fn a_push_that_no_receiver_lets_begin_leaves_nothing() {
 }
 
 #[test]
-fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_to_be_ended() {
+fn a_push_interrupted_before_any_answer_leaves_no_job() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 7);
     spread

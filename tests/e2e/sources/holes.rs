@@ -26,7 +26,7 @@ every_way!(
     holes_of_all_kinds_are_kept,
     what_was_data_becomes_a_hole_and_the_other_way_round,
     runs_of_zeros_become_holes,
-    it_is_changed_in_its_place,
+    a_sparse_file_is_updated_in_place,
     what_is_the_same_is_not_sent,
 );
 
@@ -275,7 +275,7 @@ fn what_was_data_becomes_a_hole_and_the_other_way_round(site: &Site) {
     }
 }
 
-fn it_is_changed_in_its_place(site: &Site) {
+fn a_sparse_file_is_updated_in_place(site: &Site) {
     let path = site.source().join("f");
     make(&path, 9 * GROUP, &[0..9 * GROUP], 0);
     push(site, &[]);

@@ -588,7 +588,7 @@ fn what_was_not_compared_gets_no_other_name() {
 
 /// The time of the push is what a first name has, and so what it is known by.
 #[test]
-fn they_are_kept_without_their_times() {
+fn hard_links_are_kept_without_modification_times() {
     let site = Site::local();
     tie(&site.source());
     push(&site, &["--no-t"]);

@@ -86,7 +86,7 @@ fn nothing_in_common_sends_all() {
 }
 
 #[test]
-fn it_can_be_chosen() {
+fn the_delta_option_decides_and_local_pushes_send_all_by_default() {
     let all = (BYTES as u64, 0);
     assert_eq!(
         push(

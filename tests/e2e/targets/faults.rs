@@ -79,7 +79,7 @@ struct FaultCase {
 }
 
 #[test]
-fn every_request_for_a_large_file() {
+fn a_failed_or_short_request_of_a_large_file_is_named_or_repeated() {
     for case in CASES {
         let struck = (0..).take_while(|number| case.strike(*number)).count();
         assert!(struck >= 3, "only {struck} requests for three groups");

@@ -22,7 +22,7 @@ every_way!(
     other_names_of_a_file_keep_what_they_had,
     only_what_differs_is_written,
     what_is_no_file_is_replaced,
-    what_stays_stays,
+    update_and_ignore_existing_keep_files_that_are_there,
     two_names_of_one_file_that_are_two_at_the_source,
     what_is_right_stays_right_under_its_other_name,
     nothing_happens_in_a_preview,
@@ -149,7 +149,7 @@ fn what_is_no_file_is_replaced(site: &Site) {
     assert_eq!(std::fs::read(outside).unwrap(), b"outside");
 }
 
-fn what_stays_stays(site: &Site) {
+fn update_and_ignore_existing_keep_files_that_are_there(site: &Site) {
     for (number, bytes) in [5, LARGE].into_iter().enumerate() {
         for (age, seconds) in [("older", -9), ("newer", 9)] {
             let name = format!("{age}{number}");

@@ -180,7 +180,7 @@ fn a_daemon_without_a_terminal_gets_the_signals_of_its_parent_and_ends_with_it()
 }
 
 #[test]
-fn a_terminal_at_another_descriptor_is_no_way_to_it() {
+fn a_daemon_with_a_terminal_at_another_descriptor_is_refused() {
     let Some(host) = host(Settings::OfRoot) else {
         return;
     };

@@ -107,7 +107,7 @@ fn goes_on(files: u64, pieces: u64, bytes: u64) {
 }
 
 #[test]
-fn some_of_it_goes_on() {
+fn a_killed_push_of_hard_links_and_a_sparse_file_resumes() {
     goes_on(200, 32, 20 * MIB);
 }
 
