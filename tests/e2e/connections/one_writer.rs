@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::commands::ssh::{Sshd, push_by, script};
 use crate::support::command::{Outcome, Runner, ZMOVE, Zmove, finish};
@@ -128,12 +130,14 @@ pub(crate) fn receiver_over_ssh(site: &Site) -> Pid {
 }
 
 fn wait_for_end(pid: Pid) {
-    let deadline = Instant::now() + PATIENCE;
-    let process = format!("/proc/{}/exe", pid.as_raw_nonzero());
-    while std::fs::read_link(&process).is_ok() {
-        assert!(Instant::now() < deadline, "the receiver does not end");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return,
+        opened => opened.unwrap(),
+    };
+    let patience = PATIENCE.try_into().unwrap();
+    let mut poll_fds = [PollFd::new(&process, PollFlags::IN)];
+    let ended = poll(&mut poll_fds, Some(&patience)).unwrap();
+    assert_eq!(ended, 1, "the receiver does not end");
 }
 
 #[test]
