@@ -3,9 +3,15 @@
 //!
 //! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
 //! memory for more, those go whose file has got its name by another receiver, or has been given up.
+//!
+//! Sessions write their journals meanwhile, and orders are repeated until all is there. So it is remembered how far each
+//! journal has been read. One that ends in the middle of a record is read up to that.
+//!
+//! **Invariant:** for one order no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record after
+//! the other, and what is kept of a record is booked on the key before the next one is read.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -13,9 +19,9 @@ use zmove_disk::{JobSession, PartFound};
 use zmove_types::{Cv, GroupSpan, Name};
 use zmove_wire::WireError;
 
-use crate::resume::journal::Record;
+use crate::resume::journal::{Record, read_on};
 use crate::rights::quota::{Booking, Quota};
-use crate::shared_job::journals::Journals;
+use crate::shared_job::journals::{OpenedJournal, journals_in};
 use crate::store::large_files::came::Came;
 
 /// A part, by its name and inode.
@@ -24,8 +30,15 @@ pub(crate) type PartKey = (Name, u64);
 /// The groups that count.
 #[derive(Debug)]
 pub(crate) struct FlushedGroups {
-    journals: Journals<HashMap<u64, Written>>,
+    /// The journals that have been read.
+    journals: HashMap<Name, JournalCursor>,
     groups: GroupsByPart,
+}
+
+#[derive(Debug, Default)]
+struct JournalCursor {
+    position: u64,
+    files: HashMap<u64, Written>,
 }
 
 #[derive(Debug)]
@@ -52,6 +65,14 @@ struct UnflushedGroup {
     end: u64,
 }
 
+/// The most journals of one job.
+const JOURNALS_MAX: usize = 1 << 16;
+/// Maximum number of bytes of all journals that are read for one order. They take time, in which only orders of this
+/// session wait. They take no memory, which is booked for what is kept of a record. So the limit is far above the size
+/// of the journals of any job.
+const BYTES_MAX: u64 = 1 << 40;
+/// The memory of a journal that has been read, beside what it says.
+const JOURNAL_BYTES: usize = 256;
 /// The memory of a part that a session writes to.
 const WRITTEN_BYTES: usize = 256;
 /// The memory of a group that no flush has covered, in a queue that has just grown.
@@ -60,7 +81,7 @@ const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 impl FlushedGroups {
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
-            journals: Journals::new(quota.book_nothing()),
+            journals: HashMap::new(),
             groups: GroupsByPart {
                 of: HashMap::new(),
                 quota: quota.clone(),
@@ -83,12 +104,32 @@ impl FlushedGroups {
     }
 
     pub(crate) fn try_to_read_on(&mut self, directory: &OwnedFd) -> io::Result<()> {
-        let groups = &mut self.groups;
-        self.journals.read_on(directory, |files, record, end| {
-            groups
-                .take(files, record, end)
-                .map_err(|_over_limit| Errno::NOMEM.into())
-        })
+        let Self { journals, groups } = self;
+        let no_memory = |_over_limit| Errno::NOMEM;
+        let mut bytes = 0;
+        for (count, journal) in (1..).zip(journals_in(directory)?) {
+            let OpenedJournal {
+                name,
+                mut file,
+                length,
+            } = journal?;
+            if !journals.contains_key(&name) {
+                groups.held.grow(JOURNAL_BYTES).map_err(no_memory)?;
+            }
+            let JournalCursor { position, files } = journals.entry(name).or_default();
+            let unread = length.saturating_sub(*position);
+            bytes += unread;
+            if count > JOURNALS_MAX || bytes > BYTES_MAX {
+                return Err(Errno::FBIG.into());
+            }
+            if unread > 0 {
+                file.seek(SeekFrom::Start(*position))?;
+                // A record that cannot be taken is read again the next time.
+                let take = |record, end| Ok(groups.take(files, record, end).map_err(no_memory)?);
+                read_on(file.take(unread), position, take)?;
+            }
+        }
+        Ok(())
     }
 
     /// The groups of a part that count.
@@ -222,6 +263,7 @@ mod tests {
     use crate::resume::journal::{PartFile, SourceVersion};
     use crate::rights::quota::Quotas;
     use crate::rights::quota::limits::Limits;
+    use std::fs::File;
     use zmove_transport::Fingerprint;
     use zmove_types::{ByteCount, GROUP_BYTES as BYTES, RelPath, Timestamp};
 
@@ -327,5 +369,70 @@ mod tests {
         assert_eq!(world.counted().len(), 3);
         world.groups.of.clear();
         assert_eq!(quota.memory_held(), before);
+    }
+
+    fn read_all(directory: &tempfile::TempDir, quota: &Quota) -> io::Result<()> {
+        let fd = OwnedFd::from(File::open(directory.path())?);
+        FlushedGroups::new(quota).try_to_read_on(&fd)
+    }
+
+    fn error_of(read: io::Result<()>) -> Option<Errno> {
+        read.err().and_then(|error| Errno::from_io_error(&error))
+    }
+
+    #[test]
+    fn no_more_than_so_many_bytes_of_all_journals_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let set_length = |name: &str, bytes| {
+            File::create(directory.path().join(name))
+                .unwrap()
+                .set_len(bytes)
+                .unwrap();
+        };
+        set_length("journal-1-a", BYTES_MAX - 1);
+        set_length("heartbeat-a", BYTES_MAX);
+        set_length("journal-1-b", 1);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
+        set_length("journal-1-b", 2);
+        assert_eq!(
+            error_of(read_all(&directory, &Quota::default())),
+            Some(Errno::FBIG)
+        );
+    }
+
+    #[test]
+    fn no_more_than_so_many_journals_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let create = |number| {
+            drop(File::create(directory.path().join(format!("journal-1-{number}"))).unwrap())
+        };
+        (0..JOURNALS_MAX).for_each(create);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
+        create(JOURNALS_MAX);
+        assert_eq!(
+            error_of(read_all(&directory, &Quota::default())),
+            Some(Errno::FBIG)
+        );
+    }
+
+    #[test]
+    fn a_journal_that_is_known_is_booked_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits {
+            memory_per_identity: ByteCount(2 * JOURNAL_BYTES as u64),
+            ..Limits::default()
+        };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let fd = OwnedFd::from(File::open(directory.path()).unwrap());
+        let mut groups = FlushedGroups::new(&quota);
+        let mut read_with = |name: &str| {
+            std::fs::write(directory.path().join(name), "").unwrap();
+            error_of(groups.try_to_read_on(&fd))
+        };
+        assert_eq!(
+            ["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with),
+            [None; 3]
+        );
+        assert_eq!(read_with("journal-3-a"), Some(Errno::NOMEM));
     }
 }
