@@ -421,7 +421,7 @@ impl Search<'_> {
             // it is opened to be walked
             self.book_descriptor()?;
         }
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+        let Some((parent, name)) = path.split() else {
             return Ok((self.open_parent(ground, &path)?, path));
         };
         let parent = self.open_parent(ground, &parent)?;

@@ -177,7 +177,7 @@ impl ScanRoot {
         };
         let below = match extent {
             Extent::Tree => below.clone(),
-            Extent::SingleEntry => below.parent().unwrap_or_else(RelPath::root),
+            Extent::SingleEntry => below.directory(),
         };
         let opened = if below.is_root() {
             // entries of one directory share its descriptor, however many there are

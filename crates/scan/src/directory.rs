@@ -219,7 +219,7 @@ impl SourceRoot {
     /// The target path of the directory at `path` below this root.
     fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
         match (self.extent, path.is_root()) {
-            (Extent::SingleEntry, _) => Ok(self.prefix.parent().unwrap_or_else(RelPath::root)),
+            (Extent::SingleEntry, _) => Ok(self.prefix.directory()),
             (Extent::Tree, true) => Ok(self.prefix.clone()),
             (Extent::Tree, false) if self.prefix.is_root() => Ok(path.clone()),
             (Extent::Tree, false) => {

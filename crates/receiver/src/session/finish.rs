@@ -172,11 +172,7 @@ impl<'a> Opener<'a> {
         let Some(name) = name else {
             return above.open_directory(&RelPath::root());
         };
-        above.open_own_directory(
-            &RelPath::root()
-                .join(name)
-                .map_err(|_too_long| Errno::NAMETOOLONG)?,
-        )
+        above.open_own_directory(&RelPath::from(name))
     }
 }
 

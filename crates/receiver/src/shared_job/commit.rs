@@ -52,7 +52,7 @@ impl SharedJobSession {
         head: &FileHead,
     ) -> Result<SharedJobResult, Failure> {
         let path = transfer.target.final_path(head);
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+        let Some((parent, name)) = path.split() else {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
         if let Err(failed) = self.flush_parts(transfer) {

@@ -315,10 +315,7 @@ impl<'a> Placer<'a> {
         if let Some(open) = publisher.join(path) {
             return Some(open);
         }
-        let (parent, name) = path
-            .parent()
-            .zip(path.file_name())
-            .filter(|_| files.are_many())?;
+        let (parent, name) = path.split().filter(|_| files.are_many())?;
         let parent_directory = self.directory(&parent).ok()?.directory;
         let tree = &self.transfer.target.tree;
         let modes = tree.modes();
@@ -564,9 +561,7 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
         let name = target.view.name(path, name);
-        let first = metadata
-            .first_name()
-            .and_then(|first| Some((first.parent()?, first.file_name()?)));
+        let first = metadata.first_name().and_then(RelPath::split);
         let first = first.map(|(parent, first)| Ok((self.directories.as_it_is(&parent)?, first)));
         target.place_non_regular(
             NameAt::new(directory, name),
@@ -589,7 +584,7 @@ impl<'a> Placer<'a> {
         link: &LinkEntry,
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
-        let Some((parent, first)) = link.first.parent().zip(link.first.file_name()) else {
+        let Some((parent, first)) = link.first.split() else {
             return Ok(());
         };
         let name = target.view.name(path, &link.name);

@@ -634,7 +634,7 @@ fn name_large(
     }: &mut WholeFile,
 ) -> Result<(), FaultCause> {
     let name = path.file_name().expect("a declared file has a name");
-    let parent = path.parent().unwrap_or_else(RelPath::root);
+    let parent = path.directory();
     let directory = naming(target, directories.as_it_is(&parent))?;
     if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
         return Err(ALREADY_THERE);
@@ -688,7 +688,7 @@ fn publish_staging(
     } = filling;
     // The directory above may have been merged, and this one with it.
     if !staging.is_in_its_place()
-        && let Ok(parent) = directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root))
+        && let Ok(parent) = directories.as_it_is(&path.directory())
     {
         staging.move_to(parent);
     }

@@ -95,7 +95,7 @@ impl<'a> TargetPlace<'a> {
         }
         let shown = Path::new(OsStr::from_bytes(&open.target));
         if let TargetShape::Single { name } = &open.shape
-            && let Some((parent, own_name)) = path.parent().zip(path.file_name())
+            && let Some((parent, own_name)) = path.split()
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
                 // It exists, whatever it is.
@@ -181,7 +181,7 @@ impl Target {
                 // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
                 (Some(parent), Some(name)) if gets_mode => tree
                     .like_this_at(tree.create_directory(&parent)?)
-                    .open_up(&alone(&name)?)?,
+                    .open_up(&RelPath::from(&name))?,
                 _ if gets_mode => tree.open_up(path)?,
                 _ => (tree.create_directory(path)?, None),
             };
@@ -358,7 +358,7 @@ impl SeenTarget {
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
-                Tree::at(tree.open_directory(&parent)?).look_into(&alone(&name)?)
+                Tree::at(tree.open_directory(&parent)?).look_into(&RelPath::from(&name))
             }
             _ => tree.open_directory(&place.path).map(Some),
         };
@@ -378,17 +378,10 @@ impl SeenTarget {
     }
 }
 
-/// The path of an entry in its directory.
-fn alone(name: &Name) -> io::Result<RelPath> {
-    RelPath::root()
-        .join(name)
-        .map_err(|_too_long| Errno::NAMETOOLONG.into())
-}
-
 /// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
 /// the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
-    let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+    let Some((parent, name)) = path.split() else {
         return Ok(false);
     };
     if tree.open_directory(path).is_ok() {

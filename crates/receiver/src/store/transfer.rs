@@ -230,7 +230,7 @@ impl Transfer {
 
     /// Notes the directories on the way to a large file, likewise.
     pub(crate) fn allow_way_to(&self, path: &RelPath) -> Result<(), WireError> {
-        let directory = path.parent().unwrap_or_else(RelPath::root);
+        let directory = path.directory();
         self.allow_directories(&Batch {
             groups: vec![DirectoryGroup {
                 directory,

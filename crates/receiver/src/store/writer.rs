@@ -301,7 +301,7 @@ pub(crate) fn open_staged(
                     .open_shared(shared, file.id, &path, &file.head, transfer.direct);
             return part.map_err(failed_to(Operation::Create));
         }
-        let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
+        let parent = file.head.path.directory();
         let directory = placer
             .directory_now(&parent)
             .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
@@ -344,7 +344,7 @@ pub(crate) fn open_staged(
 /// The metadata of a large file that will have this path.
 fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> Cow<'a, Metadata> {
     let target = &transfer.target;
-    let parent = path.parent().unwrap_or_else(RelPath::root);
+    let parent = path.directory();
     match target.tree.open_directory(&parent) {
         Ok(directory) if !target.view.rules.kinds.has_any(Kinds::MODE) => {
             target.of_file(NameAt::new(&directory, &name_of(path)), &head.metadata)

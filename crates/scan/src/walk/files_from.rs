@@ -239,7 +239,7 @@ fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<ListedGroup> {
                 last.names.push(name)
             }
             _ => {
-                let parent = path.parent().unwrap_or_else(RelPath::root);
+                let parent = path.directory();
                 groups.push(ListedGroup {
                     parent,
                     names: vec![name],

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_types::{ByteOrigins, Event, FileId, GroupSpan, ItemId, Lock, Observer, RelPath};
+use zmove_types::{ByteOrigins, Event, FileId, GroupSpan, ItemId, Lock, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
@@ -83,7 +83,7 @@ impl InFlight {
     /// Books a large file as planned, in so many pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
         self.sent_counts.files.add(1);
-        let above = file.target.parent().unwrap_or_else(RelPath::root);
+        let above = file.target.directory();
         self.sent_counts.entries(1, &above);
         let mut state = self.lock();
         state.large.insert(file.id, file);

@@ -131,6 +131,18 @@ impl RelPath {
         Some(Self(self.0[..end].into()))
     }
 
+    /// The directory that the path lies in; the root lies in itself.
+    #[must_use]
+    pub fn directory(&self) -> Self {
+        self.parent().unwrap_or_else(Self::root)
+    }
+
+    /// The directory that the path lies in, and its name there; `None` for the root.
+    #[must_use]
+    pub fn split(&self) -> Option<(Self, Name)> {
+        self.parent().zip(self.file_name())
+    }
+
     /// The path itself and each directory above it, from the path up to the root, as bytes.
     pub fn lineage(&self) -> impl Iterator<Item = &[u8]> {
         let ends = self
@@ -224,6 +236,12 @@ impl TryFrom<&[u8]> for Name {
 }
 
 /// A path equals, sorts and hashes as its bytes, which `Borrow` demands.
+impl From<&Name> for RelPath {
+    fn from(name: &Name) -> Self {
+        Self(name.0.clone())
+    }
+}
+
 impl Borrow<[u8]> for RelPath {
     fn borrow(&self) -> &[u8] {
         &self.0

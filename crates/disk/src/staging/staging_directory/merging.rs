@@ -162,7 +162,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             level.given_up.insert(left.name);
         }
         self.here = above;
-        self.path = self.path.parent().unwrap_or_else(RelPath::root);
+        self.path = self.path.directory();
     }
 
     /// Moves the present entries of the deepest directory; returns whether there were any that had not been given up

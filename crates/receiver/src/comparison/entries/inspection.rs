@@ -185,7 +185,7 @@ impl Inspection {
     }
 
     fn open(&self, path: &RelPath) -> io::Result<File> {
-        let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let Ok(Some(directory)) = self.place(&parent) else {
             return Err(Errno::NOENT.into());
         };
@@ -423,7 +423,7 @@ impl Inspection {
 
     /// Whether a name leads to the same file as the first one of its group.
     fn is_one(&self, name: NameAt<'_>, first: &RelPath) -> bool {
-        let Some((parent, first)) = first.parent().zip(first.file_name()) else {
+        let Some((parent, first)) = first.split() else {
             return false;
         };
         match self.place(&parent) {

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use zmove_disk::{Tree, is_part, unlink_at};
-use zmove_types::{RelPath, Timestamp};
+use zmove_types::Timestamp;
 
 use crate::store::failure::again;
 
@@ -223,7 +223,7 @@ fn clean_part(tree: &Tree, part: &PartFile, mode: CleanMode) -> io::Result<PartF
         io::ErrorKind::NotADirectory => Ok(PartFate::Replaced),
         _ => Err(error),
     };
-    let directory = match tree.open_directory(&part.path.parent().unwrap_or_else(RelPath::root)) {
+    let directory = match tree.open_directory(&part.path.directory()) {
         Ok(directory) => directory,
         Err(error) => return gone(error),
     };

@@ -30,7 +30,7 @@ impl Lost {
     /// the directory above.
     pub(crate) fn insert(&mut self, above: &RelPath, below: &RelPath, fault: FaultCause) {
         let path = beneath(above, below);
-        if let Some((directory, name)) = path.parent().zip(path.file_name()) {
+        if let Some((directory, name)) = path.split() {
             let lost = self.0.entry(directory).or_default();
             let known = lost.entry(name).or_insert(fault);
             if known.code == FaultCode::AlreadyThere {
@@ -41,7 +41,8 @@ impl Lost {
 
     /// Why a file is not at its path.
     pub(crate) fn take(&mut self, path: &RelPath) -> Option<FaultCause> {
-        self.in_directory(&path.parent()?).take(&path.file_name()?)
+        let (directory, name) = path.split()?;
+        self.in_directory(&directory).take(&name)
     }
 
     /// What is lost in one directory.
@@ -60,8 +61,8 @@ impl Lost {
     }
 
     fn of(&self, path: &RelPath) -> Option<FaultCause> {
-        let names = self.0.get(&path.parent()?)?;
-        names.get(&path.file_name()?).copied()
+        let (directory, name) = path.split()?;
+        self.0.get(&directory)?.get(&name).copied()
     }
 
     /// The faults that are left: those of directories and links.

@@ -54,7 +54,7 @@ impl GivingWay {
         if self.in_the_way == InTheWay::Stays {
             return Ok(false);
         }
-        let above = look_into(tree, &path.parent().unwrap_or_else(RelPath::root))?;
+        let above = look_into(tree, &path.directory())?;
         self.admit(path, PathKind::Directory)?;
         let mut entries = 1;
         let mut waiting = vec![path.clone()];

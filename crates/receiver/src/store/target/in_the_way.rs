@@ -12,7 +12,7 @@ use zmove_types::{Escaped, RelPath};
 pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<String> {
     let upwards = successors(Some(path.clone()), RelPath::parent);
     for (path, shown_so_far) in upwards.zip(shown.ancestors()) {
-        let (parent, name) = (path.parent()?, path.file_name()?);
+        let (parent, name) = path.split()?;
         let Ok(parent) = tree.open_directory(&parent) else {
             continue;
         };

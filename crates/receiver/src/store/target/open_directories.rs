@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::io::Errno;
 use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
@@ -70,15 +69,13 @@ impl<'a> OpenDirectories<'a> {
 
     /// The directory that has the name under which a staging directory was to be published.
     pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+        let Some((parent, name)) = path.split() else {
             return self.as_it_is(path);
         };
         let parent = self.as_it_is(&parent)?;
-        let name = RelPath::root()
-            .join(&name)
-            .map_err(|_too_long| Errno::NAMETOOLONG)?;
         let tree = &self.transfer.target.tree;
-        tree.like_this_at(parent).ensure_directory(&name)
+        tree.like_this_at(parent)
+            .ensure_directory(&RelPath::from(&name))
     }
 
     /// Keeps a directory open, as far as the key may have the memory that its path takes.

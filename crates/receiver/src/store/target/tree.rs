@@ -146,7 +146,7 @@ impl TargetTree {
 
     /// The final path of a large file.
     pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
-        let parent = head.path.parent().unwrap_or_else(RelPath::root);
+        let parent = head.path.directory();
         let Some(name) = head.path.file_name() else {
             return head.path.clone();
         };
@@ -160,7 +160,7 @@ impl TargetTree {
     /// # Errors
     /// The system's error.
     pub(crate) fn open_old_at(&self, path: &RelPath) -> io::Result<File> {
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+        let Some((parent, name)) = path.split() else {
             return Err(io::ErrorKind::IsADirectory.into());
         };
         open_old(self.tree.open_directory(&parent)?.as_fd(), &name)
@@ -626,11 +626,8 @@ pub(crate) fn check_close(staged: &Staged) -> Result<(), Failure> {
 /// # Errors
 /// The system's error, `ELOOP` for a symbolic link.
 pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
-    let path = RelPath::root()
-        .join(name)
-        .map_err(|error| io::Error::other(error.to_string()))?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    Ok(open_beneath(directory, &path, flags)?.into())
+    Ok(open_beneath(directory, &RelPath::from(name), flags)?.into())
 }
 
 /// By what the contents of an existing file of so many bytes are compared; `None` where it cannot be read, or reading
