@@ -4,8 +4,8 @@
 //! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
 //! memory for more, those go whose file has got its name by another receiver, or has been given up.
 //!
-//! Sessions write their journals meanwhile, and orders are repeated until all is there. So it is remembered how far each
-//! journal has been read. One that ends in the middle of a record is read up to that.
+//! Sessions write their journals meanwhile, and orders are repeated until all is there. So it is remembered how far
+//! each journal has been read. One that ends in the middle of a record is read up to that.
 //!
 //! **Invariant:** for one order no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record after
 //! the other, and what is kept of a record is booked on the key before the next one is read.

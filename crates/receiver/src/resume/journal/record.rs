@@ -1,8 +1,8 @@
 //! The bytes of a journal's records.
 //!
 //! A record is the length of its body (u32, little-endian), the body in postcard, and the CRC32C of both. Magic and
-//! version (u32, little-endian) stand before the first record's body. **Invariant:** they, and the frame of that record,
-//! have the same place in every version.
+//! version (u32, little-endian) stand before the first record's body. **Invariant:** they, and the frame of that
+//! record, have the same place in every version.
 
 use serde::{Deserialize, Serialize};
 use zmove_disk::boot_id;
