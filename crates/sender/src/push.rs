@@ -112,6 +112,7 @@ impl Push {
         run.files.begin(self.open.overwrite);
         *receipts.session.account.files() = std::mem::take(&mut run.files);
         let inspects = self.task.inspects;
+        run.standing.inspects = inspects;
         let started = Pipeline::start(self.config, &receipts, self.scan, replies, self.task);
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
@@ -126,9 +127,8 @@ impl Push {
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
-            lanes_early: cipher == Cipher::Tls && !inspects,
+            lanes_early: cipher == Cipher::Tls,
             lanes_max: if inspects { 0 } else { LANES_UNASKED_MAX },
-            inspects,
             known_state,
             begins_job,
             pipeline,
@@ -167,8 +167,6 @@ struct RunningPush<'a> {
     lanes_early: bool,
     /// The maximum number of lanes: none in an inspection.
     lanes_max: u16,
-    /// Whether the session only asks, and no data is sent.
-    inspects: bool,
     /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
     /// took half a round trip to come, which the files need not wait for again.
     known_state: Option<TargetState>,
@@ -195,7 +193,7 @@ impl RunningPush<'_> {
             .pipeline
             .config
             .sample_interval
-            .filter(|_| !self.inspects)
+            .filter(|_| !self.run.standing.inspects)
             .map(tokio::time::interval);
         let mut pings = self
             .asked
@@ -204,12 +202,12 @@ impl RunningPush<'_> {
         let mut ping = None;
         let mut before = StageReading::default();
         // a receiver that has dialled hears more, beside the transfer
-        let hears_found = !self.speaker.was_dialled() && !self.inspects;
+        let hears_found = !self.speaker.was_dialled() && !self.run.standing.inspects;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
         loop {
             tokio::select! {
-                _ = ticks.tick(), if !self.inspects => {
+                _ = ticks.tick(), if !self.run.standing.inspects => {
                     let now = StageReading::take(&self.pipeline);
                     let by = now.limit_since(&before).into();
                     self.pipeline.session.account.tell(Event::Limited { by });
@@ -256,13 +254,12 @@ impl RunningPush<'_> {
         self.inbox = Some(inbox);
         self.process = Some(opened.process);
         self.run.note_opened();
-        self.run.standing.inspects = self.inspects;
         self.need_lanes()?;
         self.pipeline.session.account.files().single_name = opened.single_name;
         if self.known_state.is_none() {
             self.tell_state(opened.state)?;
         }
-        if !self.inspects {
+        if !self.run.standing.inspects {
             self.lanes_max = opened.lanes_max;
             self.steering.begin(&self.pipeline.config, self.lanes_max);
         }
@@ -434,7 +431,7 @@ impl RunningPush<'_> {
                         self.stand_in_line(&waiting);
                         in_line = true;
                     }
-                    if in_line && left.is_ok() && !self.inspects {
+                    if in_line && left.is_ok() && !self.run.standing.inspects {
                         while let Ok(lane) = self.lanes.try_recv() {
                             self.take_lane(Some(lane), 0);
                         }
@@ -500,7 +497,7 @@ impl RunningPush<'_> {
     /// Fails where there are no lanes and none are to come: nothing would be sent.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
         let has_some = self.pipeline.lane_set.lanes_up() > 0;
-        if self.inspects || has_some || self.steering.lanes_to_come(self.lanes_open) {
+        if self.run.standing.inspects || has_some || self.steering.lanes_to_come(self.lanes_open) {
             return Ok(());
         }
         Err(self
@@ -626,7 +623,7 @@ impl RunningPush<'_> {
             first_byte: run.earlier.first_byte.or(session.timeline.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
-            is_preview: self.inspects,
+            is_preview: run.standing.inspects,
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             bottleneck: reading.times(measured, lanes, &finished).bottleneck(),
             path: reading.path,
