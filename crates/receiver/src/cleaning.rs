@@ -34,7 +34,6 @@ pub(crate) async fn run(
     kept: KeptLease,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let target = open.target.clone();
     let access = config.rights.access.clone();
     let mode = match open.intent {
         Intent::Clean => CleanMode::Remove,
@@ -52,7 +51,6 @@ pub(crate) async fn run(
     let cleaner = Cleaner::new(tree, mode, config, Arc::clone(&stopping), told);
     let mut cleaning = tokio::task::spawn_blocking(move || cleaner.clean());
     let mut report = SessionReport {
-        target,
         looked: Some(Looked::Cleaning),
         ..SessionReport::default()
     };

@@ -78,10 +78,7 @@ pub(crate) async fn run(
         error = stop => Err(error),
     };
     probe.close(&ended).await;
-    ended.map(|()| SessionReport {
-        target,
-        ..SessionReport::default()
-    })
+    ended.map(|()| SessionReport::default())
 }
 
 fn shown(target: &[u8]) -> PathBuf {

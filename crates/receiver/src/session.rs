@@ -327,7 +327,7 @@ async fn receive_files(
         Ok(threads) => threads,
         Err(error) => return Err(connections.refuse(error).await),
     };
-    let mut running = RunningSession::new(connections, outcomes, transfer, threads, open, config);
+    let mut running = RunningSession::new(connections, outcomes, transfer, threads, &open, config);
     // It ends before the transfer does if this is dropped: whoever drops a file then waits for no echo.
     let kept = kept;
     let ended = tokio::select! {

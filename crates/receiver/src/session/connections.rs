@@ -14,8 +14,6 @@ use crate::rights::quota::messages::Messages;
 /// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionReport {
-    /// The target that the sender asked for.
-    pub target: Vec<u8>,
     /// The number of items stored; of a cleaning, the number of leftovers found.
     pub items: u64,
     /// The number of entries that failed.

@@ -87,7 +87,6 @@ pub(crate) async fn run(
     };
     inspecting.end(&ended).await;
     ended.map(|()| SessionReport {
-        target: open.target,
         looked,
         ..SessionReport::default()
     })

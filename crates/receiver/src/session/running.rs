@@ -167,7 +167,6 @@ pub(super) struct RunningSession {
     outcomes: mpsc::Receiver<BookedOutcome>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
-    open: Open,
     ledger: ReceiverTransfer,
     /// The memory booked for the ledger's messages that have not been sent.
     unsent: Booking,
@@ -192,7 +191,7 @@ impl RunningSession {
         outcomes: mpsc::Receiver<BookedOutcome>,
         transfer: Arc<Transfer>,
         threads: SessionThreads,
-        open: Open,
+        open: &Open,
         config: ReceiverConfig,
     ) -> Self {
         let is_granted = open.grant.is_some();
@@ -201,7 +200,6 @@ impl RunningSession {
             outcomes,
             threads,
             transfer,
-            open,
             ledger: ReceiverTransfer::default(),
             unsent: config.quota.book_nothing(),
             report: SessionReport::default(),
@@ -672,7 +670,6 @@ impl RunningSession {
         }
         self.workers.end().await;
         let report = SessionReport {
-            target: self.open.target,
             journal_trouble: self.transfer.parts.trouble(),
             ..self.report
         };
