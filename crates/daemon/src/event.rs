@@ -201,30 +201,6 @@ impl Moved {
     fn shown(&self) -> Escaped<'_> {
         Escaped(self.target.as_deref().unwrap_or_default())
     }
-
-    /// Writes how much it is, and whose key it was.
-    fn write_amount(&self, f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
-        let files = Files(self.files);
-        let bytes = self.bytes;
-        write!(f, "; {files}, {bytes} bytes; key {}", who.key)
-    }
-
-    /// Writes what has failed, by operation and cause, each with one path.
-    fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Failures {
-            operation,
-            code,
-            count,
-            first,
-        } in &self.failures
-        {
-            match first {
-                Some(first) => write!(f, "; {count} x {operation}: {code}, of which '{first}'")?,
-                None => write!(f, "; {count} x {operation}: {code}")?,
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A number of files, in singular or plural.
@@ -291,82 +267,97 @@ impl fmt::Display for EndedTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { who, moved, end } = self;
         let path = moved.shown();
-        let seconds = moved.elapsed.as_secs_f64();
+        let seconds = format!("{:.2} s", moved.elapsed.as_secs_f64());
         match end {
             TransferEnd::Received { cipher, report } => {
-                return write_received(f, self, InClear(*cipher), report);
+                let faults = report.faults;
+                match report.looked {
+                    Some(Looked::Preview) => {
+                        write!(f, "previewed by {who} into '{path}' in {seconds}")?;
+                    }
+                    Some(Looked::Verification) => {
+                        write!(f, "verified by {who} against '{path}' in {seconds}")?;
+                    }
+                    Some(Looked::Cleaning) => write!(
+                        f,
+                        "cleaned by {who} at '{path}' in {seconds}, {} leftovers, {faults} faults",
+                        report.items
+                    )?,
+                    None => write!(
+                        f,
+                        "received from {who} into '{path}' in {seconds}, {faults} faults{}",
+                        InClear(*cipher)
+                    )?,
+                }
             }
-            TransferEnd::Probed => {
-                let bytes = moved.probed.unwrap_or(0);
-                write!(
-                    f,
-                    "probed by {who} for {seconds:.2} s; {bytes} bytes of filler"
-                )?;
-                return write!(f, "; key {}", who.key);
+            TransferEnd::Probed => write!(f, "probed by {who} for {seconds}")?,
+            TransferEnd::Broken(error) if moved.probed.is_some() => {
+                write!(f, "probe broken off by {who} after {seconds}: {error}")?;
             }
-            TransferEnd::Broken(error) => return write_broken(f, self, error),
-            TransferEnd::Sent { cipher, failed } => {
-                let clear = InClear(*cipher);
-                write!(
-                    f,
-                    "sent to {who} from '{path}' in {seconds:.2} s, {failed} faults{clear}"
-                )?;
+            TransferEnd::Broken(error) => {
+                let target = Named("into", moved);
+                write!(f, "broken off by {who}{target} after {seconds}: {error}")?;
             }
-            TransferEnd::Copied { to, failed } => {
-                let host = Escaped(to.host.as_bytes());
-                let port = to.port;
-                write!(
-                    f,
-                    "copied for {who} from '{path}' to {host}:{port} in {seconds:.2} s, {failed} faults"
-                )?;
-            }
+            TransferEnd::Sent { cipher, failed } => write!(
+                f,
+                "sent to {who} from '{path}' in {seconds}, {failed} faults{}",
+                InClear(*cipher)
+            )?,
+            TransferEnd::Copied { to, failed } => write!(
+                f,
+                "copied for {who} from '{path}' to {}:{} in {seconds}, {failed} faults",
+                Escaped(to.host.as_bytes()),
+                to.port
+            )?,
             TransferEnd::SendingBroken(error) => {
                 let sources = Named("from", moved);
                 write!(
                     f,
-                    "sending{sources} to {who} broken off after {seconds:.2} s: {error}"
+                    "sending{sources} to {who} broken off after {seconds}: {error}"
                 )?;
-                return write!(f, "; key {}", who.key);
             }
             TransferEnd::LeftBehind(mount) => {
                 write!(f, "left behind: the transfer of {who}, '{path}': ")?;
                 write_storage(f, mount.as_ref())?;
             }
         }
-        moved.write_amount(f, who)
+        self.write_amount(f)
     }
 }
 
-fn write_received(
-    f: &mut fmt::Formatter<'_>,
-    EndedTransfer { who, moved, .. }: &EndedTransfer,
-    clear: InClear,
-    report: &SessionReport,
-) -> fmt::Result {
-    let target = moved.shown();
-    let seconds = moved.elapsed.as_secs_f64();
-    let faults = report.faults;
-    if let Some(looked) = report.looked {
-        let (done, at) = match looked {
-            Looked::Preview => ("previewed", "into"),
-            Looked::Verification => ("verified", "against"),
-            Looked::Cleaning => ("cleaned", "at"),
-        };
-        write!(f, "{done} by {who} {at} '{target}' in {seconds:.2} s")?;
-        if looked == Looked::Cleaning {
-            write!(f, ", {} leftovers, {faults} faults", report.items)?;
+impl EndedTransfer {
+    /// Writes how much was moved, where something was to be, whose key it was, and what has failed here.
+    fn write_amount(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, moved, end } = self;
+        let looked = matches!(end, TransferEnd::Received { report, .. } if report.looked.is_some());
+        match moved.probed {
+            Some(bytes) => write!(f, "; {bytes} bytes of filler")?,
+            None if looked || matches!(end, TransferEnd::SendingBroken(_)) => {}
+            None => write!(f, "; {}, {} bytes", Files(moved.files), moved.bytes)?,
         }
-        return write!(f, "; key {}", who.key);
-    }
-    write!(
-        f,
-        "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
-    )?;
-    moved.write_amount(f, who)?;
-    moved.write_failures(f)?;
-    match &report.journal_trouble {
-        Some(trouble) => write!(f, "; without a journal: {trouble}"),
-        None => Ok(()),
+        write!(f, "; key {}", who.key)?;
+        if looked || !matches!(end, TransferEnd::Received { .. } | TransferEnd::Broken(_)) {
+            return Ok(());
+        }
+        for Failures {
+            operation,
+            code,
+            count,
+            first,
+        } in &moved.failures
+        {
+            write!(f, "; {count} x {operation}: {code}")?;
+            if let Some(first) = first {
+                write!(f, ", of which '{first}'")?;
+            }
+        }
+        match end {
+            TransferEnd::Received { report, .. } => match &report.journal_trouble {
+                Some(trouble) => write!(f, "; without a journal: {trouble}"),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 }
 
@@ -382,23 +373,4 @@ fn write_storage(f: &mut fmt::Formatter<'_>, mount: Option<&Mount>) -> fmt::Resu
         None => f.write_str("its storage")?,
     }
     f.write_str(" does not answer; its locks are released, and another daemon can be started")
-}
-
-fn write_broken(
-    f: &mut fmt::Formatter<'_>,
-    EndedTransfer { who, moved, .. }: &EndedTransfer,
-    error: &SessionError,
-) -> fmt::Result {
-    let seconds = moved.elapsed.as_secs_f64();
-    if let Some(bytes) = moved.probed {
-        write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
-        return write!(f, "; {bytes} bytes of filler; key {}", who.key);
-    }
-    let target = Named("into", moved);
-    write!(
-        f,
-        "broken off by {who}{target} after {seconds:.2} s: {error}"
-    )?;
-    moved.write_amount(f, who)?;
-    moved.write_failures(f)
 }
