@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer, NoQuota};
+use zmove_sender::{LaneSupply, Link, NoQuota};
 use zmove_transport::{
     CONTROL_SILENCE_MAX, Channel, ChannelDialler, DialError, LaneError, LaneSink, LaneSource,
     PathEnds, PathProbe, SharedRate, Transport, control_pair,
@@ -33,8 +33,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     recalled: Recalled,
 ) -> Result<Reached<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
-    let cipher = settings.cipher;
-    let lane = |number| DialledLane::new(number, transfer, cipher);
+    let lane = |number| DialledLane::new(number, transfer, settings.cipher);
     let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
@@ -62,51 +61,42 @@ pub(super) async fn dial_all<L: LaneEnd>(
     spawn(early..count);
     let unacknowledged = channel.set_unacknowledged_max(CONTROL_SILENCE_MAX);
     unacknowledged.map_err(ConnectError::Control)?;
-    // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
-    // lanes.
-    let is_fixed = plan.is_bounded() || few.is_some() || settings.limit.is_some();
-    let (number, congestion) = if is_fixed || transport == Transport::Quic {
-        (LaneNumber::Fixed, LossAnswer::default())
-    } else {
-        (LaneNumber::Tuned { least }, plan.answer(round_trip))
-    };
+    let is_fixed = few.is_some() || settings.limit.is_some() || transport == Transport::Quic;
+    let (number, congestion) = plan.tuning(is_fixed, least, round_trip);
     let mut next = lane(count);
     next.one_of = Some(count);
     let (more, wanted) = mpsc::unbounded_channel();
     let later = dial_more(dialler.clone(), settings.more, next, lanes_in, wanted);
     tokio::spawn(later);
-    let ends = PathEnds::towards(channel.address()).ok();
     let connection = channel.probe();
-    let link = Link {
-        transfer,
-        cipher,
-        control: control_pair(channel),
-        lanes,
-        supply: Some(LaneSupply {
-            more,
-            asked: count,
-            again: 0,
-            number,
-            congestion,
-        }),
-        relay: None,
-        quota: Arc::new(NoQuota),
-    };
-    let route = Route {
-        transport,
-        watch: PathWatch::start(dialler.clone(), connection.clone()),
-        dialler,
-        ssh: None,
-        recalled,
-        round_trip,
-        ends,
-        limited: settings.limit.is_some(),
-        asked: Duration::ZERO,
-    };
     Ok(Reached {
-        link,
+        route: Route {
+            transport,
+            watch: PathWatch::start(dialler.clone(), connection.clone()),
+            dialler,
+            ssh: None,
+            recalled,
+            round_trip,
+            ends: PathEnds::towards(channel.address()).ok(),
+            limited: settings.limit.is_some(),
+            asked: Duration::ZERO,
+        },
+        link: Link {
+            transfer,
+            cipher: settings.cipher,
+            control: control_pair(channel),
+            lanes,
+            supply: Some(LaneSupply {
+                more,
+                asked: count,
+                again: 0,
+                number,
+                congestion,
+            }),
+            relay: None,
+            quota: Arc::new(NoQuota),
+        },
         connection,
-        route,
     })
 }
 

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use zmove_receiver::files_of_process;
-use zmove_sender::{LossAnswer, Need};
+use zmove_sender::{LaneNumber, LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
 use zmove_wire::limits::LANES_MAX;
 
@@ -76,9 +76,18 @@ impl LanePlan {
         Some(needed.min(self.most)).filter(|lanes| *lanes < usual)
     }
 
-    /// Whether the number of lanes stays as it is at first.
-    pub(super) fn is_bounded(&self) -> bool {
-        self.fixed.is_some() || self.most < LANES_MAX
+    /// How the number of lanes and their congestion control change, unless it is already known that they stay as at
+    /// first: so over QUIC, whose congestion control bears loss and whose windows are shared out over the first lanes.
+    pub(super) fn tuning(
+        self,
+        is_fixed: bool,
+        least: u16,
+        round_trip: Duration,
+    ) -> (LaneNumber, LossAnswer) {
+        if is_fixed || self.fixed.is_some() || self.most < LANES_MAX {
+            return (LaneNumber::Fixed, LossAnswer::default());
+        }
+        (LaneNumber::Tuned { least }, self.answer(round_trip))
     }
 
     /// The number of lanes to dial before transport and round trip are known.
@@ -98,7 +107,7 @@ impl LanePlan {
     }
 
     /// The lanes' answer to loss at first.
-    pub(super) fn answer(self, round_trip: Duration) -> LossAnswer {
+    fn answer(self, round_trip: Duration) -> LossAnswer {
         let was_right = self
             .known_of(round_trip)
             .is_some_and(|known| known.loss_tolerant);
