@@ -381,8 +381,9 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_head_counts_as_silent_only_after_the_limit() {
+    /// The lease of a job needs a runtime.
+    #[tokio::test]
+    async fn a_head_counts_as_silent_only_after_the_limit() {
         let unheard = FORGOTTEN_AFTER.as_secs() / TELL_EVERY.as_secs();
         let mut job = Job {
             unheard: u32::try_from(unheard).unwrap(),
