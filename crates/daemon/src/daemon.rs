@@ -476,7 +476,7 @@ impl Shared {
             rights: authorized.rights,
             file_io: quota.file_io(&self.config.file_io),
             quota,
-            grants: self.grants(who.key, node.clone(), rate),
+            grants: self.grants(&who, live, node.clone(), rate),
             meter: Arc::clone(&live.meter),
             ..self.config.clone()
         };
@@ -511,7 +511,8 @@ impl Shared {
     /// The grants by which a peer may open a transfer whose lanes keep this rate.
     fn grants(
         &self,
-        peer: Fingerprint,
+        who: &Who,
+        live: &Live,
         node: Option<Arc<NodeGrant>>,
         rate: SharedRate,
     ) -> Option<Arc<dyn Grants>> {
@@ -520,6 +521,7 @@ impl Shared {
             rates: Arc::clone(&self.rates),
             quotas: Arc::clone(&self.quotas),
             limits: self.admissions.limits(),
+            granter: Arc::clone(&live.granter),
         };
         let authorizer = Arc::clone(&self.authorizer);
         match node {
@@ -530,7 +532,7 @@ impl Shared {
             })),
             None => {
                 let copies = self.copies.clone()?;
-                Some(PeerGrants::new(copies, authorizer, peer, around) as Arc<dyn Grants>)
+                Some(PeerGrants::new(copies, authorizer, who.key, around) as Arc<dyn Grants>)
             }
         }
     }

@@ -21,5 +21,5 @@ pub use copies::Copies;
 pub use daemon::Daemon;
 pub use event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
 pub use sending::SendingError;
-pub use transfers::{Cut, Direction, TransferStatus, Transfers, Who};
+pub use transfers::{Cut, Direction, GranterStatus, TransferStatus, Transfers, Who};
 pub use zmove_receiver::Limits;

@@ -173,12 +173,13 @@ mod tests {
         /// The session of a node with this grant.
         fn session(&self, grant: JobGrant) -> NodeSession {
             let authorized = self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap();
-            let (rate, rates, quotas) = Default::default();
+            let (rate, rates, quotas, granter) = Default::default();
             let around = Around {
                 rate,
                 rates,
                 quotas,
                 limits: Limits::default(),
+                granter,
             };
             let authorizer = Arc::clone(&self.authorizer);
             NodeSession {

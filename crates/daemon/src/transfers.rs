@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,7 @@ pub(crate) struct Live {
     since: SystemTime,
     state: Lock<State>,
     pub(crate) meter: Arc<TransferMeter>,
+    pub(crate) granter: TransferGranter,
     pace: Lock<Pace>,
     cut: watch::Sender<Option<Cut>>,
 }
@@ -65,6 +66,19 @@ pub struct Who {
     pub key: Fingerprint,
     /// The key of the head of a job whose grant lets the peer in as a node; the name is then the head's.
     pub by_head: Option<Fingerprint>,
+}
+
+/// The key whose grant a transfer uses: the head of a job for a node, or the client of a copy. Unset until the transfer
+/// names its grant.
+pub(crate) type TransferGranter = Arc<OnceLock<GranterStatus>>;
+
+/// A key that has given a grant, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GranterStatus {
+    /// The name of the key.
+    pub name: String,
+    /// The fingerprint of the key.
+    pub key: String,
 }
 
 /// Which way the data of a transfer goes, seen from the daemon.
@@ -106,8 +120,8 @@ pub struct TransferStatus {
     pub name: String,
     /// The fingerprint of its key.
     pub key: String,
-    /// The fingerprint of the key of the head of a job, by whose grant its peer is a node.
-    pub by_head: Option<String>,
+    /// The key whose grant the transfer uses: the head of a job for a node, or the client of a copy.
+    pub granter: Option<GranterStatus>,
     /// The address of the peer.
     pub from: String,
     /// Whether it is in the queue.
@@ -174,6 +188,11 @@ impl Transfers {
         who: Who,
         limit: Option<RateLimit>,
     ) -> LiveGuard {
+        let head = who.by_head.map(|head| GranterStatus {
+            name: who.name.clone(),
+            key: head.to_string(),
+        });
+        let granter = head.map_or_else(OnceLock::new, OnceLock::from);
         let live = Arc::new(Live {
             id,
             who,
@@ -184,6 +203,7 @@ impl Transfers {
                 ahead: 0,
             }),
             meter: Arc::default(),
+            granter: Arc::new(granter),
             pace: Lock::default(),
             cut: watch::Sender::new(None),
         });
@@ -317,7 +337,7 @@ impl Live {
             id: self.id.to_string(),
             name: self.who.name.clone(),
             key: self.who.key.to_string(),
-            by_head: self.who.by_head.map(|head| head.to_string()),
+            granter: self.granter.get().cloned(),
             from: self.who.address.to_string(),
             waits: direction.is_none(),
             reason,

@@ -32,6 +32,7 @@ use super::{KEPT_FOR, now};
 use crate::access::authorizer::{Authorized, Authorizer, Granter};
 use crate::access::rate_limits::Rates;
 use crate::access::refusals::{denied, granted_otherwise, rights_unreadable};
+use crate::transfers::{GranterStatus, TransferGranter};
 
 /// The grants of one daemon.
 pub(crate) struct GrantBook {
@@ -90,6 +91,8 @@ pub(crate) struct Around {
     pub(crate) rates: Arc<Rates>,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) limits: Limits,
+    /// The granter of the transfer in the list of transfers.
+    pub(crate) granter: TransferGranter,
 }
 
 impl Around {
@@ -313,6 +316,13 @@ impl GrantBook {
         // One text for a grant that is not there and one that is another's: nobody learns which there are.
         let kept = kept.filter(|kept| kept.order.source == source.0);
         let kept = kept.ok_or_else(|| denied("there is no such grant for this key"))?;
+        // The transfer is listed under the client before the client's rights are read: a removal of the key comes
+        // before the reading, or ends the transfer.
+        let client = GranterStatus {
+            name: kept.name.clone(),
+            key: Fingerprint(kept.client).to_string(),
+        };
+        around.granter.get_or_init(|| client);
         let authorized = current_rights(&kept, authorizer)?;
         check_opening(&kept.order, open)?;
         let top_names = names_of(&kept.order, open)?;
@@ -627,6 +637,7 @@ mod tests {
             rates: Arc::clone(&rates),
             quotas: Arc::clone(&quotas),
             limits,
+            granter: TransferGranter::default(),
         };
         let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
         let taken = grants

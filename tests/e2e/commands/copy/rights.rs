@@ -787,6 +787,29 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     assert!(!world.site.target().join("large").exists());
 }
 
+/// At the receiver, a copy runs by the key of the host that sends, and by the grant of its client.
+#[test]
+fn a_client_s_copy_ends_when_the_operator_of_the_receiver_removes_its_key() {
+    let world = World::new();
+    let client = world.under_way(&[]);
+    let operator = |words: &[&str]| {
+        let mut zmove = world.site.zmove(words);
+        zmove.0.env("ZMOVE_HOME", world.site.path("server"));
+        zmove.outcome().done().stdout
+    };
+    let status: serde_json::Value = serde_json::from_str(&operator(&["status", "--json"])).unwrap();
+    let key = key_of(&world.site.path("client")).to_string();
+    assert_eq!(
+        status["transfers"][0]["granter"],
+        serde_json::json!({ "name": "tester", "key": key })
+    );
+    let said = operator(&["allow", "remove", "tester", "--now"]);
+    assert!(said.contains("stopped "), "{said}");
+    let outcome = crate::support::command::finish(client).expect(5);
+    outcome.says(&["the operator there has removed this key"]);
+    assert!(!world.site.target().join("large").exists());
+}
+
 /// A result that is told by the sender is believed only with the signature of the host that has received.
 #[test]
 fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {

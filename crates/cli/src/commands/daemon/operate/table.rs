@@ -108,7 +108,7 @@ mod tests {
             id: "0123456789abcdef0123456789abcdef".into(),
             name: "alice".into(),
             key: "SHA256:x".into(),
-            by_head: None,
+            granter: None,
             from: "192.0.2.7:4711".into(),
             waits: false,
             reason: None,

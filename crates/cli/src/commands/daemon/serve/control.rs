@@ -126,12 +126,15 @@ impl Control {
     }
 }
 
+/// Whether a transfer is of a removed key, or uses a grant of that key.
 fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
-    match &removed.key {
-        // also those of the nodes that it has given grants
-        Some(key) => status.key == *key || status.by_head.as_ref() == Some(key),
-        None => status.name == removed.name,
-    }
+    let is_removed = |name: &String, key: &String| match &removed.key {
+        Some(removed) => key == removed,
+        None => *name == removed.name,
+    };
+    let granter = status.granter.as_ref();
+    is_removed(&status.name, &status.key)
+        || granter.is_some_and(|granter| is_removed(&granter.name, &granter.key))
 }
 
 /// Waits until no transfer runs, and tells the service manager how many still do.
