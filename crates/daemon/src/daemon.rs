@@ -37,12 +37,12 @@ use crate::access::authorizer_threads::AuthorizerThreads;
 use crate::access::node_grant::NodeGrant;
 use crate::access::pending_handshakes::PendingHandshakes;
 use crate::access::rate_limits::Rates;
-use crate::access::refusals::{denied, refuse, refuse_peer, rights_unreadable, say_and_close};
+use crate::access::refusals::{denied, refuse, refuse_peer, say_and_close};
 use crate::answering;
 use crate::copies::Copies;
 use crate::copies::grants::{Around, PeerGrants};
 use crate::event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
-use crate::node_session::{self, NodeSession};
+use crate::node_session::NodeSession;
 use crate::registry::{Found, LanesIn, Registry};
 use crate::sending::{self, KeyShare, PeerControl, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
@@ -53,6 +53,7 @@ use zmove_receiver::TransferMeter;
 use zmove_receiver::{Grants, Limits};
 use zmove_receiver::{Session, run_session};
 
+mod authorizing;
 mod leaving;
 mod waiting;
 
@@ -255,45 +256,10 @@ impl Shared {
                 return None;
             }
         };
-        // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
-        let authorizer = Arc::clone(&self.authorizer);
-        let claim = channel.claim();
-        let copies = self.copies.clone();
-        let own = self.listener.fingerprint();
-        let authorize = move || {
-            let authorized = authorizer.authorize(&claim);
-            match (&authorized, &claim.job_grant) {
-                // A node that may lead by a line of its own needs no grant.
-                (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
-                (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
-                    return node_session::authorize(&authorizer, own, &claim, grant);
-                }
-                _ => {}
-            }
-            let Ok(Err(Denial::Unknown { key })) = authorized else {
-                return authorized;
-            };
-            // A host that may send here by a client's grant needs no line of its own.
-            let clients = copies
-                .map(|copies| copies.grants.clients_for(key))
-                .unwrap_or_default();
-            if clients.is_empty() {
-                authorized
-            } else {
-                Ok(Ok(Authorized::by_grants(clients)))
-            }
-        };
-        match self.authorizer_threads.run(authorize).await {
-            Ok(Ok(authorized)) => Some((channel, authorized)),
-            Ok(Err(denial)) => {
-                self.reject(Rejection::UnknownKey, address, with_causes(&denial));
-                let refusal = not_admitted(channel.peer(), &denial);
+        match self.authorize(channel.claim(), address).await {
+            Ok(authorized) => Some((channel, authorized)),
+            Err(refusal) => {
                 refuse(channel, refusal).await;
-                None
-            }
-            Err(error) => {
-                self.reject(Rejection::KeyList, address, with_causes(&error));
-                refuse(channel, rights_unreadable()).await;
                 None
             }
         }
@@ -386,6 +352,12 @@ impl Shared {
         };
         let seated = self.wait_in_line(waiter, place, who.clone(), greeting);
         let Some((control, slot, told)) = seated.await else {
+            return;
+        };
+        let ours = Greeting::new(Role::Control, greeting.transfer);
+        let ours = told.is_none().then_some(&ours);
+        let again = self.authorize_again(claim.clone(), address, control, ours);
+        let Some((control, authorized)) = again.await else {
             return;
         };
         open_window();

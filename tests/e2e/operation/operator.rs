@@ -266,6 +266,26 @@ fn a_queued_transfer_is_listed_and_can_be_stopped() {
     long.wait().unwrap();
 }
 
+#[test]
+fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
+    let mut site = Site::local();
+    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
+    site.start_daemon();
+    let mut long = slow_push(&site);
+    wait_for(&site, has_moved);
+    let waiting = site
+        .push_command(&[], &[site.contents().as_ref()], "other")
+        .start();
+    wait_for(&site, |shown| shown["waits"] == true);
+    operator(&site, &["allow", "remove", "tester"]).done();
+    long.kill().unwrap();
+    long.wait().unwrap();
+    finish(waiting)
+        .expect(5)
+        .says(&["this key is not known here"]);
+    assert!(!site.target().join("other").exists());
+}
+
 /// The log is a file, of JSON lines alone; when it has been moved away SIGHUP begins another, also where the kernel
 /// keeps the daemon to its roots.
 #[test]

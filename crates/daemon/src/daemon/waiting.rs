@@ -12,7 +12,6 @@ use crate::access::admission::{QueueStep, Queued, Slot};
 use crate::access::refusals::REFUSAL_TIMEOUT;
 use crate::event::{DaemonEvent, Rejection};
 use crate::registry::Registered;
-use crate::sending::{PeerControl, say_last};
 use crate::transfers::{Cut, Live, Who};
 
 /// How often it is checked whether the sender of a queued transfer is still connected.
@@ -109,12 +108,8 @@ impl Shared {
             Waited::Slot(slot) => return Some((waiter.control, slot, Some(registered))),
             Waited::Gone | Waited::MovedUp(_) => {}
             Waited::CutOff(cut) => {
-                let refusal = encode_message(&ToSender::Refused(cut.refusal()));
-                if let Some(_told) = self.admissions.tell(key) {
-                    let (reader, writer) = waiter.control;
-                    let control = PeerControl { reader, writer };
-                    let _peer_gone = say_last(control, &refusal, REFUSAL_TIMEOUT).await;
-                }
+                self.refuse_transfer(key, waiter.control, None, cut.refusal())
+                    .await;
             }
         }
         None

@@ -1,0 +1,178 @@
+//! What a peer may do by its key, by a client's grant, or by the grant of a job's head.
+//!
+//! A peer is authorized when it has proved its key, and again when its transfer is about to begin: it may have waited
+//! in the queue, or sent its greeting late. **Invariant:** a transfer is in the list of transfers before its rights are
+//! read for the last time. A transfer of a key that was removed before that reading does not begin. `allow remove --now`
+//! finds all others in the list.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use zmove_transport::{Claim, Denial, Fingerprint};
+use zmove_wire::{Greeting, Refusal, ToSender, encode_message};
+
+use super::{Control, Shared, not_admitted, with_causes};
+use crate::access::authorizer::Authorized;
+use crate::access::refusals::{REFUSAL_TIMEOUT, rights_unreadable};
+use crate::event::Rejection;
+use crate::node_session;
+use crate::sending::{PeerControl, say_last};
+
+impl Shared {
+    /// Authorizes a peer that has proved its key. Logs why a peer is refused, and returns the refusal.
+    ///
+    /// Authorizing reads files and checks certificates, so it runs on a blocking thread, and no other connection waits.
+    pub(super) async fn authorize(
+        &self,
+        claim: Claim,
+        address: SocketAddr,
+    ) -> Result<Authorized, Refusal> {
+        let key = claim.key;
+        let authorizer = Arc::clone(&self.authorizer);
+        let copies = self.copies.clone();
+        let own = self.listener.fingerprint();
+        let authorize = move || {
+            let authorized = authorizer.authorize(&claim);
+            match (&authorized, &claim.job_grant) {
+                // A node that may lead by a line of its own needs no grant.
+                (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
+                (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
+                    return node_session::authorize(&authorizer, own, &claim, grant);
+                }
+                _ => {}
+            }
+            let Ok(Err(Denial::Unknown { key })) = authorized else {
+                return authorized;
+            };
+            // A host that may send here by a client's grant needs no line of its own.
+            let clients = copies
+                .map(|copies| copies.grants.clients_for(key))
+                .unwrap_or_default();
+            if clients.is_empty() {
+                authorized
+            } else {
+                Ok(Ok(Authorized::by_grants(clients)))
+            }
+        };
+        match self.authorizer_threads.run(authorize).await {
+            Ok(Ok(authorized)) => Ok(authorized),
+            Ok(Err(denial)) => {
+                self.reject(Rejection::UnknownKey, address, with_causes(&denial));
+                Err(not_admitted(key, &denial))
+            }
+            Err(error) => {
+                self.reject(Rejection::KeyList, address, with_causes(&error));
+                Err(rights_unreadable())
+            }
+        }
+    }
+
+    /// Authorizes the peer of a transfer that is about to begin, or refuses the transfer.
+    pub(super) async fn authorize_again(
+        &self,
+        claim: Claim,
+        address: SocketAddr,
+        control: Control,
+        greeting: Option<&Greeting>,
+    ) -> Option<(Control, Authorized)> {
+        let key = claim.key;
+        match self.authorize(claim, address).await {
+            Ok(authorized) => Some((control, authorized)),
+            Err(refusal) => {
+                self.refuse_transfer(key, control, greeting, refusal).await;
+                None
+            }
+        }
+    }
+
+    /// Refuses the transfer of a key, after a greeting unless the peer has one.
+    pub(super) async fn refuse_transfer(
+        &self,
+        key: Fingerprint,
+        control: Control,
+        greeting: Option<&Greeting>,
+        refusal: Refusal,
+    ) {
+        let Some(_told) = self.admissions.tell(key) else {
+            return;
+        };
+        let (reader, writer) = control;
+        let mut words = greeting.map_or_else(Vec::new, |greeting| greeting.encode().to_vec());
+        words.extend(encode_message(&ToSender::Refused(refusal)));
+        let control = PeerControl { reader, writer };
+        let _peer_gone = say_last(control, &words, REFUSAL_TIMEOUT).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt as _;
+    use zmove_disk::OwnPaths;
+    use zmove_receiver::ReceiverConfig;
+    use zmove_transport::{
+        Access, AuthorizedKeys, ChannelDialler, Grant, HostPolicy, Identity, KeyList, Listener,
+        Reach, SocketConfig, control_pair,
+    };
+    use zmove_types::TransferId;
+    use zmove_wire::{RefusalCode, Role, TransportChoice, decode_message};
+
+    use super::*;
+    use crate::access::authorizer::Authorizer;
+    use crate::daemon::Daemon;
+    use crate::transfers::Cut;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A proxy can hold a greeting back until the operator has removed the key and has ended its transfers.
+    #[tokio::test]
+    async fn a_key_that_was_removed_before_its_greeting_begins_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        let [server, client] = [(); 2].map(|()| Identity::for_once().unwrap());
+        let roots = vec![home.to_owned()];
+        let grant = Grant::new(client.fingerprint(), "ann", roots, Access::WriteOnly);
+        AuthorizedKeys::allow(home, grant).unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let socket = SocketConfig::default();
+        let listener = Listener::bind(any, &server, TransportChoice::Tcp, &socket);
+        let listener = listener.await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let authorizer = Authorizer::Listed(KeyList::new(home.to_owned()), OwnPaths::default());
+        let daemon = Daemon::new(listener, authorizer, ReceiverConfig::default(), |_event| {});
+        let shared = Arc::clone(&daemon.shared);
+        let proving = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move {
+                let incoming = shared.listener.accept().await.unwrap();
+                shared.prove(incoming, || ()).await.unwrap()
+            }
+        });
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let policy = HostPolicy::Pinned(server.fingerprint());
+        let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach);
+        let mut channel = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+        let (proven, authorized) = proving.await.unwrap();
+
+        AuthorizedKeys::remove(home, "ann").unwrap();
+        let ended = daemon.transfers().end(Cut::KeyRemoved, |_any| true);
+        assert_eq!(ended, []);
+        let greeting = Greeting::new(Role::Control, TransferId([7; 16]));
+        channel.write_all(&greeting.encode()).await.unwrap();
+        channel.flush().await.unwrap();
+        let admitted = tokio::spawn(shared.admit(proven, authorized));
+        let (mut reader, writer) = control_pair(channel);
+        reader.greeting().await.unwrap();
+        let answer = reader.receive().await.unwrap().unwrap();
+        let ToSender::Refused(refusal) = decode_message(&answer).unwrap() else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(refusal.code, RefusalCode::UnknownKey, "{refusal:?}");
+        drop((reader, writer));
+        admitted.await.unwrap();
+    }
+}
