@@ -403,14 +403,17 @@ impl CopyRun {
     }
 }
 
-/// An error in the conversation with the host that has the target: it is not taken for one of the other.
-fn of_target(error: PullError) -> PullError {
+/// An error in the conversation with the host that has the target: it is not taken for one of the other. A host that
+/// has no room is asked again, like a receiver that has none.
+fn of_target(error: PullError) -> PushError {
     match error {
+        PullError::Refused(refusal) if refusal.is_busy() => SessionError::Refused(refusal).into(),
         PullError::Refused(Refusal { code, text }) => PullError::Ended(Refusal {
             code,
             text: format!("receiver: {text}"),
-        }),
-        error => error,
+        })
+        .into(),
+        error => error.into(),
     }
 }
 

@@ -62,6 +62,21 @@ struct Kept {
     /// What its sessions that have ended have done.
     counts: Counts,
     receipt: Option<SignedReceipt>,
+    /// The sessions by it that run.
+    #[serde(skip)]
+    sessions: usize,
+    /// When the last session by it began or ended, or when this process read it.
+    #[serde(skip)]
+    used_last: u64,
+}
+
+/// How much a grant is needed that gives way to a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    /// The run has ended then, and its receipt is kept.
+    Ended(u64),
+    /// The run has had no session since then.
+    Unused(u64),
 }
 
 /// The grants that one peer may use in one session.
@@ -111,6 +126,8 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// How long a run may ask again once it has ended.
 const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(10 * 60);
+/// How long a grant keeps its slot when its run has no session, such as one whose sending daemon was killed.
+const UNUSED_FOR: Duration = Duration::from_secs(60 * 60);
 /// The most grants of one key, those included that have ended and of which the receipt is kept.
 const GRANTS_PER_KEY_MAX: usize = 64;
 /// The longest order for a grant that is kept, in bytes: all those of one key stay below 8 MiB.
@@ -146,6 +163,20 @@ impl Kept {
         Allowance::new(most, Amount { bytes, entries })
     }
 
+    /// How much the grant is needed, with its token; `None` if it does not give way to a new grant. The grant that ended
+    /// first is needed least. Then comes a grant whose run has had no session for [`UNUSED_FOR`].
+    fn need(&self, now: u64) -> Option<(Need, GrantToken)> {
+        let is_unused = self.run.is_some()
+            && self.sessions == 0
+            && now >= self.used_last + UNUSED_FOR.as_secs();
+        let need = match self.ended {
+            Some(ended) => Need::Ended(ended),
+            None if is_unused => Need::Unused(self.used_last),
+            None => return None,
+        };
+        Some((need, self.token))
+    }
+
     fn is_forgotten(&self, now: u64) -> bool {
         self.is_over(now)
             && self
@@ -163,8 +194,10 @@ impl GrantBook {
         let below = |name| directory.map(|directory| directory.join(name));
         let store = Store::new(below("grants"));
         let tallies = Tallies::new(below("tallies"));
+        let now = now();
         let with_tally = |kept: Kept| Kept {
             counts: kept.counts.most(tallies.read(&kept.token)),
+            used_last: now,
             ..kept
         };
         let grants = store
@@ -222,18 +255,21 @@ impl GrantBook {
             ended: None,
             counts: Counts::default(),
             receipt: None,
+            sessions: 0,
+            used_last: now,
         };
-        let gone = {
+        let mut gone = Vec::new();
+        let room = {
             let mut grants = self.grants.lock();
-            let gone = make_room(&mut grants, claim.key, now)?;
-            grants.insert(token, kept);
-            gone
+            make_room(&mut grants, claim.key, now, &mut gone)
+                .map(|()| drop(grants.insert(token, kept)))
         };
-        let written = gone
-            .iter()
-            .chain([&token])
-            .try_for_each(|token| self.write(token));
-        written.map_err(|error| {
+        for token in gone {
+            // only a removal that cannot fail
+            let _removed = self.write(&token);
+        }
+        room?;
+        self.write(&token).map_err(|error| {
             self.grants.lock().remove(&token);
             failed(&error)
         })?;
@@ -338,12 +374,15 @@ impl GrantBook {
                 return Err(denied("the grant has been used by another run"));
             }
             let first_use = kept.run.replace(open.run).is_none();
+            kept.sessions += 1;
+            kept.used_last = now();
             (Arc::new(kept.allowance()), kept.counts, first_use)
         };
         if first_use && let Err(error) = self.write(token) {
             if let Some(kept) = self.grants.lock().get_mut(token) {
                 kept.run = None;
             }
+            self.leave(token);
             return Err(failed(&error));
         }
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
@@ -366,6 +405,14 @@ impl GrantBook {
             tally: self.tallies.open(token),
         };
         Ok((taken_up, taken))
+    }
+
+    /// Notes that a session by a grant has ended.
+    fn leave(&self, token: &GrantToken) {
+        if let Some(kept) = self.grants.lock().get_mut(token) {
+            kept.sessions = kept.sessions.saturating_sub(1);
+            kept.used_last = now();
+        }
     }
 
     /// Counts what a session has done. May block on files.
@@ -409,38 +456,37 @@ impl GrantBook {
     }
 }
 
-/// Drops what is forgotten, and of a client with many grants the oldest receipt; returns which.
+/// Drops the grants that are forgotten, and one more if the client, or all clients together, have as many as there may
+/// be. Adds the dropped grants to `gone`.
 fn make_room(
     grants: &mut HashMap<GrantToken, Kept>,
     client: Fingerprint,
     now: u64,
-) -> Result<Vec<GrantToken>, Refusal> {
-    let mut gone: Vec<_> = grants
-        .values()
-        .filter(|kept| kept.is_forgotten(now))
-        .map(|kept| kept.token)
-        .collect();
-    let of_client = grants
-        .values()
-        .filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
-    let count = of_client.clone().count();
-    if count >= GRANTS_PER_KEY_MAX {
-        let oldest = of_client
-            .filter(|kept| kept.is_over(now))
-            .min_by_key(|kept| kept.ended);
-        gone.push(
-            oldest
-                .map(|kept| kept.token)
-                .ok_or_else(|| too_many("this key"))?,
-        );
+    gone: &mut Vec<GrantToken>,
+) -> Result<(), Refusal> {
+    gone.extend(
+        grants
+            .extract_if(|_, kept| kept.is_forgotten(now))
+            .map(|(token, _)| token),
+    );
+    let limits = [
+        (Some(client.0), GRANTS_PER_KEY_MAX, "this key"),
+        (None, GRANTS_MAX, "all keys together"),
+    ];
+    for (client, max, whose) in limits {
+        let counted = || {
+            grants
+                .values()
+                .filter(|kept| client.is_none_or(|client| kept.client == client))
+        };
+        if counted().count() >= max {
+            let dropped = counted().filter_map(|kept| kept.need(now)).min();
+            let (_, token) = dropped.ok_or_else(|| too_many(whose))?;
+            grants.remove(&token);
+            gone.push(token);
+        }
     }
-    if grants.len() - gone.len() >= GRANTS_MAX {
-        return Err(too_many("all keys together"));
-    }
-    for token in &gone {
-        grants.remove(token);
-    }
-    Ok(gone)
+    Ok(())
 }
 
 fn too_many(whose: &str) -> Refusal {
@@ -525,8 +571,10 @@ impl Grants for PeerGrants {
         let book = &self.book.grants;
         let (taken, session) =
             book.take_up(token, self.source, open, &self.authorizer, &self.around)?;
-        // a session has one opening
-        let _first = self.taken.set(session);
+        if let Err(second) = self.taken.set(session) {
+            // a session has one opening
+            book.leave(&second.token);
+        }
         Ok(taken)
     }
 
@@ -549,6 +597,14 @@ impl Grants for PeerGrants {
     fn ended(&self, stored: Stored) {
         if let Some(taken) = self.taken.get() {
             self.book.grants.count(&taken.token, taken.counts(stored));
+        }
+    }
+}
+
+impl Drop for PeerGrants {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.get() {
+            self.book.grants.leave(&taken.token);
         }
     }
 }
@@ -656,5 +712,68 @@ mod tests {
         assert_eq!(rate.wait_to_begin(now), None);
         assert!(rates.of(client, limit).wait_to_begin(now).is_some());
         assert_eq!(rates.of(other, limit).wait_to_begin(now), None);
+        let sessions = || copies.grants.grants.lock()[&token].sessions;
+        assert_eq!(sessions(), 1);
+        drop(grants);
+        assert_eq!(sessions(), 0);
+    }
+
+    #[test]
+    fn the_grant_that_ended_first_gives_way_then_one_that_no_session_uses() {
+        let now = 1 << 30;
+        let client = Fingerprint([1; 32]);
+        let running = |number: u8| Kept {
+            token: [number; 32],
+            order: GrantOrder {
+                id: [number; 16],
+                source: [2; 32],
+                open: Open::new(Vec::new(), [0; 16]),
+                sources: Vec::new(),
+                bytes_max: None,
+                entries_max: None,
+            },
+            client: client.0,
+            certificates: Vec::new(),
+            name: "tester".into(),
+            rate_max: None,
+            begin_by: now,
+            end_by: u64::MAX,
+            run: Some([number; 16]),
+            ended: None,
+            counts: Counts::default(),
+            receipt: None,
+            sessions: 1,
+            used_last: 0,
+        };
+        let mut grants = HashMap::new();
+        let mut give = |kept: Kept| {
+            let mut gone = Vec::new();
+            make_room(&mut grants, client, now, &mut gone)?;
+            grants.insert(kept.token, kept);
+            Ok::<_, Refusal>(gone.iter().map(|token| token[0]).collect::<Vec<_>>())
+        };
+        let unused = |number, age: Duration| Kept {
+            sessions: 0,
+            used_last: now - age.as_secs(),
+            ..running(number)
+        };
+        let ended = |number, ago| Kept {
+            ended: Some(now - ago),
+            ..running(number)
+        };
+        let just_lost = UNUSED_FOR - Duration::from_secs(1);
+        let others = [
+            ended(0, 1),
+            ended(1, 2),
+            unused(2, UNUSED_FOR),
+            unused(3, just_lost),
+        ];
+        let full = u8::try_from(GRANTS_PER_KEY_MAX).unwrap();
+        for kept in others.into_iter().chain((4..full).map(running)) {
+            assert!(give(kept).unwrap().is_empty());
+        }
+        let gone = [64, 65, 66].map(|number| give(running(number)).unwrap());
+        assert_eq!(gone, [1, 0, 2].map(|token| vec![token]));
+        assert_eq!(give(running(67)).unwrap_err().code, RefusalCode::Full);
     }
 }

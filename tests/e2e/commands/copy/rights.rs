@@ -989,4 +989,11 @@ fn grants_of_one_key_are_bounded() {
             .unwrap_err()
             .contains("this key has as many grants as there may be")
     );
+    // the client waits for room as for that of a busy receiver
+    paint(world.site.source().join("f"), 10);
+    let waited = world.copy(&["--timeout", "2s"], &[""], "");
+    waited.expect(13).says(&[
+        "this key has as many grants as there may be",
+        "the receiver was busy for",
+    ]);
 }
