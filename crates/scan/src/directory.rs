@@ -18,6 +18,7 @@ use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
 use crate::error::{Operation, ScanError};
 use crate::generated::{Generated, GeneratedFileSystems};
+use crate::listing::Listing;
 
 /// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
 #[derive(Debug)]
@@ -256,18 +257,20 @@ impl Directory {
         })
     }
 
-    /// Reads the directory's entries until `take` returns `false`.
+    /// Reads the directory's entries until `take` returns `false`, each name once.
     pub(crate) fn list(
         &self,
-        buffer: &mut Vec<u8>,
+        memory: &mut Listing,
         mut take: impl FnMut(&RawDirEntry<'_>) -> std::result::Result<bool, ScanError>,
     ) -> std::result::Result<(), ScanError> {
         let failed = |errno| ScanError::listed(self.full_path(), Operation::List, errno);
-        let mut listing = RawDir::new(&self.fd, buffer.spare_capacity_mut());
+        memory.names.clear();
+        let mut listing = RawDir::new(&self.fd, memory.entries.spare_capacity_mut());
         while let Some(next) = listing.next() {
             let entry = next.map_err(failed)?;
-            let is_other = !matches!(entry.file_name().to_bytes(), b"" | b"." | b"..");
-            if is_other && !take(&entry)? {
+            let name = entry.file_name();
+            let is_other = !matches!(name.to_bytes(), b"" | b"." | b"..");
+            if is_other && memory.names.insert(name) && !take(&entry)? {
                 break;
             }
         }
@@ -448,7 +451,7 @@ mod tests {
             names.push(entry.file_name().to_owned());
             Ok(true)
         };
-        directory.list(&mut Vec::with_capacity(4096), take).unwrap();
+        directory.list(&mut Listing::default(), take).unwrap();
         assert_eq!(names, [c"...".to_owned()]);
     }
 

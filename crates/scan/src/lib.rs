@@ -31,6 +31,7 @@ mod error;
 pub mod fuzzing;
 mod generated;
 mod histogram;
+mod listing;
 mod scan;
 mod selection;
 mod sources;

@@ -20,6 +20,7 @@ use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, DirectoryStatus, Extent, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
+use crate::listing::Listing;
 use crate::selection::{DirectoryFilter, PathKind};
 use crate::sources::first_walk::{DirectoryChange, Listed};
 
@@ -56,9 +57,9 @@ pub(crate) struct Worker<'walk> {
 }
 
 /// The buffers for listing a directory, kept for the next one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Scratch {
-    listing: Vec<u8>,
+    listing: Listing,
     names: NameList,
 }
 
@@ -88,6 +89,7 @@ impl Walk {
     }
 
     fn put_back(&self, mut scratch: Scratch) {
+        scratch.listing.names.clear();
         scratch.names.clear();
         self.scratch.lock().push(scratch);
     }
@@ -439,15 +441,6 @@ enum Visit {
     Tree,
     /// The directories in it.
     Directories,
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            listing: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES),
-            names: NameList::default(),
-        }
-    }
 }
 
 /// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what

@@ -89,7 +89,9 @@ pub(crate) fn extraneous(
             }
         };
         let mut told = range.after.clone();
-        for (name, directory) in names.into_sorted_vec() {
+        let mut names = names.into_sorted_vec();
+        names.dedup(); // some file systems list a name twice
+        for (name, directory) in names {
             if name_bytes >= EXTRANEOUS_NAME_BYTES_MAX {
                 answer.rest = told.map(|name| (number, name));
                 return answer;

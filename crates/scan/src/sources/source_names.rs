@@ -16,6 +16,7 @@ use zmove_types::{Name, RelPath};
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
+use crate::listing::Listing;
 use crate::selection::PathKind;
 use crate::sources::first_walk::{DirectoryChange, Mounts};
 
@@ -40,7 +41,7 @@ pub struct SourceNames {
     config: ScanConfig,
     /// The mounts that the first walk has met and this one has not yet.
     unmet: Mounts,
-    buffer: Vec<u8>,
+    memory: Listing,
 }
 
 /// A directory of the target that has no listing yet.
@@ -107,13 +108,12 @@ impl SourceNames {
         if !tops.is_empty() {
             waiting.push(Ok(PendingDirectory::top(tops, names)));
         }
-        let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let unmet = first_walk.map(|walk| walk.mounts()).unwrap_or_default();
         Self {
             waiting,
             config,
             unmet,
-            buffer,
+            memory: Listing::default(),
         }
     }
 
@@ -188,7 +188,7 @@ impl SourceNames {
 
     fn read_names(&mut self, directory: &Directory) -> Result<DirectoryContents, ScanError> {
         let mut found = DirectoryContents::default();
-        directory.list(&mut self.buffer, |entry| {
+        directory.list(&mut self.memory, |entry| {
             found.add(
                 directory,
                 &self.config,

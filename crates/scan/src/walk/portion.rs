@@ -15,6 +15,7 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
 use crate::error::{Operation, ScanError};
+use crate::listing::Listing;
 
 use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
@@ -262,8 +263,7 @@ impl Walker<'_, '_> {
     /// All names of a directory, as far as it can be read.
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
-        let mut buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
-        let listed = directory.list(&mut buffer, |entry| {
+        let listed = directory.list(&mut Listing::default(), |entry| {
             if self.size.wanted == PortionWanted::All || may_be_directory(entry) {
                 names.push(entry.file_name().to_owned());
             }

@@ -1,0 +1,76 @@
+//! The memory with which directories are listed, one after another.
+//!
+//! **Invariant:** a listing has each name once. Some file systems (Gluster, unions, some NFS servers) give a name twice,
+//! and everything below a directory would be walked twice.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::hash::{BuildHasher, RandomState};
+
+use crate::config::ScanConfig;
+
+/// The buffer for the kernel's entries, and the names that a listing has had.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) entries: Vec<u8>,
+    pub(crate) names: SeenNames,
+}
+
+/// The names that a listing has had, as hashes of 128 bits, so that a directory of millions of names is cheap: about 35
+/// bytes each. The keys are random, so nobody can choose names whose hashes are equal.
+#[derive(Debug, Default)]
+pub(crate) struct SeenNames {
+    hashes: HashSet<[u64; 2]>,
+    keys: [RandomState; 2],
+}
+
+impl SeenNames {
+    /// The number of names whose memory is kept for the next listing.
+    const KEPT_MAX: usize = 1 << 14;
+
+    /// Adds a name; returns whether it is new.
+    pub(crate) fn insert(&mut self, name: &CStr) -> bool {
+        let hash = self.keys.each_ref().map(|key| key.hash_one(name));
+        self.hashes.insert(hash)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.hashes.clear();
+        self.hashes.shrink_to(Self::KEPT_MAX);
+    }
+}
+
+impl Default for Listing {
+    fn default() -> Self {
+        Self {
+            entries: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES),
+            names: SeenNames::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_new_once_in_each_listing() {
+        let mut names = SeenNames::default();
+        for _listing in 0..2 {
+            assert!(names.insert(c"a") && names.insert(c"b"));
+            assert!(!names.insert(c"a") && !names.insert(c"b") && names.insert(c"c"));
+            names.clear();
+        }
+    }
+
+    #[test]
+    fn a_large_listing_leaves_little_memory_behind() {
+        let mut names = SeenNames::default();
+        for number in 0..SeenNames::KEPT_MAX * 4 {
+            let name = std::ffi::CString::new(number.to_string()).unwrap();
+            assert!(names.insert(&name));
+        }
+        names.clear();
+        assert!(names.hashes.capacity() < SeenNames::KEPT_MAX * 4);
+    }
+}
