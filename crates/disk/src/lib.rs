@@ -29,8 +29,8 @@ pub use metadata::entry::open_own::{hold_new, open_own};
 pub use metadata::entry::proven::ProvenKinds;
 pub use metadata::entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, NameAt, mode_without_acl};
 pub use metadata::entry::{
-    FileIdentity, is_kept_by_other_names, is_of_another_user, is_refused_to_others, is_same_file,
-    number_at, number_of, retouch, set_file_mtime,
+    FileIdentity, is_of_another_user, is_refused_to_others, is_same_file, number_at, number_of,
+    retouch, set_file_mtime,
 };
 pub use metadata::kept_times::KeptTimes;
 pub use metadata::storable_times::{is_beyond_range, is_held_everywhere};

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use serde_json::Value;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::{
@@ -174,8 +175,8 @@ mod one_way_over_the_network {
         a_first_name_that_cannot_be_placed_has_another, a_manifest_has_all_names,
         a_preview_names_them, changed_in_its_place_a_group_is_one_of_the_source,
         names_that_are_not_pushed_are_no_names, older_states_at_the_target_stay_as_they_are,
-        thousands_of_names, what_may_not_be_replaced_is_no_first_name,
-        without_them_each_name_is_a_file,
+        older_states_keep_their_metadata, thousands_of_names,
+        what_may_not_be_replaced_is_no_first_name, without_them_each_name_is_a_file,
     };
 
     crate::support::harness::both_ways!(
@@ -183,6 +184,7 @@ mod one_way_over_the_network {
         names_that_are_not_pushed_are_no_names,
         a_preview_names_them,
         older_states_at_the_target_stay_as_they_are,
+        older_states_keep_their_metadata,
         changed_in_its_place_a_group_is_one_of_the_source,
         what_may_not_be_replaced_is_no_first_name,
         without_them_each_name_is_a_file,
@@ -308,6 +310,41 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
         std::fs::read(before.join("c/d/small")).unwrap(),
         painted(700, 0)
     );
+}
+
+/// A new mode, time or attribute makes a file with other names anew, and is no reason to send it once more.
+fn older_states_keep_their_metadata(site: &Site) {
+    let [source, target] = [site.source(), site.target()];
+    for name in ["mode", "time", "xattr", "same", "group"] {
+        paint(source.join(name), 100);
+    }
+    hard_link(source.join("group"), source.join("other")).unwrap();
+    site.push(&[], site.contents(), "today").done();
+    let [today, before] = ["today", "before"].map(|name| target.join(name));
+    let mut copy = Command::new("cp");
+    copy.arg("-al").args([&today, &before]);
+    assert!(copy.status().unwrap().success());
+    let at_first = picture(&before);
+    for name in ["mode", "group"] {
+        set_mode(source.join(name), 0o600);
+    }
+    set_old(source.join("time"));
+    let has_xattrs = setxattr(source.join("xattr"), "user.a", b"x", XattrFlags::empty()).is_ok();
+    let changed = if has_xattrs { 4 } else { 3 };
+    wait_for_another_time(&today.join("same"));
+    let push = || {
+        let summary = site.push(&["--json", "-c"], site.contents(), "today");
+        numbers(&summary.done().summary(), ["files"])
+    };
+    assert_eq!(push(), [changed]);
+    assert_eq!(picture(&before), at_first);
+    let mut value = [0; 1];
+    assert!(getxattr(before.join("xattr"), "user.a", &mut value).is_err());
+    assert_eq!(picture(&today), picture(&source));
+    assert_eq!(groups(&today), groups(&source));
+    let inode = |directory: &Path| directory.join("same").metadata().unwrap().ino();
+    assert_eq!(inode(&today), inode(&before));
+    assert_eq!(push(), [0]);
 }
 
 fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {

@@ -173,8 +173,7 @@ pub fn retouch(
 
 /// Whether a file would get another owner and keeps its own, since it has other names: a local user may have given one
 /// of these to a file of somebody else. Only a new file gets that owner.
-#[must_use]
-pub fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
+fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
     wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
 }
 

@@ -22,8 +22,7 @@ use std::os::fd::OwnedFd;
 
 use zmove_chunk::xattr_digest;
 use zmove_disk::{
-    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, NameAt, Wanted, is_kept_by_other_names,
-    is_of_another_user,
+    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, NameAt, Wanted, is_of_another_user,
 };
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
@@ -105,9 +104,13 @@ impl View {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
+        // All metadata decide whether a file with other names can stay.
+        let is_shared = there.names > 1;
         let mut differences =
             Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);
-        if all || contents.is_none() && differences.is_empty() {
+        let is_time_asked =
+            contents.is_none() || is_shared && self.rules.kinds.has_any(Kinds::TIMES);
+        if all || is_time_asked && differences.is_empty() {
             let has_time = self
                 .times
                 .is_kept(directory, there.mtime, source.metadata.mtime);
@@ -122,37 +125,54 @@ impl View {
             differences = differences.and(Differences::LINKS);
         }
         let is_needed = differences.has_any(decisive.and(Differences::LINKS));
-        if all || contents.is_none() && !is_needed {
-            let entry = NameAt::new(directory, name);
+        let entry = NameAt::new(directory, name);
+        if all || (contents.is_none() || is_shared) && !is_needed {
             let metadata = self.rules.of_file(source.metadata);
             let beside = self.beside(purpose, there, &metadata, source.xattrs, entry);
             differences = differences.and(beside);
         }
         match contents {
             _ if is_needed => Verdict::Replace(differences),
+            _ if purpose != Purpose::Verify
+                && self.lacks_for_its_names(entry, there, source.metadata, differences) =>
+            {
+                Verdict::Replace(differences)
+            }
             Some(contents) => contents(differences),
-            None if self.is_made_anew(purpose, there, source.metadata, differences) => {
+            None if purpose == Purpose::Report
+                && !differences.is_empty()
+                && is_of_another_user(there.ids) =>
+            {
                 Verdict::Replace(differences)
             }
             None => Verdict::set(differences),
         }
     }
 
-    /// Whether a file with these differences cannot get its metadata, so that a new one has to take its place.
-    fn is_made_anew(
+    /// Whether a file has other names, which may be those of older states of the tree, and one of these differences can
+    /// be set: then a new file takes its place. A difference that stays in any case is none, or each transfer would send
+    /// the file again.
+    fn lacks_for_its_names(
         &self,
-        purpose: Purpose,
+        entry: NameAt<'_>,
         there: &FileIdentity,
         metadata: &Metadata,
         differences: Differences,
     ) -> bool {
-        let is_foreign = || purpose == Purpose::Report && is_of_another_user(there.ids);
-        !differences.is_empty() && (self.keeps_its_owner(there, metadata) || is_foreign())
-    }
-
-    /// Whether a file that is there cannot get the owner of its source.
-    pub(crate) fn keeps_its_owner(&self, there: &FileIdentity, metadata: &Metadata) -> bool {
-        is_kept_by_other_names(there, &self.keeper.wanted(metadata, None))
+        if there.names < 2 || differences.is_empty() {
+            return false;
+        }
+        let gets_owner = || {
+            let wanted = self.keeper.wanted(metadata, None);
+            wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
+        };
+        let mut others = Differences::OWNER.and(Differences::XATTRS);
+        if !self.rules.kinds.has_any(Kinds::TIMES) {
+            others = others.and(Differences::TIME);
+        }
+        !differences.without(others).is_empty()
+            || differences.has_any(Differences::OWNER) && gets_owner()
+            || differences.has_any(Differences::XATTRS) && entry.may_have(self.rules.xattr_kinds())
     }
 
     /// How an existing entry differs in what is kept of it beside its contents and its time.

@@ -111,6 +111,16 @@ pub trait HasXattrs: Copy {
         }
         Ok(found)
     }
+
+    /// Whether the file system can have user attributes and access control lists, as far as they are among these kinds.
+    fn may_have(self, kinds: Kinds) -> bool {
+        let names = [(Kinds::XATTRS, c"user.zmove"), (Kinds::ACLS, ACCESS_NAME)];
+        let mut asked = names.iter().filter(|(kind, _)| kinds.has_any(*kind));
+        asked.all(|(_, name)| {
+            let got = self.get_into(name, &mut []);
+            !matches!(got, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+        })
+    }
 }
 
 /// The names of those of these kinds, in ascending order, and the names that are never copied.

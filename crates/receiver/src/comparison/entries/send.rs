@@ -251,7 +251,7 @@ fn compare(
     // A file that is not remembered could get the source's time with what somebody else has written since.
     let is_remembered = || target.compared.remember(directory, name, &there);
     let contents = |differences| {
-        let root = (!target.view.keeps_its_owner(&there, metadata) && is_remembered()).then(|| {
+        let root = is_remembered().then(|| {
             let place = (directory.as_fd(), name);
             contents_root(place, bytes, target.view.rules.kinds, || turn.is_over())
         });

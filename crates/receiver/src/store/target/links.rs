@@ -4,7 +4,8 @@
 //! A sender asks about one name of each of its files, and names the others when that has been published. So two names
 //! that it asks about are two files, and where they lead to the same one at the target only the first may keep it: the
 //! other is needed, and made anew. Names that it does not ask about do not count: whoever keeps older states of a tree
-//! as hard links goes on with them.
+//! as hard links goes on with them. A file that has such names is never changed, in its metadata neither (see
+//! [`View`](crate::comparison::entries::View)).
 //!
 //! A link comes with size and time of its file. A first name that leads to another file, or to none since it has
 //! failed, gets no other name, and the sender then sends the file itself.
