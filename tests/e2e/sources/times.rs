@@ -1,6 +1,8 @@
 //! Modification times: a file counts as equal only if it has the time that the target's file system makes of
 //! the source's, and what that cannot hold is told and moves nothing again.
 
+use std::os::unix::fs::symlink;
+
 use serde_json::Value;
 
 use crate::support::harness::{Site, both_ways};
@@ -19,13 +21,14 @@ const OF_SECONDS: Image = Image {
 mod of_seconds {
     use super::{
         OF_SECONDS, a_newer_file_is_newer_as_far_as_times_go,
-        times_that_a_file_system_does_not_have,
+        each_entry_whose_time_is_beyond_the_range_counts, times_that_a_file_system_does_not_have,
     };
 
     crate::support::harness::both_ways_within!(
         OF_SECONDS,
         times_that_a_file_system_does_not_have,
         a_newer_file_is_newer_as_far_as_times_go,
+        each_entry_whose_time_is_beyond_the_range_counts,
     );
 }
 
@@ -60,9 +63,22 @@ fn a_time_without_its_fraction_is_another_time(site: &Site) {
     }
 }
 
+/// The files that were sent, those that stayed, and the entries whose times the target cannot hold.
 fn counts(summary: &Value) -> [u64; 3] {
-    ["files", "skipped", "times_beyond_range"].map(|key| summary[key].as_u64().unwrap())
+    let [files, skipped] = ["files", "skipped"].map(|key| summary[key].as_u64().unwrap());
+    let lacks = summary["not_kept"].as_array().unwrap();
+    assert!(lacks.len() < 2, "{lacks:?}");
+    let lacking = lacks.iter().map(|lack| {
+        assert_eq!(
+            (&lack["what"], &lack["why"]),
+            (&"times".into(), &WHY.into())
+        );
+        lack["entries"].as_u64().unwrap()
+    });
+    [files, skipped, lacking.sum()]
 }
+
+const WHY: &str = "beyond the range of the file system there";
 
 fn times_that_a_file_system_does_not_have(site: &Site) {
     std::fs::create_dir(site.target().join("in")).unwrap();
@@ -74,7 +90,7 @@ fn times_that_a_file_system_does_not_have(site: &Site) {
         paint(site.source().join(name), 9);
         set_own_mtime(&site.source().join(name), seconds, 734_567_891);
     }
-    let line = "\n1 file keeps another time than the source's: the target's file system cannot hold theirs\n";
+    let line = format!("\nnot kept: times of 1 ({WHY})\n");
     let push = |options: &[&str]| site.push(options, site.contents(), "in").done();
     assert_eq!(counts(&push(&["--json"]).summary()), [3, 0, 1]);
     for name in names(&site.target().join("in")) {
@@ -89,13 +105,32 @@ fn times_that_a_file_system_does_not_have(site: &Site) {
         assert_eq!(counts(&push(options).summary()), [0, 3, 1], "{options:?}");
     }
     let told = push(&[]).stdout;
-    assert!(told.contains(line), "{told}");
+    assert!(told.contains(&line), "{told}");
+    site.push(&["--strict-metadata"], site.contents(), "in")
+        .expect(23);
     let told = push(&["-n"]).stdout;
     assert!(told.starts_with("dry run: 0 to add, 0 to change"), "{told}");
     assert_eq!(names(&site.target().join("in")).len(), 3);
     // an earlier second is another time also where the end of the range is near
     set_own_mtime(&site.source().join("last"), LATEST_OF_32_BITS - 1, 0);
     assert_eq!(counts(&push(&["--json"]).summary()), [1, 2, 1]);
+}
+
+/// Directories and links count as files do, at each push.
+fn each_entry_whose_time_is_beyond_the_range_counts(site: &Site) {
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    let source = site.source();
+    std::fs::create_dir(source.join("d")).unwrap();
+    symlink("nowhere", source.join("link")).unwrap();
+    paint(source.join("d/f"), 9);
+    for path in ["d/f", "d", "link"] {
+        set_own_mtime(&source.join(path), IN_2100, 0);
+    }
+    let push = |options: &[&str]| site.push(options, site.contents(), "in");
+    assert_eq!(counts(&push(&["--json"]).done().summary())[2], 3);
+    assert_eq!(counts(&push(&["--json"]).done().summary())[2], 3);
+    push(&["--strict-metadata"]).expect(23);
+    push(&["--strict-metadata", "--no-t"]).done();
 }
 
 /// The target's time is what is left of the source's, or all that the file system has: neither is newer.

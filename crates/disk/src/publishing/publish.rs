@@ -12,7 +12,7 @@ use crate::metadata::entry::metadata::Miss;
 use crate::metadata::entry::proven::ProvenKinds;
 use crate::metadata::entry::xattrs::NameAt;
 use crate::metadata::entry::{FileIdentity, with_access_now};
-use crate::metadata::storable_times::may_be_kept;
+use crate::metadata::storable_times::{is_beyond_range, is_held_everywhere, may_be_kept};
 use crate::opening::by_name::unlink_at;
 use crate::publishing::final_names::{link, rename, rename_with, symlink};
 use crate::publishing::lease::Lease;
@@ -124,12 +124,16 @@ pub fn place_symlink(
         Err(error) => return Err(error.into()),
     }
     let device = rustix::fs::fstat(directory)?.st_dev;
-    let is_kept = proven.of(device).has_any(Kinds::TIMES)
-        || may_be_kept(FileIdentity::at(directory, name)?.mtime, mtime);
-    Ok(if is_kept {
-        Some(Vec::new())
-    } else {
+    if is_held_everywhere(mtime) && proven.of(device).has_any(Kinds::TIMES) {
+        return Ok(Some(Vec::new()));
+    }
+    let got = FileIdentity::at(directory, name)?.mtime;
+    Ok(if !may_be_kept(got, mtime) {
         miss(Miss::IGNORED)
+    } else if is_beyond_range(got, mtime) {
+        miss(Miss::BEYOND_RANGE)
+    } else {
+        Some(Vec::new())
     })
 }
 

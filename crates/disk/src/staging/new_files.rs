@@ -13,6 +13,7 @@ use crate::metadata::entry::proven::ProvenKinds;
 use crate::metadata::entry::set_file_mtime;
 use crate::metadata::entry::xattrs::{Descriptor, gives_acl};
 use crate::metadata::inheritance::Inheritance;
+use crate::metadata::storable_times::is_held_everywhere;
 use crate::publishing::lease::Permit;
 use crate::staging::hidden::Parent;
 
@@ -55,7 +56,8 @@ impl NewFiles {
         metadata: &Metadata,
         proven: &ProvenKinds,
     ) -> io::Result<Vec<Miss>> {
-        if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
+        let has_exact_mode = self.exact_mode.load(Ordering::Relaxed) == metadata.mode;
+        if has_exact_mode && is_held_everywhere(metadata.mtime) {
             set_file_mtime(permit, file.as_fd(), metadata.mtime)?;
             return Ok(Vec::new());
         }

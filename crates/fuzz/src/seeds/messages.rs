@@ -676,7 +676,7 @@ fn replies_beside_transfers() -> Vec<ToSender> {
         },
         ToSender::Counters(
             Counters {
-                times_beyond_range: 300,
+                replaced_below: 300,
                 ..Counters::default()
             }
             .into(),

@@ -22,13 +22,14 @@ use std::os::fd::OwnedFd;
 
 use zmove_chunk::xattr_digest;
 use zmove_disk::{
-    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, NameAt, Wanted, is_of_another_user,
+    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, Miss, NameAt, Wanted, is_beyond_range,
+    is_held_everywhere, is_of_another_user,
 };
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
 
 use crate::store::rules::Rules;
-use crate::store::target::keeper::Keeper;
+use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
 use crate::store::target::renamed;
 
@@ -173,6 +174,21 @@ impl View {
         !differences.without(others).is_empty()
             || differences.has_any(Differences::OWNER) && gets_owner()
             || differences.has_any(Differences::XATTRS) && entry.may_have(self.rules.xattr_kinds())
+    }
+
+    /// Counts an entry that stays, and whose file system cannot hold the time of its source.
+    pub(crate) fn note_time(&self, there: &FileIdentity, source: &Metadata, at: At<'_>) {
+        if self.rules.kinds.has_any(Kinds::TIMES)
+            && !is_held_everywhere(source.mtime)
+            && is_beyond_range(there.mtime, source.mtime)
+        {
+            let misses = [Miss {
+                kind: Kinds::TIMES,
+                error: Miss::BEYOND_RANGE,
+            }];
+            self.keeper
+                .note(&self.rules, &Wanted::default(), &misses, at);
+        }
     }
 
     /// How an existing entry differs in what is kept of it beside its contents and its time.

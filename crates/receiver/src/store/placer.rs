@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory,
-    Task, Tree, Turn, close, write_data,
+    ContentsWriter, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory, Task, Tree, Turn,
+    close, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -542,9 +542,6 @@ impl<'a> Placer<'a> {
                 transfer
                     .target
                     .retouch(directory, name, &metadata, At(path, Some(name)))?;
-                transfer
-                    .target
-                    .count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }
         Ok(())

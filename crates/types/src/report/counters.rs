@@ -181,11 +181,6 @@ counters! {
     18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files had come before");
     /// Bytes of large files that another version at the target had as well, and that were not sent.
     19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files were the same at the target");
-    /// Files whose time differs from the source's because the target's file system cannot store it.
-    20 times_beyond_range, Receiver, Last, None, OneSession, Phrase::Count {
-        one: "file keeps another time than the source's: the target's file system cannot hold theirs\n",
-        many: "files keep another time than the source's: the target's file system cannot hold theirs\n",
-    };
     /// Names that the manifest cannot contain.
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
     /// Files that were at the target and were not read, so that the manifest does not contain them.
@@ -378,7 +373,6 @@ mod tests {
         let reported = distinct();
         let counters = Counters::default().with(Side::Receiver, &reported);
         let expected = Counters {
-            times_beyond_range: reported.times_beyond_range,
             foreign_directories: reported.foreign_directories,
             replaced_below: reported.replaced_below,
             ..Counters::default()

@@ -78,12 +78,12 @@ mod tests {
     fn the_form_is_pinned() {
         let counters = Counters {
             files: 300,
-            times_beyond_range: 1,
+            replaced_below: 1,
             ..Counters::default()
         };
         assert_eq!(
             encode_message(&ToSender::Counters(counters.into())),
-            [7, 0, 0, 0, 10, 2, 1, 0xAC, 2, 20, 1][..]
+            [7, 0, 0, 0, 10, 2, 1, 0xAC, 2, 24, 1][..]
         );
     }
 

@@ -25,7 +25,7 @@ use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
 use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, mode_without_acl};
 use super::{may_give_away, timespec, timestamp};
-use crate::metadata::storable_times::may_be_kept;
+use crate::metadata::storable_times::{is_beyond_range, is_held_everywhere, may_be_kept};
 use crate::publishing::lease::Permit;
 
 /// The metadata that an entry is to have.
@@ -63,6 +63,8 @@ pub struct Miss {
 impl Miss {
     /// The error for a value that the file system accepted and did not keep.
     pub const IGNORED: Errno = Errno::OPNOTSUPP;
+    /// The error for a time that the file system cannot hold: the entry has the nearest one that it can.
+    pub const BEYOND_RANGE: Errno = Errno::OVERFLOW;
 
     /// Whether this is a mode or a time that only the owner of the entry may set.
     #[must_use]
@@ -413,7 +415,9 @@ impl Setting<'_> {
         } else {
             Kinds::TIMES
         };
-        if self.is_kept(set) {
+        let are_held =
+            is_held_everywhere(mtime) && self.wanted.atime.is_none_or(is_held_everywhere);
+        if are_held && self.is_kept(set) {
             return Ok(());
         }
         let got = FoundTimes::of(&self.entry.stat()?);
@@ -427,6 +431,8 @@ impl Setting<'_> {
     fn read_back_time(&mut self, kind: Kinds, before: Timestamp, got: Timestamp, set: Timestamp) {
         if !may_be_kept(got, set) {
             self.miss(kind, Miss::IGNORED);
+        } else if is_beyond_range(got, set) {
+            self.miss(kind, Miss::BEYOND_RANGE);
         } else if before != set && got == set || !may_be_kept(before, set) {
             self.prove(kind);
         }

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
-use zmove_disk::{Descriptor, Lease, Permit, ProvenKinds, Wanted};
+use zmove_disk::{Descriptor, FileIdentity, Lease, Permit, ProvenKinds, Wanted};
 use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 

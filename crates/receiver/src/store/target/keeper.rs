@@ -144,6 +144,7 @@ fn lack(owning: Owning, miss: &Miss) -> Lack {
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
         Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
         Errno::INVAL => Lack::Invalid,
+        Miss::BEYOND_RANGE => Lack::BeyondRange,
         error => Lack::Os(error.raw_os_error()),
     }
 }

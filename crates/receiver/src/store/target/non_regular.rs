@@ -117,6 +117,9 @@ impl TargetTree {
                 .keeper
                 .note(&wanted, &wanted.missing_owners(there.ids), at);
         }
+        if stays {
+            self.view.note_time(&there, &metadata, at);
+        }
         stays
     }
 
@@ -252,7 +255,8 @@ impl TargetTree {
         }
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let permit = self.tree.lease().permit()?;
-        let misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
+        let mut misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
+        misses.retain(|miss| miss.kind != Kinds::TIMES); // counted already
         self.view.keeper.note(&wanted, &misses, at);
         Ok(())
     }

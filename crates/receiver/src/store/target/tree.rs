@@ -12,7 +12,7 @@ use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
     Descriptor, FileIdentity, GroupOfNew, HasXattrs, JobSession, KeptTimes, LastingNames, Lease,
     Linked, Miss, NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, Tree, Wanted,
-    data_begins, is_beyond_range, is_held_everywhere, is_refused_to_others, number_at, open_at,
+    data_begins, is_refused_to_others, number_at, open_at,
     open_beneath, place_link, retouch,
 };
 use zmove_types::{
@@ -176,7 +176,6 @@ impl TargetTree {
     ) -> Result<(), Failure> {
         self.set_whole(permit, file, metadata, at)
             .map_err(failed_to(Operation::SetMetadata))?;
-        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
@@ -205,7 +204,6 @@ impl TargetTree {
             .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
         self.view.keeper.note(&Wanted::default(), &misses, at);
-        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
@@ -262,7 +260,6 @@ impl TargetTree {
         if is_refused_to_others(there.ids, &misses) {
             return Err(cannot(Errno::PERM.into()));
         }
-        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
@@ -428,7 +425,7 @@ impl TargetTree {
             verdict => verdict,
         };
         if verdict == Verdict::Same {
-            self.count_beyond_range(source.metadata.mtime, || Ok(*there));
+            self.view.note_time(there, source.metadata, at);
         }
         verdict
     }
@@ -472,19 +469,6 @@ impl TargetTree {
         self.view.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name)
                 .is_ok_and(|there| self.view.spares(directory, &there, mtime))
-    }
-
-    /// Counts a file whose time its file system cannot store. To be called when the file has got its time.
-    pub(crate) fn count_beyond_range(
-        &self,
-        wanted: Timestamp,
-        there: impl FnOnce() -> io::Result<FileIdentity>,
-    ) {
-        if !is_held_everywhere(wanted)
-            && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted))
-        {
-            self.counters.times_beyond_range.add(1);
-        }
     }
 
     /// Makes a link. Where that is not possible, a whole copy stays that is there already, and is counted. By its

@@ -57,6 +57,8 @@ pub enum Lack {
     Unread,
     /// What the system says, as its Linux `errno`.
     Os(i32),
+    /// The file system cannot hold such a value, and has the nearest one that it can.
+    BeyondRange,
 }
 
 impl fmt::Display for Lack {
@@ -69,6 +71,7 @@ impl fmt::Display for Lack {
             Self::Invalid => "not valid there",
             Self::TooMuch => "more than is carried",
             Self::Unread => "not readable here",
+            Self::BeyondRange => "beyond the range of the file system there",
             Self::Os(errno) => return std::io::Error::from_raw_os_error(*errno).fmt(f),
         })
     }
