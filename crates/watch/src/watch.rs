@@ -459,7 +459,16 @@ impl Watcher {
         };
         match watched {
             Ok(()) => Go::On,
-            Err(error) if error.kind() == ErrorKind::NotFound => Go::Past,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Go::Past
+            }
+            // Only walks find what changes in this directory. The rest of the tree is watched.
+            Err(error) if !below.as_os_str().is_empty() && !is_for_all(&error) => {
+                self.pass_over(path, &error);
+                Go::On
+            }
             Err(error) => {
                 self.walks_alone(refused(&error, "watches", path));
                 Go::On
@@ -503,6 +512,14 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
         .ok()
         .filter(Metadata::is_dir)
         .map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Whether the kernel refuses any more watches, and not just this one.
+fn is_for_all(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOSPC | Errno::MFILE | Errno::NOMEM | Errno::NOSYS)
+    )
 }
 
 /// The reason for which the kernel watches no more.

@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::*;
 
@@ -96,6 +99,33 @@ fn files_come_when_they_are_closed() {
     std::os::unix::fs::symlink("d", root.path().join("l")).unwrap();
     // A link is closed by nobody, and rests.
     assert_only_comes(&watch, "second");
+}
+
+/// A directory that nobody here may read is told once, and the rest of the tree is watched.
+#[test]
+fn a_directory_that_cannot_be_read_leaves_the_others_watched() {
+    let root = tempfile::tempdir().unwrap();
+    let closed = root.path().join("closed");
+    for directory in [&closed, &root.path().join("open")] {
+        fs::create_dir(directory).unwrap();
+    }
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0o311)).unwrap();
+    // The watch's thread gets the rights of this one. Root may read any directory.
+    let watch_as_any_user = || {
+        let mut own = capabilities(None).unwrap();
+        let reading = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        own.effective.remove(reading);
+        set_capabilities(None, own).unwrap();
+        watched(root.path(), terms(LONG))
+    };
+    let watch = std::thread::scope(|scope| scope.spawn(watch_as_any_user).join().unwrap());
+    assert!(matches!(watch.state().how, How::Events));
+    assert_eq!(watch.state().directories, 2);
+    put(root.path().join("open/f"));
+    assert_come(&watch, &["open/f"]);
+    let notes = watch.notes();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(notes[0].contains("closed' cannot be read"), "{notes:?}");
 }
 
 #[test]
