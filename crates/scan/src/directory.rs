@@ -29,8 +29,17 @@ pub struct SourceRoot {
     pub(crate) extent: Extent,
     /// The identity of the directory.
     pub(crate) number: FileNumber,
-    fd: Arc<OwnedFd>,
+    place: RootPlace,
     generated: GeneratedFileSystems,
+}
+
+/// How a root is reached.
+#[derive(Debug)]
+enum RootPlace {
+    /// The root, opened with `O_PATH`.
+    Open(Arc<OwnedFd>),
+    /// An open directory that holds the root, and the path of the root there. The root is opened for each use.
+    Within(Arc<OwnedFd>, RelPath),
 }
 
 /// How much below a root was asked for.
@@ -162,14 +171,27 @@ impl SourceRoot {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             },
-            fd: opened,
+            place: RootPlace::Open(opened),
             generated: GeneratedFileSystems::default(),
         })
     }
 
     /// The same directory, whose target path is `prefix`.
     pub(crate) fn again(&self, prefix: &RelPath) -> Result<Self> {
-        Self::at(Arc::clone(&self.fd), &self.path, prefix, self.extent)
+        Self::at(self.fd()?, &self.path, prefix, self.extent)
+    }
+
+    /// The same root, opened for each use by its path in another directory.
+    pub(crate) fn within(self, above: Arc<OwnedFd>, below: RelPath) -> Self {
+        Self {
+            place: RootPlace::Within(above, below),
+            ..self
+        }
+    }
+
+    /// The target path of the root.
+    pub(crate) fn prefix(&self) -> &RelPath {
+        &self.prefix
     }
 
     /// The directory's path as the user typed it.
@@ -178,10 +200,18 @@ impl SourceRoot {
         &self.path
     }
 
-    /// The directory, opened with `O_PATH`.
-    #[must_use]
-    pub fn fd(&self) -> &OwnedFd {
-        &self.fd
+    /// The directory, opened with `O_PATH`. `ESTALE` where another one has its path by now.
+    fn fd(&self) -> Result<Arc<OwnedFd>> {
+        let (above, below) = match &self.place {
+            RootPlace::Open(fd) => return Ok(Arc::clone(fd)),
+            RootPlace::Within(above, below) => (above, below),
+        };
+        let opened = open_beneath(above.as_fd(), below, OFlags::PATH | OFlags::DIRECTORY)?;
+        let stat = fstat(&opened)?;
+        if (stat.st_dev, stat.st_ino) != (self.number.device, self.number.inode) {
+            return Err(Errno::STALE);
+        }
+        Ok(Arc::new(opened))
     }
 
     /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers that put off
@@ -193,7 +223,7 @@ impl SourceRoot {
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
         // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
         Ok(open_beneath(
-            self.fd().as_fd(),
+            self.fd()?.as_fd(),
             path,
             OFlags::RDONLY | OFlags::NONBLOCK,
         )?)
@@ -244,7 +274,7 @@ impl Directory {
             Extent::Tree => OFlags::RDONLY,
             Extent::SingleEntry => OFlags::PATH,
         };
-        let fd = open_beneath(root.fd().as_fd(), source_path, OFlags::DIRECTORY | access)?;
+        let fd = open_beneath(root.fd()?.as_fd(), source_path, OFlags::DIRECTORY | access)?;
         let target_path = root
             .target_of(source_path)
             .expect("the scan descends only into paths that fit");

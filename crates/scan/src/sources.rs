@@ -3,4 +3,5 @@
 pub(crate) mod first_walk;
 pub(crate) mod name_glob;
 pub(crate) mod path_list;
+pub(crate) mod shared_parents;
 pub(crate) mod source_names;

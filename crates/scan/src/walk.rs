@@ -23,6 +23,7 @@ use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::{DirectoryFilter, PathKind};
 use crate::sources::first_walk::{DirectoryChange, Listed};
+use crate::sources::shared_parents::SharedParents;
 
 mod descriptor_wait;
 mod files_from;
@@ -45,6 +46,7 @@ pub(crate) struct Walk {
     tally: Arc<WalkTally>,
     stopped: AtomicBool,
     descriptor_wait: DescriptorWait,
+    parents: SharedParents,
     stretches_waiting: AtomicUsize,
     scratch: Lock<Vec<Scratch>>,
 }
@@ -75,6 +77,7 @@ impl Walk {
             tally,
             stopped: AtomicBool::new(false),
             descriptor_wait: DescriptorWait::new(),
+            parents: SharedParents::default(),
             stretches_waiting: AtomicUsize::new(0),
             scratch: Lock::default(),
         }
@@ -171,7 +174,8 @@ impl<'walk> Worker<'walk> {
             return Ok(());
         }
         let directory = self.open_root(root, Some(flags))?;
-        self.note_root(&directory);
+        self.note_root(&directory)
+            .map_err(root.failed(Operation::Open))?;
         self.send_root(&directory)
             .and_then(|()| self.visit(&directory, Visit::Entries))
             .map_err(root.failed(Operation::Stat))
@@ -196,15 +200,15 @@ impl<'walk> Worker<'walk> {
         }
         let directory = self.walk.open(&Arc::new(opened), &RelPath::root());
         let directory = directory.map_err(root.failed(Operation::Open))?;
-        self.note_root(&directory);
+        self.note_root(&directory)
+            .map_err(root.failed(Operation::Open))?;
         self.visit(&directory, Visit::Entries)
             .map_err(root.failed(Operation::Stat))
     }
 
-    fn note_root(&self, directory: &Directory) {
-        if let Some(first_walk) = &self.walk.config.first_walk {
-            first_walk.note_root(directory.root());
-        }
+    fn note_root(&self, directory: &Directory) -> Result<(), Errno> {
+        let first_walk = self.walk.config.first_walk.as_ref();
+        first_walk.map_or(Ok(()), |first_walk| first_walk.note_root(directory.root()))
     }
 
     /// Emits a root itself.
@@ -251,7 +255,7 @@ impl<'walk> Worker<'walk> {
         flags: Option<OFlags>,
     ) -> Result<Arc<Directory>, ScanError> {
         let open = || {
-            let root = Arc::new(root.open(flags)?);
+            let root = Arc::new(self.walk.parents.open(root, flags)?);
             Directory::open(&root, &RelPath::root())
         };
         let opened = self.walk.descriptor_wait.open(open);

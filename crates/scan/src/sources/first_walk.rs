@@ -24,12 +24,14 @@
 //! number; and the record of it is never replaced.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use zmove_types::{FileNumber, Lock, Timestamp};
 
@@ -57,6 +59,7 @@ pub struct FirstWalk {
 #[derive(Debug)]
 struct KnownRoot {
     number: FileNumber,
+    /// The root, open as long as this.
     open: Option<Arc<SourceRoot>>,
 }
 
@@ -129,15 +132,17 @@ impl FirstWalk {
     }
 
     /// Records a root that a walk has opened as a directory, unless an earlier walk has.
-    pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
+    pub(crate) fn note_root(&self, root: &SourceRoot) -> Result<(), Errno> {
         let mut roots = self.roots.lock();
         let stays_open = roots.len() < self.roots_open_max;
-        roots
-            .entry(root.path().to_owned())
-            .or_insert_with(|| KnownRoot {
+        if let Entry::Vacant(place) = roots.entry(root.path().to_owned()) {
+            let open = stays_open.then(|| root.again(root.prefix())).transpose()?;
+            place.insert(KnownRoot {
                 number: root.number,
-                open: stays_open.then(|| Arc::clone(root)),
+                open: open.map(Arc::new),
             });
+        }
+        Ok(())
     }
 
     /// Whether a walk has opened a directory as this root; the directory, if it is open.

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use zmove_scan::{ScanConfig, ScanError, ScanItem, scan};
 
@@ -13,6 +14,11 @@ use crate::support::{root_of, walk};
 #[test]
 fn few_descriptors_are_enough_for_a_consumer_that_drops_batches() {
     run_limited("descriptors::child_that_drops_batches");
+}
+
+#[test]
+fn sources_of_one_directory_share_a_descriptor() {
+    run_limited("descriptors::child_that_keeps_roots");
 }
 
 #[test]
@@ -47,6 +53,36 @@ fn child_that_keeps_batches() {
         refused > 0 && refused < DIRECTORIES,
         "{refused} directories were refused"
     );
+}
+
+/// A consumer that puts entries off keeps their roots.
+#[test]
+#[ignore = "run by its parent test with a limit of 40 descriptors"]
+fn child_that_keeps_roots() {
+    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else {
+        return;
+    };
+    let path = |number: usize| Path::new(&tree).join(number.to_string());
+    let roots = (0..DIRECTORIES).map(|number| match number % 2 {
+        0 => root_of(&path(number), &number.to_string()),
+        _ => root_of(&path(0).join("file"), &number.to_string()),
+    });
+    let mut kept = Vec::new();
+    for item in scan(roots.collect(), &ScanConfig::default()) {
+        match item {
+            ScanItem::Batch(batch) => kept.push((
+                Arc::clone(batch.directory.root()),
+                batch.directory.source_path().clone(),
+                batch.entries[0].name.clone(),
+            )),
+            ScanItem::Root { .. } => {}
+            ScanItem::Error(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(kept.len(), DIRECTORIES);
+    for (root, directory, name) in kept {
+        root.open_file(&directory.join(&name).unwrap()).unwrap();
+    }
 }
 
 fn run_limited(child: &str) {
