@@ -332,7 +332,7 @@ impl Directory {
             mtime: time_of(stat.stx_mtime),
             ctime: time_of(stat.stx_ctime),
         };
-        Ok(if self.is_placeholder(&status)? {
+        Ok(if self.is_placeholder(&status) {
             DirectoryStatus {
                 mtime: Timestamp::default(),
                 ctime: Timestamp::default(),
@@ -345,8 +345,9 @@ impl Directory {
 
     /// Whether this is what a snapshot on Btrfs has in place of a subvolume that is not part of it: a directory that
     /// stays empty, and whose times are always the present.
-    fn is_placeholder(&self, status: &DirectoryStatus) -> Result<bool> {
-        Ok(status.number.inode == PLACEHOLDER_INODE && fstatfs(&self.fd)?.f_type == BTRFS)
+    fn is_placeholder(&self, status: &DirectoryStatus) -> bool {
+        status.number.inode == PLACEHOLDER_INODE
+            && fstatfs(&self.fd).is_ok_and(|stat| stat.f_type == BTRFS)
     }
 
     /// The root that this directory lies below.

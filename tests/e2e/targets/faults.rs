@@ -360,6 +360,25 @@ pub(crate) fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
+/// Some file systems in user space do not say what they are, and some sandboxes do not let a program ask.
+#[test]
+fn a_target_that_does_not_say_what_it_is_takes_all() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    for error in ["ENOSYS", "EPERM"] {
+        let site = Site::local();
+        paint_mixture(&site.source());
+        for _push in 0..2 {
+            let inject = format!("error={error}");
+            let (outcome, struck) = push_under(&site, "statfs,fstatfs", &inject, &[]);
+            assert!(struck);
+            outcome.done();
+            assert_same(&site.source(), &site.target());
+        }
+    }
+}
+
 /// Some file systems in user space refuse to rename over what is there. What stays old is no file that is equal.
 #[test]
 fn a_rename_that_does_not_replace_is_named_and_counts_nothing_as_equal() {

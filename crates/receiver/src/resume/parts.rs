@@ -485,7 +485,7 @@ impl PartStore {
     fn look_where(&self, staged: &Staged) {
         let is_with_target =
             rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
-        if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
+        if !is_with_target || Flush::of(staged.file()) == Flush::Each {
             self.unflushed.store(true, Ordering::Relaxed);
         }
     }

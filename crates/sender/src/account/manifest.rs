@@ -329,7 +329,7 @@ impl ManifestPlace {
                 .filter(|parent| !parent.as_os_str().is_empty());
             let parent = parent.unwrap_or(Path::new(".")).canonicalize()?;
             path = parent.join(&name);
-            if statfs(&parent)?.f_type == PROC_SUPER_MAGIC {
+            if statfs(&parent).is_ok_and(|stat| stat.f_type == PROC_SUPER_MAGIC) {
                 return descriptor(&path).map(Self::Stream);
             }
             match path.symlink_metadata() {

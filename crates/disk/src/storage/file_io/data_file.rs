@@ -120,7 +120,7 @@ impl DataFile {
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
         let allocate =
-            self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
+            self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes);
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
         // Where that fails nothing is lost: the writes allocate, and return the errors.
@@ -320,9 +320,9 @@ pub fn free_bytes(file_system: &StatVfs) -> u64 {
 
 /// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each
 /// write, and only while others are left as much room.
-fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
-    let stat = rustix::fs::fstatvfs(file)?;
-    Ok(bytes <= free_bytes(&stat) / 2 && is_written_in_place(file))
+fn allocation_pays(file: &File, bytes: u64) -> bool {
+    let has_room = |stat: &StatVfs| bytes <= free_bytes(stat) / 2;
+    rustix::fs::fstatvfs(file).is_ok_and(|stat| has_room(&stat)) && is_written_in_place(file)
 }
 
 /// Whether a file is on a server, which may set its times later than the kernel here does.

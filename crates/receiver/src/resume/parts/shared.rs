@@ -79,7 +79,7 @@ impl PartStore {
             .session
             .open_part(&self.lease, &name, head.bytes, direct)?;
         staged.attach(descriptors);
-        if Flush::of(staged.file()).ok() != Some(Flush::Whole) {
+        if Flush::of(staged.file()) == Flush::Each {
             self.unflushed.store(true, Ordering::Relaxed);
         }
         let inode = FileIdentity::of(staged.file())?.inode;

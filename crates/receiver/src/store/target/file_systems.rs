@@ -80,15 +80,15 @@ pub(crate) enum Flush {
 }
 
 impl Flush {
-    /// # Errors
-    /// The system's error.
-    pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
-        let kind = rustix::fs::fstatfs(file)?.f_type;
-        Ok(if EACH.contains(&kind) {
-            Self::Each
-        } else {
+    /// How files of this file system are flushed. One that does not say what it is could be any: `fstatfs` fails on
+    /// some file systems in user space and in some sandboxes.
+    pub(crate) fn of(file: impl AsFd) -> Self {
+        let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type);
+        if kind.is_ok_and(|kind| !EACH.contains(&kind)) {
             Self::Whole
-        })
+        } else {
+            Self::Each
+        }
     }
 }
 
@@ -245,7 +245,7 @@ impl FileSystems {
         if let Some(known) = self.known.lock().get(&device) {
             return Ok(known.flush);
         }
-        let flush = Flush::of(directory)?;
+        let flush = Flush::of(directory);
         let file_system = FileSystem {
             directory: Arc::new(directory.try_clone_to_owned()?),
             flush,
