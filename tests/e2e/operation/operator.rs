@@ -271,7 +271,7 @@ fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
     let mut site = Site::local();
     std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
     site.start_daemon();
-    let mut long = slow_push(&site);
+    let mut long = slow_push(&site, "1Mbit");
     wait_for(&site, has_moved);
     let waiting = site
         .push_command(&[], &[site.contents().as_ref()], "other")

@@ -32,6 +32,7 @@ use crate::support::harness::{Site, every_way, has_program, skip};
 use crate::support::namespace::{Image, Namespace};
 use crate::support::tree::{
     assert_same, names, paint, painted, picture, set_mode, set_mtime, set_old,
+    wait_for_another_time,
 };
 
 /// The groups of names that lead to one file, of regular files.

@@ -186,8 +186,7 @@ impl View {
                 kind: Kinds::TIMES,
                 error: Miss::BEYOND_RANGE,
             }];
-            self.keeper
-                .note(&self.rules, &Wanted::default(), &misses, at);
+            self.keeper.note(&Wanted::default(), &misses, at);
         }
     }
 

@@ -12,8 +12,7 @@ use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
     Descriptor, FileIdentity, GroupOfNew, HasXattrs, JobSession, KeptTimes, LastingNames, Lease,
     Linked, Miss, NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, Tree, Wanted,
-    data_begins, is_refused_to_others, number_at, open_at,
-    open_beneath, place_link, retouch,
+    data_begins, is_refused_to_others, number_at, open_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
