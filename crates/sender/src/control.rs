@@ -1,5 +1,6 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last message.
 
+pub(crate) mod admission;
 pub(crate) mod link;
 pub(crate) mod relay;
 pub(crate) mod replies;

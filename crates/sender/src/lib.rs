@@ -7,7 +7,6 @@
 //! target.
 
 mod account;
-mod admission;
 #[doc(hidden)]
 pub mod benching;
 mod cleaning;
@@ -24,8 +23,8 @@ mod tune;
 
 pub use account::failure::file_changed;
 pub use account::manifest::{Known, Manifest, Prover};
-pub use admission::ask_admission;
 pub use cleaning::{CleanEvent, clean};
+pub use control::admission::ask_admission;
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
 pub use error::SessionError;

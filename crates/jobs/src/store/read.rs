@@ -29,9 +29,9 @@ pub struct Page {
 /// The queued jobs that are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queued {
-    /// All of them.
+    /// All jobs.
     All,
-    /// Those that watch their sources.
+    /// Jobs that watch their sources.
     ToWatch,
 }
 
