@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -74,24 +73,15 @@ pub(super) fn mount_of(path: &Path) -> Result<Mount> {
     };
     let directory = path.ancestors().find_map(|path| open(path).ok());
     let directory = directory.with_context(|| format!("open '{}'", Escaped::path(&path)))?;
-    let info = format!("/proc/self/fdinfo/{}", directory.as_raw_fd());
-    let info = std::fs::read_to_string(&info).with_context(|| format!("read '{info}'"))?;
-    let id = info
-        .lines()
-        .find_map(|line| line.strip_prefix("mnt_id:"))
-        .map(str::trim);
-    let lines = lines()?;
-    let id = id.and_then(|id| id.parse::<u64>().ok());
-    let line = id.and_then(|id| lines.iter().find(|line| line.id == id));
+    let line = Line::of(&table()?, directory, path);
     let line = line.with_context(|| format!("'{}' is on no mount", Escaped::path(&path)))?;
-    Ok(of_line(line))
+    Ok(of_line(&line))
 }
 
 /// The mounts below a directory that can be reached, without those that hold no files of users.
 pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
     // What is mounted later at the same point hides the earlier one.
-    let at_points: BTreeMap<_, _> = lines()?
-        .into_iter()
+    let at_points: BTreeMap<_, _> = Line::all(&table()?)
         .map(|line| (line.point.clone(), line))
         .collect();
     let is_of_users = |line: &Line| {
@@ -129,9 +119,8 @@ fn of_line(line: &Line) -> Mount {
     }
 }
 
-fn lines() -> Result<Vec<Line>> {
-    let table = std::fs::read("/proc/self/mountinfo").context("read '/proc/self/mountinfo'")?;
-    Ok(Line::all(&table).collect())
+fn table() -> Result<Vec<u8>> {
+    std::fs::read("/proc/self/mountinfo").context("read '/proc/self/mountinfo'")
 }
 
 /// The number of a device in `MAJOR:MINOR`; none where no device is behind it.
