@@ -24,17 +24,17 @@ use zmove_types::StageTimes;
 use crate::value::cause::cause_of;
 use crate::value::version::VERSION;
 
-/// One label.
-type Label = [(&'static str, &'static str); 1];
+/// A count for each set of labels.
+type Labelled = Family<Vec<(&'static str, String)>, Counter>;
 
 /// The counts that grow event by event.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    transfers: Family<Label, Counter>,
-    probes: Family<Label, Counter>,
-    errors: Family<Label, Counter>,
-    failures: Family<Vec<(&'static str, String)>, Counter>,
-    by_name: Family<Vec<(&'static str, String)>, Counter>,
+    transfers: Labelled,
+    probes: Labelled,
+    errors: Labelled,
+    failures: Labelled,
+    by_name: Labelled,
 }
 
 impl Counts {
@@ -76,8 +76,8 @@ impl Counts {
     }
 }
 
-fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str) {
-    family.get_or_create(&[(label, value)]).inc();
+fn add(counts: &Labelled, label: &'static str, value: &str) {
+    counts.get_or_create(&vec![(label, value.to_owned())]).inc();
 }
 
 /// The page of all metrics.
@@ -86,39 +86,46 @@ pub(crate) struct Page(Registry);
 impl Page {
     /// A page of the counts, the meters, and the directory of journals.
     pub(crate) fn new(counts: &Counts, transfers: Arc<Transfers>, journals: PathBuf) -> Self {
-        for result in ["complete", "partial", "broken"] {
-            // A counter exists from the start, so that its rate is known when it first counts.
-            drop(counts.transfers.get_or_create(&[("result", result)]));
-        }
-        for result in ["complete", "broken"] {
-            drop(counts.probes.get_or_create(&[("result", result)]));
-        }
+        // A counter exists from the start, so that its rate is known when it first counts.
+        let begin = |counts: &Labelled, result: &str| {
+            drop(counts.get_or_create(&vec![("result", result.to_owned())]));
+        };
+        ["complete", "partial", "broken"]
+            .iter()
+            .for_each(|result| begin(&counts.transfers, result));
+        ["complete", "broken"]
+            .iter()
+            .for_each(|result| begin(&counts.probes, result));
         let mut registry = Registry::with_prefix("zmove");
-        registry.register(
-            "transfers",
-            "Transfers that have ended, by result",
-            counts.transfers.clone(),
-        );
-        registry.register(
-            "probes",
-            "Probes of the path that have ended, by result",
-            counts.probes.clone(),
-        );
-        registry.register(
-            "errors",
-            "Connections rejected and transfers broken off, by kind",
-            counts.errors.clone(),
-        );
-        registry.register(
-            "failures",
-            "Entries that have failed in transfers that have ended, by operation and cause",
-            counts.failures.clone(),
-        );
-        registry.register(
-            "key_transfers",
-            "Transfers that have ended, by the name of their key and result",
-            counts.by_name.clone(),
-        );
+        for (name, help, counts) in [
+            (
+                "transfers",
+                "Transfers that have ended, by result",
+                &counts.transfers,
+            ),
+            (
+                "probes",
+                "Probes of the path that have ended, by result",
+                &counts.probes,
+            ),
+            (
+                "errors",
+                "Connections rejected and transfers broken off, by kind",
+                &counts.errors,
+            ),
+            (
+                "failures",
+                "Entries that have failed in transfers that have ended, by operation and cause",
+                &counts.failures,
+            ),
+            (
+                "key_transfers",
+                "Transfers that have ended, by the name of their key and result",
+                &counts.by_name,
+            ),
+        ] {
+            registry.register(name, help, counts.clone());
+        }
         let version = vec![
             ("version", env!("CARGO_PKG_VERSION")),
             ("build", VERSION.as_str()),
