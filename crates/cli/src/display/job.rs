@@ -47,12 +47,9 @@ impl Row {
 
     /// Files and bytes at the target of those that are to be there; of an ended job, those that it has moved.
     fn done(&self) -> Option<(u64, u64)> {
-        let Figures {
-            files_done,
-            bytes_done,
-            ..
-        } = self.view.figures;
-        files_done.zip(bytes_done).or_else(|| self.moved())
+        let figures = &self.view.figures;
+        let done = figures.files_done.zip(figures.bytes_done);
+        done.or_else(|| self.moved())
     }
 
     /// The object for programs.
@@ -69,10 +66,9 @@ impl Row {
             eta_seconds,
             ..
         } = self.view.figures;
-        let files = self.done().map_or_else(unknown, |done| done.0.to_string());
-        let done = self
-            .done()
-            .map_or_else(unknown, |done| ByteCount(done.1).to_string());
+        let (files, done) = self.done().unzip();
+        let files = files.map_or_else(unknown, |files| files.to_string());
+        let done = done.map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
         let of = bytes_found.map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
         let rate = bytes_per_second.map_or_else(unknown, |rate| ByteRate(rate).to_string());
         let left = eta_seconds.map(Duration::from_secs);

@@ -78,6 +78,7 @@ impl OutputForm {
 }
 
 /// The state of a push.
+#[derive(Default)]
 struct PushState {
     /// The counts of the present sessions.
     progress: TransferProgress,
@@ -102,17 +103,9 @@ struct PushState {
 impl PushState {
     fn new(failures: Option<Failures>) -> Self {
         Self {
-            progress: TransferProgress::default(),
-            lanes: 0,
-            scan_ended: false,
-            flushing: false,
-            rate: RateWindow::default(),
             limit: "starting".into(),
-            lost: None,
-            waits: None,
-            transfer: None,
-            reported: HashSet::new(),
             failures,
+            ..Self::default()
         }
     }
 

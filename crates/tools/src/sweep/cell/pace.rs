@@ -23,6 +23,7 @@ pub(crate) struct CellPace<'a> {
 }
 
 /// The counts of a pace, in bytes, and how it ends.
+#[derive(Default)]
 struct PaceState {
     admitted: u64,
     completed: u64,
@@ -47,12 +48,8 @@ impl<'a> CellPace<'a> {
         // Each thread has a group under way, also where nothing need be flushed.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
         let state = PaceState {
-            admitted: 0,
-            completed: 0,
-            flushed: 0,
             allowance,
-            ended: false,
-            failed: None,
+            ..PaceState::default()
         };
         Self {
             until,
