@@ -163,8 +163,8 @@ impl Kept {
         Allowance::new(most, Amount { bytes, entries })
     }
 
-    /// How much the grant is needed, with its token; `None` if it does not give way to a new grant. The grant that ended
-    /// first is needed least. Then comes a grant whose run has had no session for [`UNUSED_FOR`].
+    /// How much the grant is needed, with its token; `None` if it does not give way to a new grant. The grant that
+    /// ended first is needed least. Then comes a grant whose run has had no session for [`UNUSED_FOR`].
     fn need(&self, now: u64) -> Option<(Need, GrantToken)> {
         let is_unused = self.run.is_some()
             && self.sessions == 0

@@ -2,8 +2,8 @@
 //!
 //! A peer is authorized when it has proved its key, and again when its transfer is about to begin: it may have waited
 //! in the queue, or sent its greeting late. **Invariant:** a transfer is in the list of transfers before its rights are
-//! read for the last time. A transfer of a key that was removed before that reading does not begin. `allow remove --now`
-//! finds all others in the list.
+//! read for the last time. A transfer of a key that was removed before that reading does not begin. `allow remove
+//! --now` finds all others in the list.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
