@@ -4,6 +4,7 @@
 //! **Invariant:** a file is created or replaced whole and flushed, or not at all, also where several processes write.
 
 use std::{
+    ffi::OsString,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{
@@ -214,12 +215,58 @@ fn directory_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// A flushed file of this user alone under a temporary name beside `target`, which is removed when this is dropped.
+/// A flushed file of this user alone under a temporary name beside `target`, which is removed when this is dropped. It
+/// is locked, so that [`remove_unfinished`] leaves it alone.
 fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
-    let mut file = NamedTempFile::new_in(directory_of(target))?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    Ok(file)
+    remove_unfinished(target);
+    loop {
+        let mut file = tempfile::Builder::new()
+            .prefix(&unfinished(target))
+            .tempfile_in(directory_of(target))?;
+        lock(file.as_file())?;
+        if !is_named(file.as_file(), file.path())? {
+            continue;
+        }
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        return Ok(file);
+    }
+}
+
+/// Removes the temporary files of `target` that processes left behind when they were killed. Where the file system has
+/// no locks, all stay.
+pub(super) fn remove_unfinished(target: &Path) {
+    let prefix = unfinished(target);
+    let entries = fs::read_dir(directory_of(target)).into_iter().flatten();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_unfinished = name
+            .as_encoded_bytes()
+            .starts_with(prefix.as_encoded_bytes());
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let open = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .custom_flags(flags.bits().cast_signed())
+                .open(entry.path())
+        };
+        if is_unfinished
+            && let Ok(file) = open()
+            && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            // It is removed the next time otherwise.
+            let _best_effort = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The prefix of the names of the temporary files of `target`.
+fn unfinished(target: &Path) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(target.file_name().unwrap_or_default());
+    prefix.push(".new-");
+    prefix
 }
 
 #[cfg(test)]
@@ -227,6 +274,24 @@ mod tests {
     use rustix::fs::CWD;
 
     use super::*;
+
+    #[test]
+    fn a_file_of_a_process_that_was_killed_is_removed_and_one_that_is_written_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("key.pem");
+        let written = write_temporary(&path, b"new").unwrap();
+        let killed = write_temporary(&path, b"secret").unwrap();
+        let killed = killed.into_temp_path().keep().unwrap();
+        let list = home.path().join(".authorized_keys.new-1");
+        fs::write(&list, "").unwrap();
+        remove_unfinished(&path);
+        assert!(!killed.exists());
+        assert!(list.exists() && written.path().exists());
+        written.persist(&path).unwrap();
+        replace(&list.with_file_name("authorized_keys"), b"").unwrap();
+        assert!(!list.exists());
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
 
     #[test]
     fn create_keeps_what_is_there() {

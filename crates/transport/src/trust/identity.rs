@@ -74,6 +74,10 @@ impl Identity {
 
     fn own(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
+        // A private key must not stay under a name that nobody knows.
+        for name in [KEY_FILE, KEY_OLD] {
+            file::remove_unfinished(&home.join(name));
+        }
         if let Some(contents) = file::read(&path)? {
             return Self::parse(&path, &contents);
         }
