@@ -15,8 +15,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal, setsid,
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process,
+    set_parent_process_death_signal, setsid, waitid,
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 use zmove_jobs::THIS_PROGRAM;
@@ -25,6 +27,7 @@ use crate::display::output;
 use crate::display::terminal::Printable;
 use crate::settings;
 use crate::signals::EndSignals;
+use crate::value::exit::{Exit, failure};
 
 /// Runs the command of this process again in a child without a terminal, if this process has one, and returns the exit
 /// code of the child; `None` if this process has no terminal or is that child.
@@ -173,9 +176,15 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
     // The child alone holds the pipes open now.
     drop(command);
     let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    let mut stopped = spawn_blocking(move || pid.is_some_and(is_stopped));
     let status = loop {
         tokio::select! {
             status = child.wait() => break status.context("wait for zmove as another user")?,
+            Ok(true) = &mut stopped => {
+                child.kill().await.context("kill zmove as another user")?;
+                let text = "zmove as another user was stopped by a signal, and was killed: that user or root stopped it";
+                return Err(failure(Exit::Broken, text));
+            }
             signal = signals.next_to_pass() => {
                 // A child that has ended needs none.
                 let _ended = pid.map(|pid| kill_process(pid, signal));
@@ -186,6 +195,18 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
     let copied = futures_util::future::join_all(copies);
     let _held_open = tokio::time::timeout(LAST_WORDS, copied).await;
     Ok(status)
+}
+
+/// Waits until a child stops or ends, and returns whether it has stopped. Its user may stop it, and it would then keep
+/// root waiting. The child is not reaped.
+fn is_stopped(child: Pid) -> bool {
+    let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    loop {
+        match waitid(WaitId::Pid(child), events) {
+            Err(Errno::INTR) => {}
+            event => return matches!(event, Ok(Some(event)) if event.stopped()),
+        }
+    }
 }
 
 /// Copies the text of a pipe to a terminal, on a thread that may wait for the terminal.

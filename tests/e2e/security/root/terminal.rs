@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{Host, KEY, Settings};
-use crate::support::command::{LinesOf, NOBODY, finish, wait_within_patience};
+use crate::support::command::{LinesOf, NOBODY, Zmove, finish, wait_within_patience};
 use crate::support::harness::{PATIENCE, has_program, own_all, skip};
 
 const SERVE: [&str; 5] = ["serve", "--listen", "127.0.0.1:0", "--drain", "1s"];
@@ -194,15 +194,36 @@ fn a_daemon_with_a_terminal_at_another_descriptor_is_refused() {
     assert_eq!(said.stdout.trim(), "ok");
 }
 
+/// Keeps a process that would change the list of keys waiting, until it is dropped.
+fn hold_list(host: &Host) -> File {
+    let path = host.path("home/authorized_keys.lock");
+    let lock = File::create(&path).unwrap();
+    own_all(&path);
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    lock
+}
+
+#[test]
+fn a_process_that_its_user_stops_is_killed_and_holds_no_command_of_root_up() {
+    let Some(host) = Host::new(Settings::OfUser) else {
+        return;
+    };
+    let _lock = hold_list(&host);
+    let allow = ["allow", KEY, "--name", "bob", "--root", "/usr", "--write"];
+    let root = Zmove(host.command(&[], &allow)).start();
+    let process = process_of_user(root.id());
+    signal(process, Signal::STOP);
+    let outcome = finish(root).expect(12);
+    outcome.says(&["was stopped by a signal"]).lines(1);
+    wait_until_gone(process);
+}
+
 #[test]
 fn commands_that_are_done_as_another_user_have_no_terminal() {
     let Some(host) = host(Settings::OfUser) else {
         return;
     };
-    let path = host.path("home/authorized_keys.lock");
-    let lock = File::create(&path).unwrap();
-    own_all(&path);
-    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let lock = hold_list(&host);
     let data = host.path("data");
     let root = data.to_str().unwrap();
     let allow = ["allow", KEY, "--name", "bob", "--root", root, "--write"];
