@@ -23,7 +23,7 @@ use zmove_disk::path_parts;
 use crate::display::terminal::quoted;
 use crate::value::exit::{Exit, failure};
 
-pub(crate) use child::{Child, become_user, run_as};
+pub(crate) use child::{Child, become_user, close_inherited, run_as};
 pub(crate) use commands::settle;
 pub(crate) use terminal::{end_with, run_apart};
 

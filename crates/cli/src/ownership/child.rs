@@ -3,6 +3,8 @@
 //! **Invariant:** nothing but its identity is done before it has become the user, with nothing left of root.
 
 use std::ffi::{CString, OsStr};
+use std::fs;
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -85,6 +87,25 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
     Ok(())
 }
 
+/// Closes the descriptors that this process has from its parent, but the standard streams and the first `sockets` after
+/// them: the files of root's shell are not for another user. Called before this process opens a file of its own.
+///
+/// # Errors
+/// The descriptors cannot be listed.
+pub(crate) fn close_inherited(sockets: usize) -> Result<()> {
+    let listed = fs::read_dir("/proc/self/fd").context("list the descriptors of this process")?;
+    let numbers: Vec<RawFd> = listed
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for number in numbers {
+        if usize::try_from(number).is_ok_and(|number| number >= STREAMS + sockets) {
+            // The descriptor of the list itself is closed already.
+            let _closed = nix::unistd::close(number);
+        }
+    }
+    Ok(())
+}
+
 /// Runs `zmove as-user`: becomes the user, then does the command.
 pub(crate) fn run_as(
     args: AsUserArgs,
@@ -97,9 +118,13 @@ pub(crate) fn run_as(
             name_of(user)
         )));
     }
+    close_inherited(0)?;
     become_user(&account(user)?)?;
     Ok(command(args))
 }
+
+/// The number of the standard streams.
+const STREAMS: usize = 3;
 
 /// The variables that the child keeps: none names a file that zmove opens.
 const ENVIRONMENT: [&str; 7] = [

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::{BufReader, Write as _};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -96,19 +97,24 @@ fn process_of_user(ancestor: u32) -> u32 {
     }
 }
 
+/// The files that a process has open.
+fn descriptors(pid: u32) -> Vec<PathBuf> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    descriptors
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .collect()
+}
+
 #[track_caller]
 fn assert_has_no_terminal(pid: u32) {
     assert!(is_nobody(pid));
     let [_, _, session, terminal] = numbers(pid).unwrap();
     assert_eq!(terminal, 0, "the controlling terminal");
     assert_eq!(session, i64::from(pid), "the session");
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-    let paths: Vec<_> = descriptors
-        .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .collect();
+    let paths = descriptors(pid);
     assert!(!paths.is_empty());
-    let is_terminal = |path: &std::path::PathBuf| {
+    let is_terminal = |path: &PathBuf| {
         ["/dev/pts", "/dev/tty", "/dev/console", "/dev/ptmx"]
             .iter()
             .any(|prefix| path.to_str().unwrap().starts_with(prefix))
@@ -179,19 +185,36 @@ fn a_daemon_without_a_terminal_gets_the_signals_of_its_parent_and_ends_with_it()
     }
 }
 
+/// The shell of root holds a terminal and a file open that only root may read.
 #[test]
-fn a_daemon_with_a_terminal_at_another_descriptor_is_refused() {
+fn a_process_of_another_user_has_no_descriptor_of_root_s_shell() {
     let Some(host) = host(Settings::OfRoot) else {
         return;
     };
-    for words in [&SERVE[..], &["serve", "--check"]] {
-        let said = finish(host.at_terminal("ZMOVE 7<>/dev/tty", words));
-        let wanted = "descriptor 7 is a terminal";
-        assert!(said.stdout.contains(wanted), "{}", said.stdout);
-        assert_ne!(said.code, Some(0));
-    }
-    let said = finish(host.at_terminal("ZMOVE", &["serve", "--check"])).expect(0);
+    let line = format!("ZMOVE 7<>/dev/tty 8<'{}'; exit $?", host.secret().display());
+    let said = finish(host.at_terminal(&line, &["serve", "--check"])).expect(0);
     assert_eq!(said.stdout.trim(), "ok");
+    let mut script = host.at_terminal(&line, &SERVE);
+    let mut keyboard = script.stdin.take().unwrap();
+    let screen = LinesOf::new(&mut script);
+    screen.wait_for(|line| line.contains("listening on"));
+    let daemon = host.daemon_pid();
+    assert_has_no_terminal(daemon);
+    assert!(!descriptors(daemon).contains(&host.secret()));
+    keyboard.write_all(b"\x03").unwrap();
+    assert_eq!(wait_within_patience(&mut script), Some(0));
+
+    let Some(host) = self::host(Settings::OfUser) else {
+        return;
+    };
+    let _lock = hold_list(&host);
+    let line = format!("ZMOVE 8<'{}'; exit $?", host.secret().display());
+    let allow = ["allow", KEY, "--name", "bob", "--root", "/usr", "--write"];
+    let script = host.at_terminal(&line, &allow);
+    let process = process_of_user(script.id());
+    assert!(!descriptors(process).contains(&host.secret()));
+    signal(process, Signal::KILL);
+    finish(script);
 }
 
 /// Keeps a process that would change the list of keys waiting, until it is dropped.

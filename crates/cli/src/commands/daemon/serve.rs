@@ -52,7 +52,7 @@ use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
-use crate::ownership::{become_user, end_with, run_apart};
+use crate::ownership::{become_user, close_inherited, end_with, is_root, run_apart};
 use crate::runtime;
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -70,6 +70,9 @@ const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Runs `zmove serve` until a signal ends it.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+    if is_root() {
+        close_inherited(service::sockets_count())?;
+    }
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
     let own = belongings(args, home);
     if args.check {

@@ -7,6 +7,12 @@ use listenfd::ListenFd;
 use sd_notify::NotifyState;
 use zmove_transport::Inherited;
 
+/// The number of sockets that were handed over, which have the descriptors after the standard streams.
+pub(crate) fn sockets_count() -> usize {
+    let count = std::env::var("LISTEN_FDS").ok();
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// The sockets that were handed over; `None` when there are none.
 ///
 /// # Errors
