@@ -6,7 +6,6 @@ pub(crate) mod dead_mount;
 pub(crate) mod generated;
 pub(crate) mod holes;
 pub(crate) mod links;
-pub(crate) mod listings;
 pub(crate) mod merged;
 pub(crate) mod metadata;
 pub(crate) mod renames;

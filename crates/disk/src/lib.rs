@@ -36,7 +36,7 @@ pub use metadata::kept_times::KeptTimes;
 pub use metadata::storable_times::{is_beyond_range, is_held_everywhere};
 pub use opening::by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
 pub use opening::dead_mount::{CauseAt, is_gone};
-pub use opening::proc::{Mount, boot_id, mounts, unescaped};
+pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescaped};
 pub use opening::region::Region;
 pub use opening::tree::roots::{OwnPaths, RootGuard, Roots};
 pub use opening::tree::trusted_path::path_parts;

@@ -16,6 +16,7 @@ use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::error::{Operation, ScanError};
+use crate::listing::Listing;
 use crate::selection::Selection;
 use crate::sources::first_walk::FirstWalk;
 
@@ -91,7 +92,7 @@ pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> 
 
 impl ScanConfig {
     /// The buffer that one thread lists directories into.
-    pub const LIST_BUFFER_BYTES: usize = 128 * 1024;
+    pub const LIST_BUFFER_BYTES: usize = Listing::BUFFER_BYTES;
 }
 
 impl Default for ScanConfig {

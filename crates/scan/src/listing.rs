@@ -1,13 +1,11 @@
 //! The memory with which directories are listed, one after another.
 //!
-//! **Invariant:** a listing has each name once. Some file systems (Gluster, unions, some NFS servers) give a name twice,
-//! and everything below a directory would be walked twice.
+//! **Invariant:** a listing has each name once. Some file systems (Gluster, unions, some NFS servers) give a name
+//! twice, and everything below a directory would be walked twice.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
-
-use crate::config::ScanConfig;
 
 /// The buffer for the kernel's entries, and the names that a listing has had.
 #[derive(Debug)]
@@ -22,6 +20,11 @@ pub(crate) struct Listing {
 pub(crate) struct SeenNames {
     hashes: HashSet<[u64; 2]>,
     keys: [RandomState; 2],
+}
+
+impl Listing {
+    /// The size of the buffer for the kernel's entries.
+    pub(crate) const BUFFER_BYTES: usize = 128 * 1024;
 }
 
 impl SeenNames {
@@ -43,7 +46,7 @@ impl SeenNames {
 impl Default for Listing {
     fn default() -> Self {
         Self {
-            entries: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES),
+            entries: Vec::with_capacity(Self::BUFFER_BYTES),
             names: SeenNames::default(),
         }
     }

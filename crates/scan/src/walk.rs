@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_channel::{Sender, TrySendError};
 use rustix::fs::{AtFlags, FileType, OFlags, RawDirEntry, statx};
 use rustix::io::Errno;
-use zmove_disk::Descriptor;
+use zmove_disk::{Descriptor, is_mount_point};
 use zmove_types::{Doing, Lock, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
-use crate::directory::{Directory, DirectoryStatus, Extent, SourceRoot};
+use crate::directory::{Directory, DirectoryStatus, Extent, FileSystems, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
@@ -189,9 +189,10 @@ impl<'walk> Worker<'walk> {
         let opened = match walked.root(&root.source) {
             None => return Ok(()),
             Some(Some(known)) => known.again(&root.prefix),
-            Some(None) => root
-                .directory_flags()
-                .and_then(|flags| root.open(flags.or(Some(OFlags::NOFOLLOW)))),
+            Some(None) => root.directory_flags().and_then(|flags| {
+                let flags = flags.or(Some(OFlags::NOFOLLOW));
+                self.walk.parents.open(root, flags)
+            }),
         };
         let opened = opened.map_err(root.failed(Operation::Open))?;
         if walked.is_other(&root.source, Some(&opened)) {
@@ -379,12 +380,20 @@ impl<'walk> Worker<'walk> {
                 match Entry::look_up(directory, name, walk.config.xattrs) {
                     Ok(entry) if filter.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
+                    Err(_) if self.is_beyond(directory, name) => filter.left_out += 1,
                     Err(error) => report(self, error),
                 }
             }
         }
         self.leave_out(filter.left_out);
         entries
+    }
+
+    /// Whether an entry that does not answer lies on another file system, and is not wanted: a mount in user space may
+    /// refuse even to be looked at by anybody but its user.
+    fn is_beyond(&self, directory: &Directory, name: &CStr) -> bool {
+        self.walk.config.file_systems == FileSystems::OfRoot
+            && is_mount_point(directory.fd(), OsStr::from_bytes(name.to_bytes()))
     }
 
     /// Emits entries, if there are any.

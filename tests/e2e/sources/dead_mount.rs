@@ -61,6 +61,27 @@ fn a_source_on_a_dead_mount() {
     run(&["pull", &format!("{daemon}:{}", path("target/d")), &new]);
 }
 
+/// A mount in user space that only its user may look at answers no better than a dead one.
+#[test]
+fn a_dead_mount_below_a_source_is_another_file_system() {
+    let Some(site) = Site::within(Namespace::with_dead_mount) else {
+        return;
+    };
+    paint(site.source().join("f"), 10);
+    let copy = tempfile::tempdir().unwrap();
+    for path in ["gone", "target/kept"] {
+        paint(copy.path().join(path), 10);
+    }
+    let source = site.path("").into_os_string().into_string().unwrap();
+    let to = copy.path().to_str().unwrap();
+    let rules = ["--exclude", "client", "--exclude", "server"];
+    let push = [&["push", "-x", "--delete"], &rules[..], &[&source, to]].concat();
+    site.zmove(&push).outcome().done();
+    assert!(copy.path().join("source/f").exists());
+    assert!(!copy.path().join("gone").exists());
+    assert!(copy.path().join("target/kept").exists());
+}
+
 #[test]
 fn a_dead_mount_below_a_target() {
     let Some(site) = Site::within(Namespace::with_dead_mount) else {

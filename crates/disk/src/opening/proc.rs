@@ -1,12 +1,14 @@
 //! What the kernel reports about this host in `/proc` (proc(5)): which run of the system it is, and what is mounted
 //! where.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::metadata::entry::xattrs::by_descriptor;
 
 /// The kernel's number for this run of the system; `None` where it cannot be read, as in a service that sees of `/proc`
 /// only processes.
@@ -103,6 +105,15 @@ impl Mount {
 #[must_use]
 pub fn mounts() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
+}
+
+/// Whether something is mounted on an entry, which itself need not answer.
+pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
+    let path = std::fs::read_link(by_descriptor(directory.as_fd()));
+    path.is_ok_and(|path| {
+        let path = path.join(name);
+        Mount::all(&mounts()).any(|mount| mount.point == path)
+    })
 }
 
 fn shown(field: &[u8]) -> String {

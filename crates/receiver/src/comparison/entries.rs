@@ -150,9 +150,9 @@ impl View {
         }
     }
 
-    /// Whether a file has other names, which may be those of older states of the tree, and one of these differences can
-    /// be set: then a new file takes its place. A difference that stays in any case is none, or each transfer would send
-    /// the file again.
+    /// Whether a file has other names, which may be those of older states of the tree, and one of these differences
+    /// can be set: then a new file takes its place. A difference that stays in any case is none, or each transfer would
+    /// send the file again.
     fn lacks_for_its_names(
         &self,
         entry: NameAt<'_>,

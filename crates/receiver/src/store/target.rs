@@ -450,11 +450,11 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
     } else {
         target
     }));
-    match Tree::open(path) {
+    let own_error = match Tree::open(path) {
         Ok(tree) => return Ok((Some(tree), RelPath::root())),
         Err(error) if is_gone(&error) => return Err(cannot("open directory", path, &error)),
-        Err(_) => {}
-    }
+        Err(error) => error,
+    };
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())
@@ -472,6 +472,8 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
     }
     let tree = match Tree::open(parent) {
         Err(error) if makes.is_none() && error.kind() == io::ErrorKind::NotFound => None,
+        // A target that is there is itself what cannot be opened.
+        Err(_) if path.is_dir() => return Err(cannot("open directory", path, &own_error)),
         opened => {
             Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
         }
@@ -614,6 +616,7 @@ mod tests {
     use super::*;
     use crate::session::finish::finish;
     use crate::store::placer::tests::transfer;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Arc;
     use zmove_disk::boot_clock;
@@ -676,6 +679,32 @@ mod tests {
             )),
             RefusalCode::Denied
         );
+    }
+
+    /// The directory above it need not be readable, and is not to blame.
+    #[test]
+    fn a_target_that_may_not_be_listed_is_named_itself() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("above/target");
+        std::fs::create_dir_all(&target).unwrap();
+        for closed in [&target, &home.path().join("above")] {
+            std::fs::set_permissions(closed, PermissionsExt::from_mode(0o311)).unwrap();
+        }
+        let open = open(target.to_str().unwrap(), directory());
+        let work = || {
+            let mut own = capabilities(None).unwrap();
+            own.effective
+                .remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, own).unwrap();
+            let access = WriteAccess::Anywhere;
+            Target::resolve(&open, &access, &Lease::constant()).map(drop)
+        };
+        let refused = std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+        let text = refused.unwrap_err().text;
+        let expected = format!("open directory '{}': Permission denied", target.display());
+        assert!(text.starts_with(&expected), "{text}");
+        std::fs::set_permissions(home.path().join("above"), PermissionsExt::from_mode(0o711))
+            .unwrap();
     }
 
     /// The owner of the directory above a root could make the root a link to anywhere.

@@ -365,7 +365,7 @@ mod tests {
             (
                 Compare::Checksum,
                 None,
-                Verdict::Replace(Differences::CONTENTS),
+                Verdict::Replace(Differences::OWNER),
             ),
             (Compare::Quick, Some([1; 32]), Verdict::Replace(others)),
         ] {
