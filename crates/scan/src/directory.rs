@@ -13,7 +13,7 @@ use rustix::fs::{
     StatxTimestamp, fstat, fstatfs, makedev, open, statx,
 };
 use rustix::io::{Errno, Result};
-use zmove_disk::open_beneath;
+use zmove_disk::{is_mount_point, open_beneath};
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
 use crate::error::{Operation, ScanError};
@@ -227,6 +227,17 @@ impl SourceRoot {
             path,
             OFlags::RDONLY | OFlags::NONBLOCK,
         )?)
+    }
+
+    /// Whether a directory that cannot be opened is a mount, and a walk of these file systems does not want it: a mount
+    /// in user space may refuse even to be looked at by anybody but its user.
+    pub(crate) fn is_beyond(self: &Arc<Self>, path: &RelPath, file_systems: FileSystems) -> bool {
+        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+            return false;
+        };
+        file_systems == FileSystems::OfRoot
+            && Directory::open(self, &parent)
+                .is_ok_and(|parent| is_mount_point(parent.fd(), name.as_os_str()))
     }
 
     /// Makes the error of opening the directory at a path below this root.

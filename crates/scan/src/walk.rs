@@ -266,8 +266,10 @@ impl<'walk> Worker<'walk> {
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath, visit: Visit) {
         let opened = self.walk.open(root, path);
         let visited = opened.and_then(|directory| self.visit(&directory, visit));
-        if let Err(error) = visited.map_err(root.not_opened(path)) {
-            self.report(error);
+        let is_beyond = || root.is_beyond(path, self.walk.config.file_systems);
+        match visited.map_err(root.not_opened(path)) {
+            Err(error) if !is_beyond() => self.report(error),
+            Ok(()) | Err(_) => {}
         }
     }
 
@@ -389,8 +391,7 @@ impl<'walk> Worker<'walk> {
         entries
     }
 
-    /// Whether an entry that does not answer lies on another file system, and is not wanted: a mount in user space may
-    /// refuse even to be looked at by anybody but its user.
+    /// Whether an entry that cannot be looked at is a mount, which this walk does not want.
     fn is_beyond(&self, directory: &Directory, name: &CStr) -> bool {
         self.walk.config.file_systems == FileSystems::OfRoot
             && is_mount_point(directory.fd(), OsStr::from_bytes(name.to_bytes()))

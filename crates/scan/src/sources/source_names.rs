@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
-use zmove_disk::{is_mount_point, is_shared_job_name};
+use zmove_disk::is_shared_job_name;
 use zmove_types::{Name, RelPath};
 
 use crate::config::{ScanConfig, ScanRoot};
-use crate::directory::{Directory, FileSystems, SourceRoot};
+use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::PathKind;
@@ -165,7 +165,7 @@ impl SourceNames {
     ) -> Result<Option<(RelPath, DirectoryContents)>, ScanError> {
         let failed = root.not_opened(path);
         let directory = match Directory::open(root, path) {
-            Err(_) if self.is_beyond(root, path) => return Ok(None),
+            Err(_) if root.is_beyond(path, self.config.file_systems) => return Ok(None),
             opened => opened.map_err(&failed)?,
         };
         let within = directory
@@ -187,16 +187,6 @@ impl SourceNames {
         // A root cannot have been moved here unnoticed: its number was compared.
         found.moved = change == DirectoryChange::Place && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
-    }
-
-    /// Whether a directory that cannot be opened lies on another file system, and is not wanted.
-    fn is_beyond(&self, root: &Arc<SourceRoot>, path: &RelPath) -> bool {
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
-            return false;
-        };
-        self.config.file_systems == FileSystems::OfRoot
-            && Directory::open(root, &parent)
-                .is_ok_and(|parent| is_mount_point(parent.fd(), name.as_os_str()))
     }
 
     fn read_names(&mut self, directory: &Directory) -> Result<DirectoryContents, ScanError> {
