@@ -36,7 +36,6 @@ use crate::store::target::renamed;
 /// The rules by which entries are compared with those at the target, and what has been learned of the target.
 #[derive(Debug)]
 pub(crate) struct View {
-    pub(crate) rules: Rules,
     /// For a single entry: its name at the source and the name that it gets.
     pub(crate) rename: Option<(Name, Name)>,
     pub(crate) times: KeptTimes,
@@ -76,7 +75,8 @@ impl View {
         there: &FileIdentity,
         mtime: Timestamp,
     ) -> bool {
-        self.rules
+        self.keeper
+            .rules
             .spare(there, || self.times.kept(directory, mtime))
     }
 
@@ -88,7 +88,8 @@ impl View {
         name: &Name,
         there: &FileIdentity,
     ) -> bool {
-        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
+        self.keeper.rules.kinds.has_any(Kinds::LINKS)
+            && self.claims.is_of_another(directory, name, there)
     }
 
     /// The verdict on a file in the place of which there is a regular one. `contents` gives it, from the other
@@ -110,7 +111,7 @@ impl View {
         let mut differences =
             Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);
         let is_time_asked =
-            contents.is_none() || is_shared && self.rules.kinds.has_any(Kinds::TIMES);
+            contents.is_none() || is_shared && self.keeper.rules.kinds.has_any(Kinds::TIMES);
         if all || is_time_asked && differences.is_empty() {
             let has_time = self
                 .times
@@ -128,7 +129,7 @@ impl View {
         let is_needed = differences.has_any(decisive.and(Differences::LINKS));
         let entry = NameAt::new(directory, name);
         if all || (contents.is_none() || is_shared) && !is_needed {
-            let metadata = self.rules.of_file(source.metadata);
+            let metadata = self.keeper.rules.of_file(source.metadata);
             let beside = self.beside(purpose, there, &metadata, source.xattrs, entry);
             differences = differences.and(beside);
         }
@@ -168,17 +169,18 @@ impl View {
             wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
         };
         let mut others = Differences::OWNER.and(Differences::XATTRS);
-        if !self.rules.kinds.has_any(Kinds::TIMES) {
+        if !self.keeper.rules.kinds.has_any(Kinds::TIMES) {
             others = others.and(Differences::TIME);
         }
         !differences.without(others).is_empty()
             || differences.has_any(Differences::OWNER) && gets_owner()
-            || differences.has_any(Differences::XATTRS) && entry.may_have(self.rules.xattr_kinds())
+            || differences.has_any(Differences::XATTRS)
+                && entry.may_have(self.keeper.rules.xattr_kinds())
     }
 
     /// Counts an entry that stays, and whose file system cannot hold the time of its source.
     pub(crate) fn note_time(&self, there: &FileIdentity, source: &Metadata, at: At<'_>) {
-        if self.rules.kinds.has_any(Kinds::TIMES)
+        if self.keeper.rules.kinds.has_any(Kinds::TIMES)
             && !is_held_everywhere(source.mtime)
             && is_beyond_range(there.mtime, source.mtime)
         {
@@ -202,8 +204,8 @@ impl View {
         let wanted = self.keeper.wanted(metadata, None);
         let is_owned = wanted.is_met(there.ids, wanted.mode)
             || purpose == Purpose::Report && self.would_stay_owned(there, &wanted);
-        let has_xattrs = xattrs.are_those_of(entry, metadata, self.rules.kinds);
-        let has_mode = there.mode == metadata.mode || !self.rules.kinds.has_any(Kinds::MODE);
+        let has_xattrs = xattrs.are_those_of(entry, metadata, self.keeper.rules.kinds);
+        let has_mode = there.mode == metadata.mode || !self.keeper.rules.kinds.has_any(Kinds::MODE);
         Differences::default()
             .and_if(Differences::MODE, &has_mode, &true)
             .and_if(Differences::OWNER, &is_owned, &true)

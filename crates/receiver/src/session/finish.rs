@@ -60,7 +60,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         outcomes.extend(set_mode_of_target(target)?.map(Outcome::Fault));
     }
     let started = Instant::now();
-    if target.view.rules.flushes() {
+    if target.view.keeper.rules.flushes() {
         target.file_systems.flush_to_the_end()?;
     }
     transfer.parts.finish();
@@ -108,7 +108,7 @@ fn finish_part(
 ) -> io::Result<Vec<Fault>> {
     let target = &transfer.target;
     let mut faults = Vec::new();
-    let mirrors = target.view.rules.extraneous == Extraneous::Goes;
+    let mirrors = target.view.keeper.rules.extraneous == Extraneous::Goes;
     let mut opener = Opener {
         tree: &target.tree,
         last: None,

@@ -146,7 +146,9 @@ impl Inspecting {
             Question::Send(_) => false,
             Question::Report(_) => true,
             Question::Hash(_) => self.inspection.verifies(),
-            Question::Extraneous(_) => self.inspection.view.rules.extraneous == Extraneous::Goes,
+            Question::Extraneous(_) => {
+                self.inspection.view.keeper.rules.extraneous == Extraneous::Goes
+            }
         };
         if !is_allowed {
             return Err(SessionError::out_of_order(

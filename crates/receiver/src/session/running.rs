@@ -313,7 +313,7 @@ impl RunningSession {
         held: Booking,
     ) -> Result<(), SessionError> {
         let open = self.requests.ask(&question)?;
-        let may_list = self.transfer.target.view.rules.extraneous == Extraneous::Goes;
+        let may_list = self.transfer.target.view.keeper.rules.extraneous == Extraneous::Goes;
         match question {
             Question::Send(groups) => self.start(held, move |transfer| {
                 answer(transfer, number, &groups, open);
@@ -353,7 +353,7 @@ impl RunningSession {
     fn remove(&mut self, remove: Remove, held: Booking) -> Result<(), SessionError> {
         remove.check()?;
         let open = self.requests.remove()?;
-        if self.transfer.target.view.rules.extraneous == Extraneous::Stays {
+        if self.transfer.target.view.keeper.rules.extraneous == Extraneous::Stays {
             return Err(SessionError::out_of_order("a list of names that go"));
         }
         self.start(held, move |transfer| {

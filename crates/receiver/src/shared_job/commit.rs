@@ -135,7 +135,7 @@ impl SharedJobSession {
             let FaultCause { operation, code } = ALREADY_THERE;
             return Ok(SharedJobResult::Failed(operation, code));
         }
-        let replace = transfer.target.view.rules.replaces();
+        let replace = transfer.target.view.keeper.rules.replaces();
         let to: NameAt<'_> = NameAt::new(directory, name);
         if let Err(error) = self
             .session

@@ -46,7 +46,7 @@ impl Transfer {
         let target = &self.target;
         // A file that must stay may have come since the sender was answered. For a file that is made anew, that is
         // checked when it gets its name.
-        if !target.view.rules.in_place
+        if !target.view.keeper.rules.in_place
             || target.may_not_be_replaced(directory, name, metadata.mtime)
         {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Transfer {
             bytes,
             mode: metadata.mode,
             mtime: metadata.mtime,
-            survives_power_cut: target.view.rules.flushes(),
+            survives_power_cut: target.view.keeper.rules.flushes(),
         };
         let mut staged = existing
             .begin(target.tree.lease(), change, self.direct)
@@ -76,7 +76,7 @@ impl Transfer {
 impl TargetTree {
     /// Whether the file of that name will be changed in its place.
     pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
-        self.view.rules.in_place && Existing::is_alone(directory, name)
+        self.view.keeper.rules.in_place && Existing::is_alone(directory, name)
     }
 
     /// Finishes a file that was changed in its place, and which nobody else was noticed to have changed. Its data is
@@ -94,7 +94,7 @@ impl TargetTree {
         self.file_systems
             .note(staged.file())
             .map_err(failed_to(Operation::Flush))?;
-        flush_now(staged.file(), self.view.rules.flushes())?;
+        flush_now(staged.file(), self.view.keeper.rules.flushes())?;
         check_close(&staged)?;
         // One that is not proven stays as long as it is, and looks unfinished.
         prove(&staged)?;

@@ -224,7 +224,7 @@ impl<'a> Placer<'a> {
             // With `--ignore-existing` the entry in the way stays.
             Err(error)
                 if is_in_the_way(&error)
-                    && self.transfer.target.view.rules.overwrite == Overwrite::Nothing =>
+                    && self.transfer.target.view.keeper.rules.overwrite == Overwrite::Nothing =>
             {
                 return Err(Errno::NOTDIR.into());
             }
@@ -371,7 +371,13 @@ impl<'a> Placer<'a> {
                 continue;
             };
             turns.own.writes(bytes.len());
-            let metadata = self.transfer.target.view.rules.of_file(&file.metadata);
+            let metadata = self
+                .transfer
+                .target
+                .view
+                .keeper
+                .rules
+                .of_file(&file.metadata);
             match self.make_in(&staging.staging, flush, path, &file, &metadata, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(PlacedEntry {
@@ -400,7 +406,7 @@ impl<'a> Placer<'a> {
     ) -> Option<Arc<SideDirectory>> {
         let transfer = self.transfer;
         let opened = opened.as_ref().ok()?;
-        let rules = &transfer.target.view.rules;
+        let rules = &transfer.target.view.keeper.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
         // What is read back is so by the publisher, before it gives the name.
         if run.files.count < SIDE_FILES_MIN
@@ -759,7 +765,7 @@ impl<'a> Placer<'a> {
     }
 
     fn flushes_each(&self, flush: Flush) -> bool {
-        match self.transfer.target.view.rules.durability {
+        match self.transfer.target.view.keeper.rules.durability {
             Durability::None => false,
             Durability::End => flush == Flush::Each,
             Durability::File => true,

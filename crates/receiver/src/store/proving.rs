@@ -27,7 +27,7 @@ const READERS_MAX: usize = 4;
 impl Transfer {
     /// Whether files are read back before they get their names.
     pub(crate) fn reads_back(&self) -> bool {
-        self.target.view.rules.proof == Proof::Media
+        self.target.view.keeper.rules.proof == Proof::Media
     }
 
     /// Reads back a large file that is whole and flushed, where that is asked for; this thread must hold no turn.

@@ -178,7 +178,7 @@ fn flush_ahead(transfer: &Transfer) {
 
 /// Flushes the file systems, unless nothing is to be flushed.
 fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
-    if !transfer.target.view.rules.flushes() {
+    if !transfer.target.view.keeper.rules.flushes() {
         return Ok(());
     }
     let mark = transfer.parts.mark();
@@ -208,7 +208,7 @@ impl Generation {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
-        let flushes_directories = transfer.target.view.rules.durability == Durability::File
+        let flushes_directories = transfer.target.view.keeper.rules.durability == Durability::File
             || transfer.target.file_systems.any_each();
         let mut changed = self.named_in;
         let mut named = PublishedFiles::default();
@@ -551,7 +551,7 @@ fn publish_hidden(
         target.place_over_directory(At(path, Some(name)), || {
             let place = NameAt::new(&directory, name);
             let lease = target.tree.lease();
-            let replace = target.view.rules.replaces();
+            let replace = target.view.keeper.rules.replaces();
             let published = match target.job() {
                 Some(job) => job.publish(lease, hidden, place, replace),
                 None => publish_file(lease, &directory, hidden, name, replace),
@@ -580,7 +580,7 @@ fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, FaultCause> 
 /// The fault of a failure to give a name. A file system that refuses to replace by a rename fails with the same error
 /// as a rename that is to replace nothing.
 fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
-    let keeps_old = target.view.rules.replaces() == Replace::Nothing;
+    let keeps_old = target.view.keeper.rules.replaces() == Replace::Nothing;
     done.map_err(
         |(operation, error)| match (operation, Errno::from_io_error(&error)) {
             (Operation::Rename, Some(Errno::EXIST)) if keeps_old => ALREADY_THERE,
@@ -643,7 +643,11 @@ fn name_large(
     settled(
         target,
         target.place_over_directory(At(&parent, Some(&name)), || {
-            let named = staged.give_name(target.tree.lease(), &name, target.view.rules.replaces());
+            let named = staged.give_name(
+                target.tree.lease(),
+                &name,
+                target.view.keeper.rules.replaces(),
+            );
             named.map_err(failed_to(Operation::Rename))
         }),
     )
@@ -702,7 +706,7 @@ fn publish_staging(
     } else {
         staging.publish(
             transfer.target.tree.lease(),
-            transfer.target.view.rules.replaces(),
+            transfer.target.view.keeper.rules.replaces(),
         )
     };
     // A thread that opens the path from now on finds the directory that is there.

@@ -346,10 +346,10 @@ fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> C
     let target = &transfer.target;
     let parent = path.directory();
     match target.tree.open_directory(&parent) {
-        Ok(directory) if !target.view.rules.kinds.has_any(Kinds::MODE) => {
+        Ok(directory) if !target.view.keeper.rules.kinds.has_any(Kinds::MODE) => {
             target.of_file(NameAt::new(&directory, &name_of(path)), &head.metadata)
         }
-        _modes_are_kept_or_nothing_is_there => target.view.rules.of_file(&head.metadata),
+        _modes_are_kept_or_nothing_is_there => target.view.keeper.rules.of_file(&head.metadata),
     }
 }
 
@@ -400,7 +400,7 @@ pub(crate) fn finish_file(
         let permit = target.tree.lease().permit();
         let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
         target.set_metadata(permit, staged.file(), &metadata, At(&path, None))?;
-        flush_now(staged.file(), target.view.rules.flushes())?;
+        flush_now(staged.file(), target.view.keeper.rules.flushes())?;
         check_close(&staged)?;
         turn.pause();
         transfer.prove_large(file, &staged)

@@ -71,7 +71,6 @@ impl Inspection {
     ) -> Self {
         let rules = Rules::of(open, &config.rights);
         let view = View {
-            rules,
             rename: seen.rename,
             times: KeptTimes::of_inspection(),
             keeper: Keeper::new(rules, &config.accounts, None),
@@ -140,7 +139,7 @@ impl Inspection {
         let Some(tree) = &self.tree else {
             return Ok(None);
         };
-        let rules = &self.view.rules;
+        let rules = &self.view.keeper.rules;
         match tree.look_into(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
             // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
@@ -252,7 +251,7 @@ impl Inspection {
         let SourceKind::Special(special) = kind else {
             return false;
         };
-        let rules = &self.view.rules;
+        let rules = &self.view.keeper.rules;
         if self.verifies() || rules.may_make(*special) {
             return false;
         }
@@ -277,7 +276,7 @@ impl Inspection {
         };
         let there = FileIdentity::from_stat(&stat);
         let place = NameAt::new(directory, name);
-        let keeps_all = self.view.rules.overwrite == Overwrite::Nothing;
+        let keeps_all = self.view.keeper.rules.overwrite == Overwrite::Nothing;
         let in_the_way = |operation| self.over_directory(operation, path, name);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (SourceKind::Directory, FileType::Directory) => {
@@ -351,7 +350,7 @@ impl Inspection {
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
         itself: impl HasXattrs,
     ) -> Verdict {
-        let metadata = self.view.rules.of_directory(metadata, there);
+        let metadata = self.view.keeper.rules.of_directory(metadata, there);
         let differences = self.metadata_differs(
             directory,
             there,
@@ -377,7 +376,7 @@ impl Inspection {
         if self.is_name_of_another(place, there) {
             return Verdict::Replace(Differences::LINKS);
         }
-        let metadata = self.view.rules.of_file(metadata);
+        let metadata = self.view.keeper.rules.of_file(metadata);
         Verdict::set(self.metadata_differs(
             place.directory,
             there,
@@ -408,14 +407,14 @@ impl Inspection {
                 Err(error) => unreadable(&error),
             },
             None => {
-                let kinds = self.view.rules.kinds;
+                let kinds = self.view.keeper.rules.kinds;
                 let root =
                     contents_root((directory.as_fd(), name), bytes, kinds, || turn.is_over());
                 let differs = Verdict::Replace(differences.and(Differences::CONTENTS));
                 root.map_or(differs, |root| Verdict::Contents(differences, root))
             }
         };
-        let by_contents = self.view.rules.compare == Compare::Checksum;
+        let by_contents = self.view.keeper.rules.compare == Compare::Checksum;
         let contents = by_contents.then_some(contents);
         self.view
             .file(self.purpose(), place, there, source, contents)

@@ -202,7 +202,7 @@ impl<'r> ComparedPart<'r> {
         });
         self.held.extend(left);
         let needed = !matches!(compared, Verdict::Contents(..)) || !held.is_empty();
-        let delta = transfer.target.view.rules.delta;
+        let delta = transfer.target.view.keeper.rules.delta;
         if delta && needed && Candidate::is_there(opened, name, source.bytes) {
             self.changed.push(Candidate {
                 request,
@@ -253,13 +253,15 @@ fn compare(
     let contents = |differences| {
         let root = is_remembered().then(|| {
             let place = (directory.as_fd(), name);
-            contents_root(place, bytes, target.view.rules.kinds, || turn.is_over())
+            contents_root(place, bytes, target.view.keeper.rules.kinds, || {
+                turn.is_over()
+            })
         });
         let none = Verdict::Replace(Differences::CONTENTS);
         root.flatten()
             .map_or(none, |root| Verdict::Contents(differences, root))
     };
-    let by_contents = target.view.rules.compare == Compare::Checksum;
+    let by_contents = target.view.keeper.rules.compare == Compare::Checksum;
     let at = At(path, Some(name));
     match target.compare(
         NameAt::new(directory, name),
@@ -389,9 +391,9 @@ mod tests {
                 ..there.metadata()
             };
             let mut transfer = transfer(home.path());
-            transfer.target.view.rules.compare = compare;
-            transfer.target.view.rules.kinds = Kinds::ALL;
-            transfer.target.view.rules.owning = Owning::Allowed;
+            transfer.target.view.keeper.rules.compare = compare;
+            transfer.target.view.keeper.rules.kinds = Kinds::ALL;
+            transfer.target.view.keeper.rules.owning = Owning::Allowed;
             // one that was changed just now is needed anyway
             while !transfer.target.compared.remember(&directory, &name, &there) {
                 std::thread::yield_now();

@@ -513,8 +513,8 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         let home = tempfile::tempdir().unwrap();
         let there = home.path().join("f0");
         let mut transfer = transfer(home.path());
-        transfer.target.view.rules.kinds = Kinds::ALL;
-        transfer.target.view.rules.owning = Owning::Allowed;
+        transfer.target.view.keeper.rules.kinds = Kinds::ALL;
+        transfer.target.view.keeper.rules.owning = Owning::Allowed;
         let mut group = files("", "f", 1);
         let BatchEntry::File(file) = &mut group.entries[0] else {
             unreachable!()
@@ -559,7 +559,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("d")).unwrap();
         let mut transfer = transfer(home.path());
-        transfer.target.view.rules.overwrite = overwrite;
+        transfer.target.view.keeper.rules.overwrite = overwrite;
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 2));
         // The existing file is newer than the one that comes.
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
@@ -703,7 +703,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {
         let home = tempfile::tempdir().unwrap();
         let mut transfer = transfer(home.path());
-        transfer.target.view.rules.overwrite = overwrite;
+        transfer.target.view.keeper.rules.overwrite = overwrite;
         let mut placer = Placer::new(&transfer);
         let batches = [
             begin(&mut placer, files("d", "f", 8)),
@@ -854,7 +854,7 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
 fn late_transfer(home: &Path, durability: Durability) -> Transfer {
     std::fs::create_dir(home.join("d")).unwrap();
     let mut transfer = transfer(home);
-    transfer.target.view.rules.durability = durability;
+    transfer.target.view.keeper.rules.durability = durability;
     transfer.quota.begin_to_write_late();
     assert!(transfer.quota.writes_late());
     transfer
@@ -897,7 +897,7 @@ fn on_late_storage_files_that_are_there_are_replaced_or_stay_as_always() {
     ] {
         let home = tempfile::tempdir().unwrap();
         let mut transfer = late_transfer(home.path(), Durability::File);
-        transfer.target.view.rules.overwrite = overwrite;
+        transfer.target.view.keeper.rules.overwrite = overwrite;
         let directory = home.path().join("d");
         std::fs::write(directory.join("f3"), "old").unwrap();
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
@@ -1007,7 +1007,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     std::fs::create_dir(home.path().join("there")).unwrap();
     let file_systems = FileSystems::that_are_late();
     let mut transfer = transfer(home.path());
-    transfer.target.view.rules.durability = Durability::End;
+    transfer.target.view.keeper.rules.durability = Durability::End;
     transfer.target.file_systems = file_systems;
     let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));

@@ -26,7 +26,7 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     let (begins, began) = bounded(0);
     let (ends, ended) = bounded(0);
     let mut transfer = transfer_with_journals(home, Some(journals.to_owned()));
-    transfer.target.view.rules.durability = Durability::End;
+    transfer.target.view.keeper.rules.durability = Durability::End;
     transfer.target.file_systems = FileSystems::flushed_by(move || {
         // A test that has failed holds no flush.
         if begins.send(()).is_ok() {

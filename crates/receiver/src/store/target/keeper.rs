@@ -20,7 +20,7 @@ use zmove_types::Lock;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    rules: Rules,
+    pub(crate) rules: Rules,
     accounts: Arc<dyn Accounts>,
     /// Numbers of the names that have come, or none where this host does not know them.
     users: Lock<HashMap<Box<str>, Option<u32>>>,

@@ -31,9 +31,9 @@ impl TargetTree {
         first: Option<io::Result<(Arc<OwnedFd>, Name)>>,
         at: At<'_>,
     ) -> Result<(), Failure> {
-        let may_make =
-            !matches!(entry, NonRegular::Special(special) if !self.view.rules.may_make(special));
-        let Some(first) = first.filter(|_| may_make && self.view.rules.kinds.has_any(Kinds::LINKS))
+        let may_make = !matches!(entry, NonRegular::Special(special) if !self.view.keeper.rules.may_make(special));
+        let Some(first) =
+            first.filter(|_| may_make && self.view.keeper.rules.kinds.has_any(Kinds::LINKS))
         else {
             if !self.stays(place, (entry, metadata), at) {
                 self.have_non_regular(place, (entry, metadata), at)?;
@@ -43,7 +43,7 @@ impl TargetTree {
         let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
             let first = NameAt::new(&from, &first);
-            let replace = self.view.rules.replaces();
+            let replace = self.view.keeper.rules.replaces();
             match self.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
@@ -61,7 +61,9 @@ impl TargetTree {
         let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         {
             Ok(_) => return Ok(()),
-            Err(Errno::EXIST) if self.view.rules.replaces() == Replace::Nothing => return Ok(()),
+            Err(Errno::EXIST) if self.view.keeper.rules.replaces() == Replace::Nothing => {
+                return Ok(());
+            }
             Err(error) => error,
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
@@ -91,8 +93,8 @@ impl TargetTree {
             return false;
         }
         let metadata = match entry {
-            NonRegular::Symlink(_) => self.view.rules.of_file(metadata),
-            NonRegular::Special(_) => self.view.rules.of_existing_file(metadata, &there),
+            NonRegular::Symlink(_) => self.view.keeper.rules.of_file(metadata),
+            NonRegular::Special(_) => self.view.keeper.rules.of_existing_file(metadata, &there),
         };
         let wanted = self.view.keeper.wanted(&metadata, None);
         let (mode, kinds) = match entry {
@@ -110,7 +112,7 @@ impl TargetTree {
             && Xattrs::Known.are_those_of(
                 NameAt::new(directory, name),
                 &metadata,
-                self.view.rules.xattr_kinds().common(kinds),
+                self.view.keeper.rules.xattr_kinds().common(kinds),
             );
         if stays && !is_owned {
             self.view
@@ -141,7 +143,7 @@ impl TargetTree {
         } else {
             GroupOfNew::OfDirectory
         };
-        let replace = self.view.rules.replaces();
+        let replace = self.view.keeper.rules.replaces();
         let placed = job.place(self.tree.lease(), place, replace, group, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
@@ -152,7 +154,7 @@ impl TargetTree {
         match placed {
             Err(error)
                 if Errno::from_io_error(&error) == Some(Errno::EXIST)
-                    && self.view.rules.replaces() == Replace::Nothing =>
+                    && self.view.keeper.rules.replaces() == Replace::Nothing =>
             {
                 Ok(true)
             }
@@ -170,7 +172,7 @@ impl TargetTree {
     ) -> Result<bool, Failure> {
         match entry {
             NonRegular::Symlink(target) => {
-                let replace = self.view.rules.replaces();
+                let replace = self.view.keeper.rules.replaces();
                 let placed = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
@@ -205,13 +207,13 @@ impl TargetTree {
     ) -> io::Result<bool> {
         let metadata = match FileIdentity::at(directory, name) {
             Ok(there) if is_special_at(directory.as_fd(), name, special) => {
-                self.view.rules.of_existing_file(metadata, &there)
+                self.view.keeper.rules.of_existing_file(metadata, &there)
             }
-            _another_or_none => self.view.rules.of_file(metadata),
+            _another_or_none => self.view.keeper.rules.of_file(metadata),
         };
         let wanted = self.view.keeper.wanted(&metadata, Some(metadata.mtime));
-        let misses = if self.view.rules.may_make(special) {
-            let replace = self.view.rules.replaces();
+        let misses = if self.view.keeper.rules.may_make(special) {
+            let replace = self.view.keeper.rules.replaces();
             let lease = self.tree.lease();
             place_special(
                 lease,

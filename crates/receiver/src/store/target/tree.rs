@@ -96,7 +96,6 @@ impl TargetTree {
         let tree = tree.with_modes(rules.directory_modes());
         Self {
             view: View {
-                rules,
                 rename,
                 times: KeptTimes::under(tree.lease().clone()),
                 keeper,
@@ -134,12 +133,12 @@ impl TargetTree {
         NameAt { directory, name }: NameAt<'_>,
         metadata: &'a Metadata,
     ) -> Cow<'a, Metadata> {
-        if self.view.rules.kinds.has_any(Kinds::MODE) {
-            return self.view.rules.of_file(metadata);
+        if self.view.keeper.rules.kinds.has_any(Kinds::MODE) {
+            return self.view.keeper.rules.of_file(metadata);
         }
         match FileIdentity::at(directory, name) {
-            Ok(there) if there.regular => self.view.rules.of_existing_file(metadata, &there),
-            _another_or_none => self.view.rules.of_file(metadata),
+            Ok(there) if there.regular => self.view.keeper.rules.of_existing_file(metadata, &there),
+            _another_or_none => self.view.keeper.rules.of_file(metadata),
         }
     }
 
@@ -224,7 +223,7 @@ impl TargetTree {
 
     /// Whether new files of a directory get an access control list from it, and are not to have it.
     fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
-        self.view.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
+        self.view.keeper.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
     }
 
     /// Sets all metadata of a file or directory; what it does not get is counted and returned.
@@ -270,7 +269,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<()> {
         let there = FileIdentity::of(directory)?;
-        let metadata = self.view.rules.of_directory(metadata, &there);
+        let metadata = self.view.keeper.rules.of_directory(metadata, &there);
         let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
         if is_refused_to_others(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
@@ -342,7 +341,7 @@ impl TargetTree {
     }
 
     fn flushes_each(&self, changed: impl AsFd) -> io::Result<bool> {
-        Ok(self.view.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
+        Ok(self.view.keeper.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
     }
 
     /// Whether a file need not be stored: what has its name may not be replaced, or is a file of that size and time.
@@ -390,7 +389,7 @@ impl TargetTree {
             let there = FileIdentity::at(directory, name)
                 .ok()
                 .filter(|there| there.regular)?;
-            let kinds = self.view.rules.kinds.common(Kinds::ANY_XATTR);
+            let kinds = self.view.keeper.rules.kinds.common(Kinds::ANY_XATTR);
             Some((there, NameAt::new(directory, name).xattrs(kinds).ok()?.list))
         };
         let Some((there, xattrs)) = look(directory, name) else {
@@ -440,7 +439,7 @@ impl TargetTree {
         differences: Differences,
         at: At<'_>,
     ) -> Verdict {
-        let metadata = self.view.rules.of_compared_file(metadata, there);
+        let metadata = self.view.keeper.rules.of_compared_file(metadata, there);
         let mut wanted = self.view.keeper.wanted(&metadata, None);
         // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
         let keeps_xattrs =
@@ -465,7 +464,7 @@ impl TargetTree {
         name: &Name,
         mtime: Timestamp,
     ) -> bool {
-        self.view.rules.overwrite != Overwrite::Differing
+        self.view.keeper.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name)
                 .is_ok_and(|there| self.view.spares(directory, &there, mtime))
     }
@@ -489,7 +488,7 @@ impl TargetTree {
                 && there.bytes == *bytes
                 && self.view.times.is_kept(from, there.mtime, metadata.mtime)
         };
-        let replace = self.view.rules.replaces();
+        let replace = self.view.keeper.rules.replaces();
         let cannot = failed_to(Operation::Link);
         let lease = self.tree.lease();
         let linked = match self.job() {
@@ -516,7 +515,7 @@ impl TargetTree {
             .and_then(|(_, error)| Errno::from_io_error(error))
             .filter(|error| is_no_link(*error));
         if let Some(error) = refusal
-            && self.view.rules.compare == Compare::Quick
+            && self.view.keeper.rules.compare == Compare::Quick
             && FileIdentity::at(from, first).is_ok_and(|there| is_it(&there))
             && self.is_alike(place, NameAt::new(from, first))
         {

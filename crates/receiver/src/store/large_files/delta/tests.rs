@@ -57,7 +57,7 @@ impl World {
     fn transfer(&self, number: u8) -> Transfer {
         let journals = Some(self.home.path().join("journal"));
         let mut transfer = transfer_of(number, &self.home.path().join("target"), journals);
-        transfer.target.view.rules.delta = true;
+        transfer.target.view.keeper.rules.delta = true;
         transfer
     }
 
@@ -279,7 +279,7 @@ fn a_part_alone_goes_on_as_what_it_is() {
     // the next one takes its journals
     drop(transfer);
     let mut never = world.transfer(3);
-    never.target.view.rules.delta = false;
+    never.target.view.keeper.rules.delta = false;
     let comparison = compare_all(&never, 9, &groups);
     assert_eq!(
         (comparison.verdicts, comparison.changed.len()),
