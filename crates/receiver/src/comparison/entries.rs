@@ -28,7 +28,6 @@ use zmove_disk::{
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
 
-use crate::store::rules::Rules;
 use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
 use crate::store::target::renamed;
@@ -168,14 +167,19 @@ impl View {
             let wanted = self.keeper.wanted(metadata, None);
             wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
         };
+        let can_have_xattrs = entry.may_have(self.keeper.rules.xattr_kinds());
+        let lacks_xattrs = differences.has_any(Differences::XATTRS);
         let mut others = Differences::OWNER.and(Differences::XATTRS);
         if !self.keeper.rules.kinds.has_any(Kinds::TIMES) {
             others = others.and(Differences::TIME);
         }
+        if lacks_xattrs && !can_have_xattrs {
+            // A file without its access control list has another mode.
+            others = others.and(Differences::MODE);
+        }
         !differences.without(others).is_empty()
             || differences.has_any(Differences::OWNER) && gets_owner()
-            || differences.has_any(Differences::XATTRS)
-                && entry.may_have(self.keeper.rules.xattr_kinds())
+            || lacks_xattrs && can_have_xattrs
     }
 
     /// Counts an entry that stays, and whose file system cannot hold the time of its source.

@@ -141,6 +141,11 @@ fn written(unfinished: &Unfinished) -> Vec<u8> {
     for file in &unfinished.files {
         records.push(Record::Part(file.file, file.part.clone()));
         records.extend(runs(file.file, file));
+        let left = |ctime| Record::Left {
+            file: file.file,
+            ctime,
+        };
+        records.extend(file.left.map(left));
     }
     records
         .iter()
