@@ -1,5 +1,5 @@
 //! The messages that make a target a mirror: names to remove, beside the request for
-//! [extraneous names](super::Question::Extraneous).
+//! [extraneous names](crate::Question::Extraneous).
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath, list};

@@ -23,11 +23,11 @@ pub enum Verdict {
     Contents(Differences, [u8; 32]),
     /// The transfer would fail for the entry.
     Fails(Operation, FaultCode),
-    /// Groups of this very file came in an earlier transfer, as [`Held`](super::Held) has reported before: send the
+    /// Groups of this very file came in an earlier transfer, as [`Held`](crate::Held) has reported before: send the
     /// others.
     Resume,
-    /// Another version of the file exists: [`Held`](super::Held) will report its groups, and those that are the same
-    /// need not be sent. Nor need the groups that [`Held`](super::Held) has reported before, as with
+    /// Another version of the file exists: [`Held`](crate::Held) will report its groups, and those that are the same
+    /// need not be sent. Nor need the groups that [`Held`](crate::Held) has reported before, as with
     /// [`Resume`](Self::Resume).
     Delta,
 }
