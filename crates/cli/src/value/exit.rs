@@ -334,9 +334,9 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_the_guide_has_each_code_once() {
-        let guide = include_str!("../../../../docs/GUIDE.md");
-        let table = guide.split("## Exit codes\n").nth(1).unwrap();
+    fn the_table_of_the_reference_has_each_code_once() {
+        let reference = include_str!("../../../../docs/REFERENCE.md");
+        let table = reference.split("## Exit codes\n").nth(1).unwrap();
         let table = table.split("\n## ").next().unwrap();
         let rows = table.lines().filter_map(|line| line.strip_prefix("| "));
         let listed: Vec<i32> = rows
