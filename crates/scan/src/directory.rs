@@ -232,7 +232,7 @@ impl SourceRoot {
     /// Whether a directory that cannot be opened is a mount, and a walk of these file systems does not want it: a mount
     /// in user space may refuse even to be looked at by anybody but its user.
     pub(crate) fn is_beyond(self: &Arc<Self>, path: &RelPath, file_systems: FileSystems) -> bool {
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
+        let Some((parent, name)) = path.split() else {
             return false;
         };
         file_systems == FileSystems::OfRoot

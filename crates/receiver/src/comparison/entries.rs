@@ -167,19 +167,19 @@ impl View {
             let wanted = self.keeper.wanted(metadata, None);
             wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
         };
-        let can_have_xattrs = entry.may_have(self.keeper.rules.xattr_kinds());
         let lacks_xattrs = differences.has_any(Differences::XATTRS);
+        let gets_xattrs = lacks_xattrs && entry.may_have(self.keeper.rules.xattr_kinds());
         let mut others = Differences::OWNER.and(Differences::XATTRS);
         if !self.keeper.rules.kinds.has_any(Kinds::TIMES) {
             others = others.and(Differences::TIME);
         }
-        if lacks_xattrs && !can_have_xattrs {
+        if lacks_xattrs && !gets_xattrs {
             // A file without its access control list has another mode.
             others = others.and(Differences::MODE);
         }
         !differences.without(others).is_empty()
             || differences.has_any(Differences::OWNER) && gets_owner()
-            || lacks_xattrs && can_have_xattrs
+            || gets_xattrs
     }
 
     /// Counts an entry that stays, and whose file system cannot hold the time of its source.
