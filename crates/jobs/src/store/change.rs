@@ -181,7 +181,8 @@ impl Store {
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
                     add_attempt(transaction, id, attempt, state, message, ending, now)?;
-                    if state.is_final() && state != State::Cancelled {
+                    // The wish ends the schedule, also where the attempt was quicker.
+                    if state.is_final() && terms.wish != Some(Wish::Cancel) {
                         do_again(transaction, id, now)?;
                     }
                     Ok(Ok(Some(state)))

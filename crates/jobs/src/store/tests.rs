@@ -9,6 +9,9 @@ use crate::job::{JobId, JobWork, Moved, NewJob, Wish, Words};
 use crate::moment::Moment;
 use crate::state::State;
 
+mod files;
+mod notifications;
+mod schedules;
 mod waiting;
 
 pub(crate) struct Site {
@@ -516,36 +519,6 @@ fn each_attempt_s_end_is_kept() {
 }
 
 #[test]
-fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
-    let mut site = site();
-    let schedule = Some("* * * * *".parse().unwrap());
-    let first = site.submit(&NewJob {
-        schedule,
-        ..job("x")
-    });
-    let mut last = first;
-    for round in 0..3 {
-        let now = later(60 * round + 120);
-        site.release(now).unwrap();
-        assert_eq!(
-            site.run(last, &ended(AttemptVerdict::Done), now),
-            State::Done
-        );
-        last = site.store.live_run(first).unwrap();
-        assert!(last > first);
-    }
-    let again = site.store.rerun(first, later(600)).unwrap();
-    assert_eq!(
-        site.store.live_run(first).unwrap(),
-        last,
-        "what was done again by hand is not of the schedule"
-    );
-    assert_eq!(site.store.live_run(again).unwrap(), again);
-    site.store.cancel(last, later(600)).unwrap();
-    assert_eq!(site.store.live_run(first).unwrap(), first);
-}
-
-#[test]
 fn an_event_of_an_attempt_is_recorded_once() {
     let mut site = site();
     let id = site.submit(&job("x"));
@@ -559,135 +532,6 @@ fn an_event_of_an_attempt_is_recorded_once() {
     }
     assert_eq!(site.kinds(id), ["submitted", "running", "warning"]);
     assert_eq!(site.store.running().unwrap()[0].events_read, 10);
-}
-
-#[test]
-fn a_store_is_for_its_user_alone() {
-    let site = site();
-    for name in ["jobs.db", "jobs.db-wal", "jobs.db-shm"] {
-        let mode = site.place.path().join(name).metadata().unwrap().mode();
-        assert_eq!(mode & 0o777, 0o600, "{name}");
-    }
-}
-
-#[test]
-fn a_store_of_another_version_is_refused_by_path_and_version() {
-    let site = site();
-    site.store
-        .connection
-        .pragma_update(None, "user_version", 2)
-        .unwrap();
-    let error = Store::open(&site.place).unwrap_err();
-    let path = site.place.database();
-    assert_eq!(
-        error.to_string(),
-        format!(
-            "'{}' has schema version 2, and this zmove reads version 1: use the zmove that wrote it, or move it away",
-            path.display()
-        )
-    );
-}
-
-#[test]
-fn a_damaged_store_is_reported() {
-    let site = site();
-    let path = site.place.database();
-    drop(site.store);
-    std::fs::write(
-        &path,
-        b"this is no database, whatever it may have been before".repeat(100),
-    )
-    .unwrap();
-    let error = Store::open(&site.place).unwrap_err();
-    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
-    assert!(
-        error.to_string().contains("put a backup in its place"),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_page_that_was_overwritten_is_found_by_the_check() {
-    let mut site = site();
-    for number in 0..200 {
-        site.submit(&job(&format!("job {number}")));
-    }
-    let path = site.place.database();
-    drop(site.store);
-    let mut bytes = std::fs::read(&path).unwrap();
-    let half = bytes.len() / 2 / 4096 * 4096;
-    bytes[half..half + 4096].fill(0xa5);
-    std::fs::write(&path, bytes).unwrap();
-    let checked = Store::open(&site.place).unwrap().check();
-    assert!(
-        matches!(checked, Err(StoreError::Damaged { .. })),
-        "{checked:?}"
-    );
-}
-
-#[test]
-fn a_full_disk_changes_nothing_and_is_reported() {
-    let mut site = site();
-    let pages: i64 = site
-        .store
-        .connection
-        .query_row("PRAGMA page_count", (), |row| row.get(0))
-        .unwrap();
-    site.store
-        .connection
-        .pragma_update(None, "max_page_count", pages)
-        .unwrap();
-    let large = NewJob {
-        label: "x".repeat(100_000),
-        ..job("x")
-    };
-    let error = site.store.submit(&large, START).unwrap_err();
-    assert!(
-        matches!(error, StoreError::Full { .. }) && error.is_passing(),
-        "{error}"
-    );
-    assert_eq!(site.store.jobs(Moment::FIRST).unwrap(), []);
-    site.store.check().unwrap();
-}
-
-#[test]
-fn a_locked_store_is_reported() {
-    let mut site = site();
-    let other = Store::open(&site.place).unwrap();
-    other.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
-    site.store
-        .connection
-        .busy_timeout(Duration::from_millis(20))
-        .unwrap();
-    let error = site.store.submit(&job("x"), START).unwrap_err();
-    assert!(
-        matches!(error, StoreError::Locked { .. }) && error.is_passing(),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_backup_is_a_store() {
-    let mut site = site();
-    let id = site.submit(&job("x"));
-    let other = site.place.path().join("other");
-    let file = Place::open(&other).unwrap().database();
-    site.store.back_up(&file).unwrap();
-    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-    let copy = Store::open(&Place::open(&other).unwrap()).unwrap();
-    copy.check().unwrap();
-    assert_eq!(copy.job(id).unwrap(), site.store.job(id).unwrap());
-    let again = site.store.back_up(&file).unwrap_err();
-    assert!(
-        matches!(
-            again,
-            StoreError::Io {
-                operation: "create",
-                ..
-            }
-        ),
-        "{again}"
-    );
 }
 
 #[test]
@@ -719,168 +563,6 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
 }
 
 #[test]
-fn an_event_is_sent_once_by_each_method() {
-    let mut site = site();
-    let id = site.submit(&NewJob {
-        notify: Some("alice".into()),
-        ..job("x")
-    });
-    site.store.cancel(id, START).unwrap();
-    assert!(site.store.has_work().unwrap(), "a runner is to stay");
-    for method in NotifyMethod::ALL {
-        let sent = site.store.next_notification(method, START).unwrap();
-        let sent = sent.unwrap();
-        assert_eq!(
-            (&sent.event.kind[..], sent.event.job, sent.method),
-            ("cancelled", id, method)
-        );
-        site.store.record_attempt(&sent, &Ok(()), START).unwrap();
-        let next = site.store.next_notification(method, later(1_000_000));
-        assert_eq!(next.unwrap(), None);
-    }
-    assert!(!site.store.has_work().unwrap());
-    let states: Vec<_> = site
-        .store
-        .notifications(id)
-        .unwrap()
-        .into_iter()
-        .map(|sent| sent.state)
-        .collect();
-    assert_eq!(states, [NotificationState::Delivered; 2]);
-    let again = site.store.rerun(id, START).unwrap();
-    assert_eq!(
-        site.store.job(again).unwrap().notify.as_deref(),
-        Some("alice"),
-        "the next run has the same text"
-    );
-}
-
-/// A server that answers 500 for more than three days.
-#[test]
-fn a_failing_notification_is_sent_ever_more_seldom_and_given_up_after_days() {
-    let mut site = site();
-    let ids = ["x", "y"].map(|label| site.submit(&job(label)));
-    for id in ids {
-        site.store.cancel(id, START).unwrap();
-    }
-    let [hook, webhook] = NotifyMethod::ALL;
-    let mut tries = 0;
-    let mut tries_in_a_day = None;
-    let mut waits = Vec::new();
-    let mut now = START;
-    let last = loop {
-        let Some(first) = site.store.next_notification(hook, now).unwrap() else {
-            break now;
-        };
-        site.store
-            .record_attempt(&first, &Err("500".into()), now)
-            .unwrap();
-        tries += 1;
-        assert_eq!(
-            site.store.next_notification(hook, now).unwrap(),
-            None,
-            "all notifications of the method wait"
-        );
-        assert!(
-            site.store
-                .next_notification(webhook, now)
-                .unwrap()
-                .is_some(),
-            "the other method does not wait"
-        );
-        let Some(next) = site.store.next_attempt(hook, now).unwrap() else {
-            break now;
-        };
-        waits.push(next.since(now));
-        now = next;
-        if now > later(24 * 3600) {
-            tries_in_a_day.get_or_insert(tries);
-        }
-    };
-    let in_a_day = tries_in_a_day.unwrap();
-    assert!((30..40).contains(&in_a_day), "{in_a_day} tries in a day");
-    assert!(waits.is_sorted(), "{waits:?}");
-    assert!(
-        (later(72 * 3600)..later(74 * 3600)).contains(&last),
-        "{last:?}"
-    );
-    for id in ids {
-        let [a, b] = &site.store.notifications(id).unwrap()[..] else {
-            panic!("a notification by each method")
-        };
-        assert_eq!(
-            (a.method, a.state, a.error.as_deref()),
-            (hook, NotificationState::GivenUp, Some("500"))
-        );
-        assert_eq!(
-            (b.method, b.state, b.tries),
-            (webhook, NotificationState::Waiting, 0)
-        );
-    }
-    assert!(tries < 120, "{tries} tries for two events");
-}
-
-/// The runner was away for days: an old event is new to the hook.
-#[test]
-fn the_time_to_give_up_begins_with_the_first_failure() {
-    let mut site = site();
-    let id = site.submit(&job("x"));
-    site.store.cancel(id, START).unwrap();
-    let now = later(10 * 24 * 3600);
-    let first = site.store.next_notification(NotifyMethod::Hook, now);
-    let first = first.unwrap().unwrap();
-    site.store
-        .record_attempt(&first, &Err("500".into()), now)
-        .unwrap();
-    let sent = &site.store.notifications(id).unwrap()[0];
-    assert_eq!(
-        (sent.state, sent.tries, sent.due),
-        (
-            NotificationState::Waiting,
-            1,
-            now.after(Duration::from_secs(10))
-        )
-    );
-}
-
-#[test]
-fn notifications_without_a_method_are_dropped_and_failed_ones_stay_visible() {
-    let mut site = site();
-    let ids = ["x", "y"].map(|label| site.submit(&job(label)));
-    for id in ids {
-        site.store.cancel(id, START).unwrap();
-    }
-    let first = site.store.next_notification(NotifyMethod::Hook, START);
-    site.store
-        .record_attempt(&first.unwrap().unwrap(), &Err("exit 3".into()), START)
-        .unwrap();
-    site.drop_notifications();
-    let [sent] = &site.store.notifications(ids[0]).unwrap()[..] else {
-        panic!("the failed one")
-    };
-    assert_eq!(
-        (sent.method, sent.state, sent.error.as_deref()),
-        (
-            NotifyMethod::Hook,
-            NotificationState::GivenUp,
-            Some("exit 3")
-        )
-    );
-    assert_eq!(site.store.notifications(ids[1]).unwrap(), []);
-    assert!(!site.store.has_work().unwrap());
-}
-
-#[test]
-fn a_clock_that_is_set_back_does_not_hold_up_notifications() {
-    let mut site = site();
-    let id = site.submit(&job("x"));
-    site.store.cancel(id, START).unwrap();
-    let before = Moment(START.0 - 48 * 3600 * 1000);
-    let next = site.store.next_notification(NotifyMethod::Hook, before);
-    assert!(next.unwrap().is_some());
-}
-
-#[test]
 fn a_stall_is_an_event_once_in_an_attempt() {
     let mut site = site();
     let id = site.submit(&job("x"));
@@ -901,23 +583,6 @@ fn a_stall_is_an_event_once_in_an_attempt() {
         .unwrap();
     site.store.stall(id, 2, "too late", START).unwrap();
     assert_eq!(site.notified(id), ["stalled", "stalled", "done"]);
-}
-
-/// A submission and the runner that it starts open a new store together.
-#[test]
-fn many_may_open_a_new_store_at_once() {
-    for _ in 0..40 {
-        let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(directory.path()).unwrap();
-        std::thread::scope(|scope| {
-            let openings: Vec<_> = (0..8)
-                .map(|_| scope.spawn(|| Store::open(&place).map(drop)))
-                .collect();
-            openings
-                .into_iter()
-                .for_each(|opening| opening.join().unwrap().unwrap());
-        });
-    }
 }
 
 #[test]
