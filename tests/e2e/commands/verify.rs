@@ -361,6 +361,7 @@ fn entries_of_other_types_differ(site: &Site) {
     paint(site.target().join("directory"), 5);
     symlink("small", site.source().join("link")).unwrap();
     std::fs::create_dir(site.target().join("link")).unwrap();
+    [site.source(), site.target()].iter().for_each(set_old);
     let outcome = verify(site, &["--one-way"]).expect(6);
     let expected = [
         "+ directory/inside",

@@ -33,14 +33,26 @@ const MARK_BYTES: usize = 64;
 const SMALL: &[u8] = b"the whole contents of a small file, which are found nowhere else";
 const MARK: &[u8] = b"a mark in a large file that is found nowhere else on the disk";
 
-/// A site whose target is on a disk of its own, and whose programs flush slowly; `None` where that is not possible.
+/// A site whose target is on a disk of its own, and whose programs flush slowly. Returns `None` if that is not possible.
 fn slow_site() -> Option<Site> {
+    let mut site = fast_site()?;
+    flush_slowly(&mut site);
+    Some(site)
+}
+
+/// A site whose target is on a disk of its own, and where [`flush_slowly`] is possible.
+fn fast_site() -> Option<Site> {
     if !can_inject() {
         skip("strace cannot run here: nothing makes a flush slow");
         return None;
     }
-    let mut site = Site::within_image(&EXT4)?;
+    let site = Site::within_image(&EXT4)?;
     std::fs::remove_dir(site.target().join("lost+found")).unwrap();
+    Some(site)
+}
+
+/// Makes each flush of the site's programs last 3 s longer.
+fn flush_slowly(site: &mut Site) {
     let program = site.path("slow");
     // the program keeps its process id
     let script = format!(
@@ -49,7 +61,10 @@ fn slow_site() -> Option<Site> {
     );
     write_program(&program, &script);
     site.run_by(program);
-    Some(site)
+}
+
+fn flush_fast(site: &mut Site) {
+    site.run_by(ZMOVE.into());
 }
 
 fn put_mark(path: &Path, offset: u64, mark: &[u8]) {
@@ -115,9 +130,9 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
 
 const WHY: &str = "the storage does not hold what was written to it";
 
-/// Both files that were struck are told, have no names, and come with the same command.
+/// Both damaged files are reported and have no names. The same command stores them.
 #[track_caller]
-fn assert_found(site: &Site, outcome: Outcome, again: impl FnOnce() -> Outcome) {
+fn assert_found(site: &mut Site, outcome: Outcome, again: impl FnOnce(&Site) -> Outcome) {
     let outcome = outcome
         .expect(23)
         .says(&["verify 'd/small'", WHY])
@@ -126,7 +141,8 @@ fn assert_found(site: &Site, outcome: Outcome, again: impl FnOnce() -> Outcome) 
     let target = site.target();
     assert!(!target.join("d/small").exists() && !target.join("large").exists());
     assert!(target.join("d/other7").exists() && target.join("whole").exists());
-    again().done();
+    flush_fast(site);
+    again(site).done();
     assert_same(&site.source(), &target);
 }
 
@@ -138,18 +154,18 @@ fn push(site: &Site, options: &[&str]) -> Outcome {
     )
 }
 
-fn a_bit_that_flips_on_the_disk_is_found(site: &Site) {
+fn a_bit_that_flips_on_the_disk_is_found(site: &mut Site) {
     grow(&site.source());
     let striking = strike(site, &[SMALL, MARK]);
     let outcome = push(site, &[]);
     striking.join().unwrap();
-    assert_found(site, outcome, || push(site, &[]));
+    assert_found(site, outcome, |site| push(site, &[]));
 }
 
 #[test]
 fn a_bit_that_flips_on_the_disk_is_found_by_a_push_within_this_host() {
-    if let Some(site) = slow_site() {
-        a_bit_that_flips_on_the_disk_is_found(&site);
+    if let Some(mut site) = slow_site() {
+        a_bit_that_flips_on_the_disk_is_found(&mut site);
     }
 }
 
@@ -157,7 +173,7 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_push_within_this_host() {
 fn a_bit_that_flips_on_the_disk_is_found_by_a_daemon() {
     if let Some(mut site) = slow_site() {
         site.start_daemon();
-        a_bit_that_flips_on_the_disk_is_found(&site);
+        a_bit_that_flips_on_the_disk_is_found(&mut site);
     }
 }
 
@@ -174,23 +190,23 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_pull() {
         .into_os_string()
         .into_string()
         .unwrap();
-    let pull = || site.pull(&["--verify", "media"], &[&source], "");
-    let outcome = pull();
+    let pull = |site: &Site| site.pull(&["--verify", "media"], &[&source], "");
+    let outcome = pull(&site);
     striking.join().unwrap();
-    assert_found(&site, outcome, pull);
+    assert_found(&mut site, outcome, pull);
 }
 
 /// What ssh starts, here by a stand-in that starts it on this host, within the tracer's reach.
 #[test]
 fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
-    let Some(site) = slow_site() else { return };
+    let Some(mut site) = slow_site() else { return };
     grow(&site.source());
     let ssh = site.path("ssh");
     let text = "#!/bin/sh\ncase \" $* \" in *' -G '*) echo hostname 127.0.0.1; exit;; esac\n\
                 for command; do :; done\nexec $command\n";
     write_program(&ssh, text);
     let target = format!("any@127.0.0.1:{}", site.target().display());
-    let push = || {
+    let push = |site: &Site| {
         let mut push = site.zmove(&["push", "--verify", "media", "--ssh-command"]);
         push.0
             .arg(&ssh)
@@ -200,63 +216,71 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
         push.outcome()
     };
     let striking = strike(&site, &[SMALL, MARK]);
-    let outcome = push();
+    let outcome = push(&site);
     striking.join().unwrap();
-    assert_found(&site, outcome, push);
+    assert_found(&mut site, outcome, push);
 }
 
-/// Each file is flushed before it gets its name, holes are holes, and what is the same is not sent.
 #[test]
-fn a_bit_is_found_whichever_way_a_file_comes() {
-    let Some(site) = slow_site() else { return };
-    let (source, target) = (site.source(), site.target());
+fn a_bit_is_found_in_groups_that_differ_and_in_holes_that_are_filled() {
+    a_bit_is_found_in_changed_files(
+        &["--delta", "always"],
+        [
+            b"contents that come by themselves and stand nowhere else",
+            b"a difference in a large file that stands nowhere else",
+            b"what comes into a hole and stands nowhere else",
+        ],
+    );
+}
+
+#[test]
+fn a_bit_is_found_in_files_that_are_changed_in_place() {
+    a_bit_is_found_in_changed_files(
+        &["--inplace", "--durability=file"],
+        [
+            b"contents that take the place of others on the disk",
+            b"a part of a large file that takes the place of another",
+            b"what takes the place of a hole on the disk",
+        ],
+    );
+}
+
+/// Changes a small, a large and a sparse file at the source. Each push with these options has to find the damage of all
+/// three at the target.
+#[track_caller]
+fn a_bit_is_found_in_changed_files(options: &[&str], marks: [&'static [u8]; 3]) {
+    let Some(mut site) = fast_site() else { return };
+    let source = site.source();
+    let target = site.target();
     grow(&source);
     let sparse = std::fs::File::create(source.join("sparse")).unwrap();
     sparse.set_len(4 * GROUP_BYTES).unwrap();
     sparse.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
-    // each file has a flush of its own, which takes seconds
+    // With a flush for each file, only the damaged ones should take seconds.
     for number in 1..20 {
         std::fs::remove_file(source.join(format!("d/other{number}"))).unwrap();
     }
-    // it takes so long that the terminal would be told
-    push(&site, &["--quiet", "--durability", "file"]).done();
+    push(&site, &["--durability", "file"]).done();
     assert_same(&source, &target);
-    let cases: [([&str; 2], [&[u8]; 3]); 2] = [
-        (
-            ["--delta", "always"],
-            [
-                b"contents that come by themselves and stand nowhere else",
-                b"a difference in a large file that stands nowhere else",
-                b"what comes into a hole and stands nowhere else",
-            ],
-        ),
-        (
-            ["--inplace", "--durability=file"],
-            [
-                b"contents that take the place of others on the disk",
-                b"a part of a large file that takes the place of another",
-                b"what takes the place of a hole on the disk",
-            ],
-        ),
-    ];
-    for (options, marks) in cases {
-        let [small, large, sparse] = marks;
-        std::fs::write(source.join("d/small"), small).unwrap();
-        // only what begins with a block of the disk is found there
-        put_mark(&source.join("large"), 2 * GROUP_BYTES + 8192, large);
-        put_mark(&source.join("sparse"), 3 * GROUP_BYTES + 8192, sparse);
-        let striking = strike(&site, &marks);
-        let options = [&options[..], &["--quiet"]].concat();
-        push(&site, &options)
-            .expect(23)
-            .says(&["verify 'd/small'", WHY])
-            .says(&["verify 'large'", WHY])
-            .says(&["verify 'sparse'", WHY])
-            .lines(3);
-        striking.join().unwrap();
-        push(&site, &options).done();
-        assert_same(&source, &target);
-    }
+    let [small, large, sparse] = marks;
+    std::fs::write(source.join("d/small"), small).unwrap();
+    // The search for marks reads only the first bytes of each block of the disk.
+    put_mark(&source.join("large"), 2 * GROUP_BYTES + 8192, large);
+    put_mark(&source.join("sparse"), 3 * GROUP_BYTES + 8192, sparse);
+    flush_slowly(&mut site);
+    let striking = strike(&site, &marks);
+    // A push that takes this long would report its progress.
+    let options = [options, &["--quiet"]].concat();
+    push(&site, &options)
+        .expect(23)
+        .says(&["verify 'd/small'", WHY])
+        .says(&["verify 'large'", WHY])
+        .says(&["verify 'sparse'", WHY])
+        .lines(3);
+    striking.join().unwrap();
+    flush_fast(&mut site);
+    push(&site, &options).done();
+    assert_same(&source, &target);
 }
 
 #[test]
