@@ -1,5 +1,5 @@
 //! The quota of one key: what its transfers hold together beside their buffers and lanes, checked against the key's
-//! limits (`docs/OPERATIONS.md` has them).
+//! limits (`docs/REFERENCE.md` has them).
 //!
 //! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
 //! entries are placed; directories and files that are remembered; paths of directories that are open; answers to a peer

@@ -1,6 +1,6 @@
 //! The limits on what the senders of a daemon may take of this host: together, each, and with one transfer.
 //!
-//! `docs/OPERATIONS.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
+//! `docs/REFERENCE.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
 
 use std::time::Duration;
 
