@@ -1,7 +1,7 @@
 //! Every decoder of zmove, run on any bytes: by libFuzzer, and over a kept corpus by `cargo test`.
 //!
 //! A [`Target`] is a function that takes bytes and panics when a decoder breaks a promise. `.ci/fuzz` runs
-//! all of them; docs/RELIABILITY.md says how, and what has come of it. **Invariant:** a run of a target that
+//! all of them; docs/RELIABILITY.md says how. **Invariant:** a run of a target that
 //! takes more memory than the target may is stopped as one that panics is.
 
 mod memory;

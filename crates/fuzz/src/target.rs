@@ -15,7 +15,7 @@ pub struct Target {
     pub name: &'static str,
     /// The longest input, in bytes: what lets each part of the format come several times.
     pub input_bytes_max: usize,
-    /// The most memory that one input may cost, in bytes. docs/RELIABILITY.md says why so much.
+    /// The most memory that one input may cost, in bytes.
     memory_bytes_max: usize,
     decode: fn(&[u8]),
     seeds: fn() -> Vec<Vec<u8>>,
