@@ -33,7 +33,8 @@ const MARK_BYTES: usize = 64;
 const SMALL: &[u8] = b"the whole contents of a small file, which are found nowhere else";
 const MARK: &[u8] = b"a mark in a large file that is found nowhere else on the disk";
 
-/// A site whose target is on a disk of its own, and whose programs flush slowly. Returns `None` if that is not possible.
+/// A site whose target is on a disk of its own, and whose programs flush slowly. Returns `None` if that is not
+/// possible.
 fn slow_site() -> Option<Site> {
     let mut site = fast_site()?;
     flush_slowly(&mut site);
