@@ -1,4 +1,4 @@
-//! The storing of what has been received: written, flushed, and given its name.
+//! Storing received data: writing it, flushing it, and renaming it into place.
 
 pub(crate) mod failure;
 pub(crate) mod in_place;

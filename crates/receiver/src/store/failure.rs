@@ -10,7 +10,7 @@ use zmove_wire::{EntryFault, Fault, FaultCode, FileDone, Operation};
 /// A failed operation and its error.
 pub(crate) type Failure = (Operation, io::Error);
 
-/// The cause of a fault, as the sender receives it.
+/// The cause of a fault, as reported to the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FaultCause {
     pub(crate) operation: Operation,
@@ -22,7 +22,7 @@ impl FaultCause {
         Self { operation, code }
     }
 
-    /// The fault of the entry at this path.
+    /// Returns this fault for the entry at `path`.
     pub(crate) fn at(self, path: RelPath) -> Fault {
         let Self { operation, code } = self;
         Fault {
@@ -32,7 +32,7 @@ impl FaultCause {
         }
     }
 
-    /// The fault of the entry with this number.
+    /// Returns this fault for the entry with this number in its batch.
     pub(crate) fn of_entry(self, entry: u32) -> EntryFault {
         let Self { operation, code } = self;
         EntryFault {
@@ -42,7 +42,7 @@ impl FaultCause {
         }
     }
 
-    /// The report of a large file that has failed.
+    /// Returns the report for a large file that failed with this fault.
     pub(crate) fn of_file(self, id: FileId) -> FileDone {
         FileDone {
             file: id.0,
@@ -51,18 +51,18 @@ impl FaultCause {
     }
 }
 
-/// Adds the operation to an error.
+/// Attaches the operation to an error.
 pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
 }
 
-/// Adds the operation to the error of opening a directory, or of making it where it did not exist.
+/// Attaches the operation to an error from opening a directory, or creating it if it did not exist.
 pub(crate) fn failed_to_enter(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
     |error| (entering(tree, path, &error), error)
 }
 
-/// The operation that has failed when a directory was opened, or made where it did not exist. Only a lack of permission
-/// does not show which of the two it was.
+/// Returns the operation that failed when a directory was opened, or created if it did not exist. Only for a permission
+/// error can the two not be told apart by the error, so this function tries to open the directory.
 pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let is_closed = || {
@@ -76,26 +76,26 @@ pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operat
     }
 }
 
-/// The fault of a file that need not have been sent.
+/// The fault of a file that did not have to be sent because an entry that must be kept already has its name.
 pub(crate) const ALREADY_THERE: FaultCause =
     FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
-/// The error of a directory in the way that a rule protects, or in which a rule protects something. No file system
-/// returns this error or the two below.
+/// The error for a directory that blocks an entry and is protected by a rule, or contains a protected entry. No file
+/// system returns this error or the two errors below.
 pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
-/// The error of a directory in the way that holds a reserved name.
+/// The error for a directory that blocks an entry and contains a reserved name.
 pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;
-/// The error of a directory in the way that holds more than may still be removed.
+/// The error for a directory that blocks an entry and contains more entries than the removal limit still allows.
 pub(crate) const REMOVED_ENOUGH: Errno = Errno::KEYEXPIRED;
 
-/// Whether there is no room, or no room within a quota.
+/// Returns whether the failure is a lack of space on the file system or in a quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
     error
         .raw_os_error()
         .is_some_and(|errno| FaultCode::Os(errno).is_no_room())
 }
 
-/// A failure as it is reported to the sender, with a code where that is clearer than an error number.
+/// Returns the failure as it is reported to the sender, with a fault code where that is clearer than an error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
     let code = match (operation, Errno::from_io_error(error)) {
         (_, Some(JOB_ENDED)) => FaultCode::JobEnded,
@@ -118,7 +118,7 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
     FaultCause::new(operation, code)
 }
 
-/// A copy of an error.
+/// Returns a copy of an error.
 pub(crate) fn again(error: &io::Error) -> io::Error {
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }

@@ -1,26 +1,29 @@
-//! `--inplace`: files that are there are changed in their place, and keep their inode.
+//! `--inplace`: existing files are overwritten in place and keep their inode.
 //!
-//! To the rest of the receiver such a file is a `Staged` file like any other, whose commit only checks that the name
-//! still leads to it, and which has no part and no journal: a later run compares the file itself. Group `i` is only
-//! ever compared with, and written at, its own place, so groups may come in any order. Groups that the sender names as
-//! the same are read back from the file and hashed, and left alone. `--delta auto` always compares here, also for a
-//! local target, since what is the same is to stay as it is on the storage below.
+//! The rest of the receiver treats such a file like any other `Staged` file. Its commit only checks that the name still
+//! leads to the file. It has no part and no journal, because a later run compares the file itself. Group `i` is only
+//! ever compared with, and written at, its own offset, so groups may arrive in any order. Groups that the sender
+//! reports as unchanged are read back from the file, hashed, and left alone. `--delta auto` always compares groups in
+//! this mode, even for a local target, so that unchanged blocks are not rewritten on the underlying storage.
 //!
-//! Data is flushed before the file gets its length and time, also of small files: blocks that are written
-//! over are not ordered before the inode, as new ones are. A file that has the right length and time at the
-//! start, and yet is to be changed (`--checksum`), is flushed when it has been made longer.
+//! The data is flushed before the file's length and time are set, even for small files: unlike newly allocated blocks,
+//! overwritten blocks are not ordered before the inode. A file that already has the right length and time but must be
+//! changed (`--checksum`) is first extended and flushed.
 //!
-//! Staging directories are for new directories and are not affected: a file that somebody else puts into such a
-//! directory before it has its name is replaced by a rename. A transfer does not resume from an earlier part of a file
-//! that is there, since the part would take the file's place; the part is removed when the file has been changed.
+//! Staging directories are only used for new directories and are not affected. If somebody else creates a file in such
+//! a directory before the directory is renamed into place, a rename replaces that file. A transfer does not resume an
+//! existing file from an earlier part, because the part would replace the file. The part is removed once the file has
+//! been changed.
 //!
-//! With `--update` a push in place does not start again by itself when its connections are lost, for it could end well
-//! with a file that is not finished: each write is followed by the oldest time, but a kill may come between the two.
+//! With `--update`, an in-place push does not restart automatically when its connections are lost. The restarted push
+//! could succeed although a file is unfinished: after each write the oldest possible time is set, but the process may
+//! be killed between the two.
 //!
-//! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it does, and
-//! at the source they may be other files: the next session, perhaps after a break, would take them for up to date.
+//! **Invariant:** a file with several names is never changed in place. Its other names would look finished as soon as
+//! this one does, although they may be different files at the source. A later session, for example after an
+//! interruption, would consider them up to date.
 //!
-//! A file that is to be made anew is staged and gets its name at the end as always.
+//! A file that does not exist, or cannot be changed in place, is staged and renamed into place as usual.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -35,7 +38,7 @@ use crate::store::target::tree::{TargetTree, check_close, flush_now};
 use crate::store::transfer::Transfer;
 
 impl Transfer {
-    /// Opens the file of that name to be changed in its place; `None` where it is to be made anew.
+    /// Opens the file called `name` to change it in place. Returns `None` if the file must be created anew.
     pub(crate) fn begin_in_place(
         &self,
         directory: &Arc<OwnedFd>,
@@ -44,8 +47,8 @@ impl Transfer {
         metadata: &Metadata,
     ) -> Result<Option<Staged>, Failure> {
         let target = &self.target;
-        // A file that must stay may have come since the sender was answered. For a file that is made anew, that is
-        // checked when it gets its name.
+        // A file that must be kept may have been created since the sender received its answer. For a new file, this is
+        // checked when it is renamed into place.
         if !target.view.keeper.rules.in_place
             || target.may_not_be_replaced(directory, name, metadata.mtime)
         {
@@ -74,14 +77,14 @@ impl Transfer {
 }
 
 impl TargetTree {
-    /// Whether the file of that name will be changed in its place.
+    /// Returns whether the file called `name` will be changed in place.
     pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
         self.view.keeper.rules.in_place && Existing::is_alone(directory, name)
     }
 
-    /// Finishes a file that was changed in its place, and which nobody else was noticed to have changed. Its data is
-    /// flushed before it looks finished: what was written over other data may reach the disk later than length and time
-    /// do.
+    /// Finishes a file that was changed in place, unless somebody else was seen to change it as well. The data is
+    /// flushed before the file looks finished, because overwritten blocks may reach the disk later than the length and
+    /// the time.
     pub(crate) fn finish_in_place(
         &self,
         staged: Staged,
@@ -90,13 +93,13 @@ impl TargetTree {
         at: At<'_>,
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // The file may be on a file system of its own, mounted in its place.
+        // The file may be a mount point and so be on its own file system.
         self.file_systems
             .note(staged.file())
             .map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.view.keeper.rules.flushes())?;
         check_close(&staged)?;
-        // One that is not proven stays as long as it is, and looks unfinished.
+        // A file that fails this check keeps its temporary length, so it looks unfinished.
         prove(&staged)?;
         let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;

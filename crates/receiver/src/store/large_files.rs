@@ -1,4 +1,4 @@
-//! The large files of one transfer while their groups arrive, in any order, on any lane.
+//! The large files of one transfer while their groups arrive, in any order and on any lane.
 //!
 //! ```text
 //!  declared ──first group──► open ──last group──► committing ──► gone
@@ -6,8 +6,9 @@
 //!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
 //! ```
 //!
-//! **Invariant:** a file becomes [`Complete`] once, when each of its groups has been written once, but for those that
-//! are holes. Of a file without any data one such group comes all the same, since something has to make it whole.
+//! **Invariant:** a file becomes [`Complete`] exactly once, after each of its groups that contains data has been
+//! written once. Groups that are holes are not needed. For a file without any data, one such group is sent
+//! nevertheless, to trigger the completion.
 
 pub(crate) mod came;
 pub(crate) mod delta;
@@ -32,7 +33,7 @@ use zmove_types::Lock;
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
-    /// Where the values are booked by which groups come, if they are kept until their file is whole.
+    /// The quota for received hash values, if these are kept until their file is complete.
     values: Option<Quota>,
     whole: Whole,
     table: Lock<Table>,
@@ -41,21 +42,21 @@ pub(crate) struct FileTable {
 #[derive(Debug)]
 struct Table {
     slots: HashMap<FileId, FileSlot>,
-    /// The number of files that are alive.
+    /// Number of live files.
     living: usize,
-    /// The number of files that were given up before they were declared.
+    /// Number of files that were abandoned before they were declared.
     unheard: usize,
-    /// The memory booked for the slots, which stay until the transfer ends.
+    /// The memory charged for the slots, which exist until the transfer ends.
     held: Booking,
 }
 
 #[derive(Debug)]
 enum FileSlot {
     Live(Arc<LargeFile>),
-    /// The file is whole, and about to get its name: chunks that come again wait for that.
+    /// The file is complete and about to be renamed into place. Chunks that arrive again wait for the rename.
     Closing(Arc<LargeFile>),
     Dead,
-    /// The file was given up, while its declaration may still be on its way.
+    /// The file was abandoned, and its declaration may still arrive.
     Unheard,
 }
 
@@ -76,50 +77,50 @@ pub(crate) struct LargeFile {
 struct LargeFileState {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
-    /// How many groups with data have not been written.
+    /// Number of groups with data that have not been written.
     unwritten: usize,
     is_complete: bool,
-    /// Groups that are being written, with the items of further copies that came meanwhile.
+    /// Groups that are being written, each with the items of further copies that have arrived since.
     writing: HashMap<u32, Vec<ItemId>>,
-    /// What is to be found again on the storage, where that is asked for.
+    /// The received hash values, if they are needed to read the file back or to compute its root.
     came: Option<Came>,
-    /// The bytes of the groups that are written.
+    /// The origins of the bytes in the groups that were written.
     origins: ByteOrigins,
 }
 
-/// The order of a chunk among the copies of its group.
+/// The position of a chunk among the copies of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GroupCopy {
-    /// The chunk is to be written.
+    /// The chunk must be written.
     First,
-    /// Another copy is being written; this one is settled with it.
+    /// Another copy is being written. This copy is settled with it.
     Waiting,
     /// Another copy has been written.
     Late,
 }
 
-/// How a file becomes whole.
+/// The condition under which a file becomes complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
-    /// When all of its groups have come.
+    /// The file is complete when all of its groups have been received.
     Here,
-    /// By an order, since other receivers write it too.
+    /// The file is completed by an order from the sender, because other receivers write to it too.
     ByOrder,
 }
 
-/// The room that an unfinished file still needs.
+/// The space that an unfinished file still needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lacking {
-    /// Bytes of data for which nothing is allocated.
+    /// Bytes of data for which no space is allocated.
     pub(crate) bytes: u64,
-    /// Bytes that are free on the file system.
+    /// Free bytes on the file system.
     pub(crate) free: u64,
 }
 
-/// The unit of `st_blocks`.
+/// The unit of `st_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// The proof that every group of a file has been written.
+/// Proof that every group of a file has been written.
 #[derive(Debug)]
 pub(crate) struct Complete(pub(crate) Staged);
 
@@ -138,10 +139,10 @@ impl FileTable {
         }
     }
 
-    /// Notes a file that is about to be given up, perhaps before its declaration comes.
+    /// Registers a file that is about to be abandoned, even if its declaration has not arrived yet.
     ///
     /// # Errors
-    /// More files than a sender may have under way were given up and never declared.
+    /// Returns an error if more files than a sender may have in progress were abandoned but never declared.
     pub(crate) fn hear_of(&self, id: FileId) -> Result<(), WireError> {
         let mut table = self.table.lock();
         if table.slots.contains_key(&id) {
@@ -158,11 +159,13 @@ impl FileTable {
         Ok(())
     }
 
-    /// Takes a declaration; a second, equal one is ignored. `base` gives the old version of a new file, `prior` the
-    /// part from which it resumes, with the bytes of its data. Only this file waits for `prior`.
+    /// Declares a file. A repeated, equal declaration is ignored. `base` returns the old version of a new file. `prior`
+    /// returns the part from which the file resumes and the origins of its bytes. Only this file is locked while
+    /// `prior` runs.
     ///
     /// # Errors
-    /// The declaration contradicts an earlier one, which kills the file, or too many files are alive.
+    /// Returns an error if the declaration contradicts an earlier one, which ends the file, or if too many files are
+    /// live.
     pub(crate) fn declare(
         &self,
         id: FileId,
@@ -229,7 +232,7 @@ impl FileTable {
         }
     }
 
-    /// The file, if it is alive; `Err` where it was never declared.
+    /// Returns the file if it is live, or `Err` if it was never declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
@@ -238,7 +241,7 @@ impl FileTable {
         }
     }
 
-    /// All files that are alive.
+    /// Returns all live files.
     pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
         let table = self.table.lock();
         let living = table.slots.values().filter_map(|slot| match slot {
@@ -248,17 +251,17 @@ impl FileTable {
         living.collect()
     }
 
-    /// Ends a file; returns it if it was alive, so that its end is reported once.
+    /// Ends a file. Returns it if it was live, so that its end is reported only once.
     pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| FileSlot::Dead)
     }
 
-    /// Marks a file as whole; returns whether it was alive. [`closed`](Self::closed) ends this state.
+    /// Marks a file as complete. Returns whether it was live. [`closed`](Self::closed) ends this state.
     pub(crate) fn close(&self, id: FileId) -> bool {
         self.end(id, FileSlot::Closing).is_some()
     }
 
-    /// Marks a file that was closing as ended: it has its name, or could not get it.
+    /// Marks a file that was closing as ended, because it was renamed into place or could not be.
     pub(crate) fn closed(&self, id: FileId) {
         self.table.lock().slots.insert(id, FileSlot::Dead);
     }
@@ -286,26 +289,26 @@ impl FileTable {
         }
     }
 
-    /// Ends all files that are still alive.
+    /// Ends all files that are still live.
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
         let living = self.living().into_iter();
         living.filter_map(|file| self.retire(file.id)).collect()
     }
 }
 
-/// The memory of a slot in a table that has just grown.
+/// Memory of a slot in bytes, including the spare capacity of a table that has just grown.
 const SLOT_BYTES: usize = 64;
-/// The memory of a file while it is alive, beside its path and its groups.
+/// Memory of a live file in bytes, without its path and its groups.
 const FILE_BYTES: usize = 1024;
 
-/// The memory of a range of data.
+/// Memory of a data range in bytes.
 pub(crate) const RANGE_BYTES: usize = 16;
 
-/// Why a declaration is not accepted.
+/// The reason why a declaration is not accepted.
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
     Contradicted(Fault),
-    /// There is no memory for the file, or more are under way than [`FILES_UNFINISHED_MAX`].
+    /// There is no memory for the file, or more than [`FILES_UNFINISHED_MAX`] files are in progress.
     OverLimit(WireError),
 }
 
@@ -315,7 +318,7 @@ impl From<WireError> for Undeclarable {
     }
 }
 
-/// A file that no lane has declared.
+/// The error for a file that no lane has declared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undeclared;
 
@@ -344,7 +347,7 @@ impl LargeFileState {
                         .filter(|index| data.has_group(**index))
                         .count()
             }
-            // A journal names no group beyond the end of its file.
+            // A journal lists no group beyond the end of its file.
             None => {
                 GroupSpan::count(head.bytes).expect("checked when declared") as usize
                     - written.len()
@@ -362,23 +365,23 @@ impl LargeFileState {
 }
 
 impl LargeFile {
-    /// Gives a retired file up; what has been written of it is to be removed by `remove`.
+    /// Gives up a retired file. `remove` removes its part, if it has one.
     pub(crate) fn give_up(&self, remove: impl FnMut(&Arc<Staged>)) {
-        // A thread that is making the file holds the lock; one that comes later sees this flag.
+        // A thread that is creating the part holds the lock. A thread that locks later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
         self.state.lock().staged.iter().for_each(remove);
     }
 
-    /// Gives a retired file up, as [`give_up`](Self::give_up) does, and returns its part, which writers may still have
+    /// Gives up a retired file like [`give_up`](Self::give_up), and returns its part, which writers may still have
     /// open.
     pub(crate) fn let_go(&self, remove: impl FnMut(&Arc<Staged>)) -> Option<Arc<Staged>> {
         self.give_up(remove);
         self.state.lock().staged.take()
     }
 
-    /// The room that the file still needs; `None` where it has no part.
+    /// Returns the space that the file still needs, or `None` if it has no part.
     pub(crate) fn lacking(&self) -> Option<Lacking> {
-        // Under the lock, since whoever makes the file whole must be the only holder of the part.
+        // Keep the lock, because the thread that completes the file must hold the only reference to the part.
         let state = self.state.lock();
         let staged = state.staged.as_ref()?;
         if staged.is_in_place() {
@@ -397,15 +400,15 @@ impl LargeFile {
         })
     }
 
-    /// Whether the file has been given up.
+    /// Returns whether the file has been given up.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Notes the value by which a group came, where it is to be found again on the storage.
+    /// Records the hash value of a received group, if hash values are kept for this file.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Returns an error if there is no memory for the value.
     pub(crate) fn group_came(&self, index: u32, cv: Cv) -> Result<(), WireError> {
         self.state
             .lock()
@@ -414,12 +417,12 @@ impl LargeFile {
             .map_or(Ok(()), |came| came.note(index, cv))
     }
 
-    /// The root of what has come, once that is all, where it is kept.
+    /// Returns the root hash of the received data, if hash values are kept and all data has been received.
     pub(crate) fn root_that_came(&self) -> Option<Root> {
         self.state.lock().came.as_ref()?.root(self.head.bytes)
     }
 
-    /// What is to be found again on the storage, once.
+    /// Takes the received hash values. Later calls return `None`.
     pub(crate) fn came(&self) -> Option<Came> {
         self.state.lock().came.take()
     }
@@ -430,22 +433,22 @@ impl LargeFile {
         self.state.lock().origins += ByteOrigins::of(origin, bytes);
     }
 
-    /// The bytes of the groups that have been written.
+    /// Returns the origins of the bytes in the groups that have been written.
     pub(crate) fn origins(&self) -> ByteOrigins {
         self.state.lock().origins
     }
 
-    /// Whether no group of the file has been written.
+    /// Returns whether no group of the file has been written.
     pub(crate) fn is_blank(&self) -> bool {
         self.state.lock().written.is_empty()
     }
 
-    /// The present identity of the file; `None` where none of it has come, or it cannot be looked at.
+    /// Returns the current identity of the part, or `None` if there is no part or it cannot be inspected.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
         FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }
 
-    /// The file being written, made by `create` at the first call.
+    /// Returns the part of the file. The first call creates it with `create`.
     pub(crate) fn staged<E>(
         &self,
         create: impl FnOnce() -> Result<Staged, E>,
@@ -459,7 +462,8 @@ impl LargeFile {
         Ok(staged)
     }
 
-    /// Books a group as written; gives up the writer's hold on the file. The last group makes it complete.
+    /// Records that a group has been written, and drops the writer's reference to the part. For the last group, returns
+    /// the complete file.
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
@@ -477,17 +481,18 @@ impl LargeFile {
         {
             return None;
         }
-        // Holds are dropped under this lock, each after its group was booked: the hold of the last group is the last
-        // one.
+        // Each reference is dropped under this lock after its group was recorded, so the reference of the last group is
+        // the only remaining one.
         let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
         Some(Complete(staged))
     }
 
-    /// Books a group as being written, if this is its first copy. A copy that comes meanwhile waits for
-    /// [`end`](Self::end); a later one is not written.
+    /// Marks a group as being written, if this is its first copy. A copy that arrives during the write waits for
+    /// [`end`](Self::end). A copy that arrives later is not written.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> GroupCopy {
         let mut state = self.state.lock();
-        // A copy may not be settled early: the group may be the last, whose writer is giving the file its name.
+        // A copy must not be settled early: its group may be the last, whose writer is still renaming the file into
+        // place.
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);
             return GroupCopy::Waiting;
@@ -499,7 +504,7 @@ impl LargeFile {
         GroupCopy::First
     }
 
-    /// Ends the writing of a first copy; returns the items of the copies that have waited for it.
+    /// Ends the write of a first copy. Returns the items of the copies that have waited for it.
     pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
         self.state
             .lock()

@@ -1,10 +1,10 @@
-//! `--verify media`: before a file gets its name, it is read back from the storage, flushed and past the page cache,
-//! and has to have the hashes by which it came.
+//! `--verify media`: before a file is renamed into place, it is flushed and read back from the storage, bypassing the
+//! page cache. Its hashes must match the received ones.
 //!
-//! Small files are read back by the publisher, after the flush of their generation (`publishing`); large ones here,
-//! when they are whole and have been flushed by themselves; files that are changed in their place while they still have
-//! another length than in the end. **Invariant:** with [`Proof::Media`] a file is reported as whole only when the
-//! storage has given back what was received of it.
+//! The publisher reads small files back after their generation has been flushed (`publishing`). Large files are read
+//! back here, once they are complete and have been flushed individually. Files changed in place are read back while
+//! they still have their temporary length. **Invariant:** with [`Proof::Media`], a file is reported as complete only if
+//! the storage has returned the data that was received for it.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,19 +21,22 @@ use crate::store::large_files::came::Came;
 use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 
-/// Threads that read back one file: more of them hash no faster on most hosts, and take the cores of others.
+/// Maximum number of threads that read back one file. On most hosts more threads hash no faster and only take cores
+/// from other work.
 const READERS_MAX: usize = 4;
 
 impl Transfer {
-    /// Whether files are read back before they get their names.
+    /// Returns whether files are read back before they are renamed into place.
     pub(crate) fn reads_back(&self) -> bool {
         self.target.view.keeper.rules.proof == Proof::Media
     }
 
-    /// Reads back a large file that is whole and flushed, where that is asked for; this thread must hold no turn.
+    /// Reads back a complete and flushed large file, if `--verify media` is set. The calling thread must not hold a
+    /// turn.
     ///
     /// # Errors
-    /// It is not as it came, or cannot be read; `EINTR` where the session has ended before that was known.
+    /// Returns an error if the file differs from the received data or cannot be read, and `EINTR` if the session ends
+    /// first.
     pub(crate) fn prove_large(&self, file: &LargeFile, staged: &Staged) -> Result<(), Failure> {
         let Some(Came {
             values,
@@ -78,7 +81,7 @@ impl Transfer {
             });
             let found = indices.try_for_each(look_at);
             if found.is_err() {
-                // The other threads need not go on.
+                // The other threads can stop.
                 next.store(groups, Ordering::Relaxed);
             }
             vec![found]
@@ -90,10 +93,10 @@ impl Transfer {
             .collect()
     }
 
-    /// Reads back a file of at most one group, where that is asked for.
+    /// Reads back a file of at most one group, if `--verify media` is set.
     ///
     /// # Errors
-    /// It is not as it came, or cannot be read.
+    /// Returns an error if the file differs from the received data or cannot be read.
     pub(crate) fn prove_small(
         &self,
         staged: &Staged,
@@ -116,7 +119,7 @@ impl Transfer {
     }
 }
 
-/// The error of a file that the storage does not give back as it came, which `failure` tells by a code of its own.
+/// Returns the error for a file whose stored data differs from the received data. `failure` maps it to a separate code.
 pub(crate) fn not_as_it_came() -> io::Error {
     Errno::BADMSG.into()
 }

@@ -1,4 +1,4 @@
-//! The reports of threads to their session, and the memory booked for each until the peer has it.
+//! Reports from threads to their session. The memory of each report is charged until the peer has received it.
 
 use tokio::sync::mpsc::Sender;
 use zmove_types::ItemId;
@@ -10,50 +10,51 @@ use crate::error::SessionError;
 use crate::rights::quota::{Booking, Quota};
 use crate::session::requests::Unanswered;
 
-/// The way by which the threads of a transfer tell its session.
+/// The channel by which the threads of a transfer report to its session.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) outcomes: Sender<BookedOutcome>,
-    /// The quota in which reports are booked.
+    /// The quota to which reports are charged.
     pub(crate) quota: Quota,
 }
 
 /// A report to the session.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Data has come, whole or damaged; a group of a large file is settled with that.
+    /// Data was received, either intact or damaged. For a group of a large file, this is the final report.
     Item(StoredItem),
-    /// A batch is verified and written, except for entries with these faults.
+    /// A batch was verified and written, except for the entries with these faults.
     Stored(ItemId, Vec<EntryFault>),
-    /// The files of a batch have been flushed as asked and have their final names, except for entries with these
+    /// The files of a batch were flushed as requested and have their final names, except for the entries with these
     /// faults.
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
-    /// A message to the peer that changes nothing in the session.
+    /// A message to the peer that does not change the state of the session.
     Message(ToSender),
-    /// The end of the lane with that number, and whether it has brought anything.
+    /// A lane with this number ended. `has_brought` is true if it delivered any data.
     LaneEnded {
         number: u32,
         has_brought: bool,
         ended: Result<(), SessionError>,
     },
-    /// The transfer would take more memory than its key may have.
+    /// The transfer would use more memory than its key allows.
     OverLimit(WireError),
     Panicked,
 }
 
-/// A report with the memory that is booked for it until the peer has it.
+/// A report and the memory charged for it until the peer has received it.
 #[derive(Debug)]
 pub(crate) struct BookedOutcome {
     pub(crate) outcome: Outcome,
     pub(crate) held: Booking,
-    /// The request that is answered with this outcome.
+    /// The request that this report answers.
     pub(crate) _answers: Option<Unanswered>,
 }
 
 impl Reports {
-    /// Reports to the session; waits while many reports are queued. For threads only.
+    /// Reports to the session, and blocks while the queue is full. Must only be called from threads, not from async
+    /// tasks.
     pub(crate) fn tell(&self, outcome: Outcome) {
         self.answer(outcome, self.quota.book_nothing(), None);
     }
@@ -67,13 +68,13 @@ impl Reports {
         );
     }
 
-    /// Like [`tell`](Self::tell), with what has been booked for the outcome by now, and the request that it answers.
+    /// Like [`tell`](Self::tell), with the memory already charged for the outcome and the request that it answers.
     pub(crate) fn answer(&self, outcome: Outcome, mut held: Booking, answers: Option<Unanswered>) {
         let outcome = match held.grow(outcome.bytes()) {
             Ok(()) => outcome,
             Err(error) => Outcome::OverLimit(error),
         };
-        // Nobody receives it any more only when the session is over.
+        // Sending fails only after the session has ended.
         let _session_over = self.outcomes.blocking_send(BookedOutcome {
             outcome,
             held,
@@ -81,7 +82,7 @@ impl Reports {
         });
     }
 
-    /// Settles an item about which nothing more is to be done.
+    /// Settles an item that needs no further work.
     pub(crate) fn settle(&self, item: ItemId) {
         self.tell(Outcome::Item(StoredItem {
             item: item.0,
@@ -96,7 +97,7 @@ impl Outcome {
         Self::Message(ToSender::Reply(Reply { number, answer }))
     }
 
-    /// The memory of a report beside itself, except for what its reporter has booked.
+    /// Returns the bytes that the report uses on the heap, without the memory that its reporter has already charged.
     fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. })

@@ -1,11 +1,12 @@
-//! Room on a target that is full. Parts of large files may hold all of it although their files cannot become whole,
-//! while small files fail for want of a little.
+//! Makes room on a full target. Parts of large files may fill it although those files cannot be completed, while small
+//! files fail for lack of a little space.
 //!
-//! A large file that has failed because there was no room keeps its part for a later transfer to resume from, until
-//! another file needs the room. If that is not enough, the unfinished large file that lacks most is failed, and its
-//! part removed, but only if what it lacks is more than what is free: then it cannot become whole in this transfer.
+//! A large file that failed for lack of space keeps its part, so that a later transfer can resume from it, until
+//! another file needs the space. If this does not free enough, the unfinished large file with the most missing bytes is
+//! failed and its part is removed. This happens only if the file is missing more than the free space, because then this
+//! transfer cannot complete it.
 //!
-//! **Invariant:** a part is removed only if its file has failed, or cannot become whole with what is free.
+//! **Invariant:** a part is removed only if its file has failed or cannot be completed with the free space.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,13 +21,14 @@ use crate::store::large_files::LargeFile;
 use crate::store::publishing::make_room;
 use crate::store::transfer::Transfer;
 
-/// How long writers may take to let go of a part that was removed.
+/// Maximum time to wait for writers to close a part that was removed.
 const LET_GO_MAX: Duration = Duration::from_secs(10);
 const LET_GO_POLL: Duration = Duration::from_millis(2);
 
 impl Transfer {
-    /// Repeats what has failed because there was no room: when what waits has been published, since it may replace what
-    /// takes the room, and then while parts of large files give way to it. The caller must not have a part open.
+    /// Retries an operation that failed for lack of space. The first retry follows the publication of all pending
+    /// files, which may replace files that use the space. Further retries follow each removal of a large file's part.
+    /// The calling thread must not have a part open.
     pub(crate) fn retry_with_room(
         &self,
         mut again: impl FnMut() -> Result<(), Failure>,
@@ -34,7 +36,7 @@ impl Transfer {
         make_room(self);
         let _one_at_a_time = self.spare_parts.turn();
         loop {
-            // Another thread may have made room while this one waited for its turn.
+            // Another thread may have made room while this thread waited for its turn.
             let done = again();
             match &done {
                 Err(full) if is_no_room(full) && self.has_given_way(full) => {}
@@ -43,15 +45,15 @@ impl Transfer {
         }
     }
 
-    /// Removes the parts of files that have failed meanwhile. Without any, has the unfinished file fail that lacks
-    /// most, if it cannot become whole. Returns whether there was one.
+    /// Removes the parts of files that have failed. If there are none, fails the unfinished file with the most missing
+    /// bytes, provided that it cannot be completed. Returns whether the operation is worth another try.
     fn has_given_way(&self, (_, error): &Failure) -> bool {
         let failed = self.spare_parts.take();
         if !failed.is_empty() {
             failed.iter().for_each(|file| self.release(file));
             return true;
         }
-        // The parts of a job are of use to other receivers.
+        // Other receivers use the parts of a shared job.
         if self.parts.shared.is_some() {
             return false;
         }
@@ -60,13 +62,13 @@ impl Transfer {
         let Some((lacking, file)) = lacking.max_by_key(|(lacking, _)| lacking.bytes) else {
             return false;
         };
-        // What is free says nothing about a quota.
+        // The free space of the file system does not show how much a quota still allows.
         let is_quota = Errno::from_io_error(error) == Some(Errno::DQUOT);
         if lacking.bytes == 0 || !is_quota && lacking.bytes <= lacking.free {
             return false;
         }
         let Some(file) = self.files.retire(file.id) else {
-            // It has failed, or has become whole, meanwhile: the room may be there.
+            // The file has failed or was completed in the meantime, so there may be room.
             return true;
         };
         self.release(&file);
@@ -74,7 +76,7 @@ impl Transfer {
         true
     }
 
-    /// Removes the part of a retired file, and waits until its room is free.
+    /// Removes the part of a retired file and waits until its space is free.
     fn release(&self, file: &LargeFile) {
         let part = file.let_go(|part| self.parts.remove(file.id, part));
         self.parts.ended(file.id);
@@ -82,7 +84,7 @@ impl Transfer {
     }
 }
 
-/// Waits until no writer has a part open, and closes it: then what it took is free.
+/// Waits until no writer has the part open, then closes it, which frees its space.
 fn wait_until_closed(mut part: Arc<Staged>) {
     let began = Instant::now();
     while let Err(still_open) = Arc::try_unwrap(part) {

@@ -1,4 +1,4 @@
-//! The rules of a transfer: what its sender asks for, and what its key may.
+//! The rules of a transfer: the options that its sender requests, limited by the rights of its key.
 
 use std::borrow::Cow;
 
@@ -8,21 +8,21 @@ use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
 use crate::rights::grant::{Owning, Rights, SetIds};
 
-/// The rules of one transfer, or of an inspection.
+/// The rules of one transfer or one inspection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) durability: Durability,
     pub(crate) compare: Compare,
     pub(crate) overwrite: Overwrite,
     pub(crate) extraneous: Extraneous,
-    /// Whether a large file that has changed is compared group by group with the version that is there.
+    /// Whether a large file that has changed is compared group by group with the existing version.
     pub(crate) delta: bool,
-    /// Whether files that are there are to be changed in their place.
+    /// Whether existing files are changed in place.
     pub(crate) in_place: bool,
-    /// What a file is proven by before it gets its name.
+    /// The check that a file must pass before it is renamed into place.
     pub(crate) proof: Proof,
     pub(crate) set_ids: SetIds,
-    /// What is kept of entries beside their contents.
+    /// The kinds of metadata and entries that are preserved in addition to file contents.
     pub(crate) kinds: Kinds,
     pub(crate) owning: Owning,
 }
@@ -43,9 +43,9 @@ impl Rules {
         }
     }
 
-    /// A regular file's metadata as they are to be here. Unless the grant carries both bits, a file has the setuid bit
-    /// only where it is to get its owner, and the setgid bit only where it is to get its group: the bits would lend the
-    /// rights of the receiver's user, or of that user's group.
+    /// Returns the metadata that a regular file gets here. Unless the grant allows both bits, the setuid bit is kept
+    /// only if the file also gets its owner, and the setgid bit only if it also gets its group. Otherwise the bits
+    /// would lend the privileges of the receiver's user or group to anyone who runs the file.
     pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
         let extra = metadata.extra.as_deref();
         let gets = |kind, account: Option<&Account>| {
@@ -63,7 +63,8 @@ impl Rules {
         })
     }
 
-    /// The metadata of a file for the place of one that is there: without modes, the mode of that.
+    /// Returns the metadata of a file that replaces the existing file `there`. If modes are not preserved, it takes the
+    /// mode of the existing file.
     pub(crate) fn of_existing_file<'a>(
         &self,
         metadata: &'a Metadata,
@@ -76,7 +77,7 @@ impl Rules {
         Cow::Owned(self.of_file(&kept).into_owned())
     }
 
-    /// The metadata of a file that stays: without modes, its own mode.
+    /// Returns the metadata of a file that is not replaced. If modes are not preserved, it keeps its own mode.
     pub(crate) fn of_compared_file<'a>(
         &self,
         metadata: &'a Metadata,
@@ -91,8 +92,7 @@ impl Rules {
         })
     }
 
-    /// The metadata of a directory that is there: without modes, its own mode, and without times of directories, its
-    /// own time.
+    /// Returns the metadata of an existing directory. If modes or directory times are not preserved, it keeps its own.
     pub(crate) fn of_directory<'a>(
         &self,
         metadata: &'a Metadata,
@@ -112,7 +112,7 @@ impl Rules {
         Cow::Owned(own)
     }
 
-    /// What becomes of the modes of directories.
+    /// Returns how the modes of directories are handled.
     pub(crate) fn directory_modes(&self) -> DirectoryModes {
         if self.kinds.has_any(Kinds::MODE) {
             DirectoryModes::SetAtTheEnd
@@ -121,7 +121,7 @@ impl Rules {
         }
     }
 
-    /// The kinds of extended attributes that are set and removed.
+    /// Returns the kinds of extended attributes that are set and removed.
     pub(crate) fn xattr_kinds(&self) -> Kinds {
         let kinds = self.kinds.common(Kinds::ANY_XATTR);
         if self.owning == Owning::Allowed {
@@ -131,18 +131,18 @@ impl Rules {
         }
     }
 
-    /// Whether an entry of this kind may be made.
+    /// Returns whether an entry of this kind may be created.
     pub(crate) fn may_make(&self, special: Special) -> bool {
         let kind = special.kind();
         self.kinds.has_any(kind) && (kind == Kinds::SPECIALS || self.owning == Owning::Allowed)
     }
 
-    /// Whether anything is flushed.
+    /// Returns whether anything is flushed.
     pub(crate) fn flushes(&self) -> bool {
         self.durability != Durability::None
     }
 
-    /// Whether a new entry replaces one that has its name already.
+    /// Returns whether a new entry replaces an existing entry of the same name.
     pub(crate) const fn replaces(&self) -> Replace {
         match self.overwrite {
             Overwrite::Differing | Overwrite::Older => Replace::Existing,
@@ -150,7 +150,8 @@ impl Rules {
         }
     }
 
-    /// Whether the entry `there` may not be replaced by a file that will have the time `kept`, whatever it holds.
+    /// Returns whether the entry `there` must be kept, whatever its contents, instead of a file that would get the time
+    /// `kept`.
     pub(crate) fn spare(&self, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
         match self.overwrite {
             Overwrite::Differing => false,

@@ -1,5 +1,5 @@
-//! The parts of large files that have failed because there was no room: they stay for a later transfer to resume from,
-//! until another file needs the room.
+//! Parts of large files that failed for lack of space. Each part is kept for a later transfer to resume from, until
+//! another file needs the space.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -7,32 +7,32 @@ use zmove_types::Lock;
 
 use crate::store::large_files::LargeFile;
 
-/// The parts that may be removed where there is no room.
+/// The parts that may be removed to make room.
 #[derive(Debug, Default)]
 pub(crate) struct SpareParts {
-    /// Files that have failed because there was no room, and whose parts are still there.
+    /// Files that failed for lack of space and whose parts still exist.
     failed: Lock<Vec<Arc<LargeFile>>>,
-    /// Held while one file after the other gives way, so that no more do than must.
+    /// Held while parts are removed one at a time, so that no more are removed than necessary.
     releasing: Lock<()>,
 }
 
-/// The most failed files whose parts are kept open.
+/// Maximum number of failed files whose parts are kept open.
 const FAILED_MAX: usize = 64;
 
 impl SpareParts {
-    /// Keeps the part of a file; returns the file if there are too many.
+    /// Keeps the part of a failed file. Returns the oldest file if there are now too many.
     pub(crate) fn keep(&self, file: &Arc<LargeFile>) -> Option<Arc<LargeFile>> {
         let mut failed = self.failed.lock();
         failed.push(Arc::clone(file));
         (failed.len() > FAILED_MAX).then(|| failed.remove(0))
     }
 
-    /// Waits for the turn to change which parts there are. No part may be open in the thread that calls.
+    /// Waits for exclusive access to the set of parts. The calling thread must not have a part open.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.releasing.lock()
     }
 
-    /// Takes all files, so that their parts can be removed.
+    /// Takes all files so that their parts can be removed.
     pub(crate) fn take(&self) -> Vec<Arc<LargeFile>> {
         std::mem::take(&mut *self.failed.lock())
     }

@@ -1,4 +1,4 @@
-//! The state that all threads of one transfer share.
+//! The state shared by all threads of one transfer.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -47,30 +47,30 @@ use zmove_types::Lock;
 pub(crate) struct Transfer {
     pub(crate) target: TargetTree,
     pub(crate) file_io: Arc<dyn FileIo>,
-    /// What files are read back with.
+    /// Reads stored files back.
     pub(crate) storage: StorageReader,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) arrivals: Lock<Arrivals>,
     pub(crate) files: FileTable,
-    /// Parts of large files that may give way to other files.
+    /// Parts of failed large files that may be removed to make room for other files.
     pub(crate) spare_parts: SpareParts,
     pub(crate) parts: PartStore,
     pub(crate) bases: Bases,
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
-    /// The quota on which the transfer's memory, descriptors and threads are booked.
+    /// The quota to which the transfer's memory, descriptors and threads are charged.
     pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
     pub(crate) allowance: Option<Arc<Allowance>>,
-    /// The entries that may still be removed.
+    /// The number of entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
     /// Entries to which names of the source lead under another spelling.
     pub(crate) spared: Spared,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     brought: Option<Arc<Lock<Brought>>>,
-    /// The memory of the directories that it has noted.
+    /// The memory charged for the directories that count against the allowance.
     directories_allowed: Lock<Booking>,
     other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
@@ -150,27 +150,27 @@ impl Transfer {
         }
     }
 
-    /// The same transfer, which knows some jobs of other runs already.
+    /// Returns this transfer with `other_jobs`, which already knows some jobs of other runs.
     pub(crate) fn beside(self, other_jobs: OtherJobs) -> Self {
         Self { other_jobs, ..self }
     }
 
-    /// Notes that the target's directory has been [entered](Self::enter).
+    /// Records that the target directory itself has been [entered](Self::enter).
     pub(crate) fn note_entered(&self) {
         let _done = self.publisher.sweep(&RelPath::root(), || Ok(()));
     }
 
-    /// Nobody waits for other jobs any more: the session ends.
+    /// Stops all waiting for other jobs because the session ends.
     pub(crate) fn stop_waiting(&self) {
         self.other_jobs.stop();
     }
 
-    /// The heartbeat of the job in which the transfer is, where that is written here.
+    /// Returns the heartbeat of this transfer's job if this receiver writes it.
     pub(crate) fn heart(&self) -> Option<Arc<Heart>> {
         self.target.shared_job.as_ref()?.heart.clone()
     }
 
-    /// [Enters](OtherJobs::enter) a directory, once.
+    /// [Enters](OtherJobs::enter) a directory unless this transfer has already done so.
     pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
         self.publisher.sweep(path, || {
             let dead = self.other_jobs.enter(&self.target.tree, path, directory)?;
@@ -179,12 +179,12 @@ impl Transfer {
         })
     }
 
-    /// A turn at the cores, for a thread that is going to hash or list something.
+    /// Returns a CPU turn for a thread that is about to hash or list something.
     pub(crate) fn turn(&self, task: Task) -> Turn<'_> {
         self.quota.turn(task, &self.stopping)
     }
 
-    /// Runs `work` on this thread, and on as many others as are of use where storage answers late.
+    /// Runs `work` on this thread, and on as many other threads as help when storage latency is high.
     pub(crate) fn side_by_side<T: Send>(
         &self,
         task: Task,
@@ -194,8 +194,9 @@ impl Transfer {
         self.quota.side_by_side(task, name, &self.stopping, work)
     }
 
-    /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
-    /// nothing is put into it any more. In a job of several receivers the journal has it from the next end of work on.
+    /// Remembers the directory at `path`, or its child `name` if given. Its mode and time are set at the end of the
+    /// transfer, when nothing more is added to it. In a job of several receivers, the sender sets them with an order at
+    /// the end of the job instead.
     pub(crate) fn remember_directory(
         &self,
         path: &Arc<RelPath>,
@@ -207,19 +208,19 @@ impl Transfer {
         }
     }
 
-    /// Whether an item has come for the first time; otherwise it is to be dropped.
+    /// Returns whether an item was received for the first time. A repeated item must be dropped.
     pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
         self.arrivals.lock().insert(item)
     }
 
-    /// Notes what has come, where only so much may.
+    /// Charges a received item to the allowance, if the grant limits the transfer.
     pub(crate) fn allow(&self, what: Coming, taken: Received) -> Result<(), WireError> {
         self.allowance
             .as_ref()
             .map_or(Ok(()), |allowance| allowance.take(what, taken))
     }
 
-    /// Notes the directories that a batch names, where there may only be so many.
+    /// Charges the directories that a batch names to the allowance, if the grant limits the transfer.
     pub(crate) fn allow_directories(&self, batch: &Batch) -> Result<(), WireError> {
         let Some(allowance) = &self.allowance else {
             return Ok(());
@@ -228,7 +229,8 @@ impl Transfer {
         self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
     }
 
-    /// Notes the directories on the way to a large file, likewise.
+    /// Charges the parent directories of a large file to the allowance, like
+    /// [`allow_directories`](Self::allow_directories).
     pub(crate) fn allow_way_to(&self, path: &RelPath) -> Result<(), WireError> {
         let directory = path.directory();
         self.allow_directories(&Batch {
@@ -239,31 +241,32 @@ impl Transfer {
         })
     }
 
-    /// Notes what has become of something that came.
+    /// Records the outcome of a received item in the allowance.
     pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
         if let Some(allowance) = &self.allowance {
             allowance.settle(what, fate);
         }
     }
 
-    /// Counts a small file that got its name; `path` is that at the source.
+    /// Counts a small file that was renamed into place. `path` returns its path at the source.
     pub(crate) fn stored_small(&self, file: &FileEntry, path: impl FnOnce() -> Option<RelPath>) {
         let origins = ByteOrigins::of(Origin::Sent, file.data_bytes() as u64);
         self.stored(file.bytes.into(), &origins.of_file(), path, Some(file.root));
     }
 
-    /// Counts a name that leads to a file at the target now.
+    /// Counts a hard link that was created at the target.
     pub(crate) fn stored_link(&self, path: impl FnOnce() -> Option<RelPath>) {
         let counters = Counters {
             files: 1,
             hard_links: 1,
             ..Counters::default()
         };
-        // its bytes are those of the first name
+        // The bytes were counted with the first name.
         self.stored(0, &counters, path, None);
     }
 
-    /// Counts a regular file of so many bytes that got its name; `path` is that at the source, where `root` is known.
+    /// Counts a regular file of `bytes` bytes that was renamed into place. `path` returns its path at the source. It is
+    /// only recorded by name if its `root` hash is available.
     pub(crate) fn stored(
         &self,
         bytes: u64,
@@ -288,7 +291,7 @@ impl Transfer {
         }
     }
 
-    /// The bytes of groups that were at the target when their file was declared.
+    /// Returns the origins of the bytes in groups that were already at the target when their file was declared.
     pub(crate) fn origins_of_held(&self, head: &FileHead, groups: &[(u32, Cv)]) -> ByteOrigins {
         let mut origins = ByteOrigins::default();
         let Some(brought) = &self.brought else {
@@ -305,7 +308,7 @@ impl Transfer {
         origins
     }
 
-    /// Notes a group of a large file that has been stored, by a frame of this kind; returns the origin of its bytes.
+    /// Records a group of a large file that was stored from a frame of this kind. Returns the origin of its bytes.
     pub(crate) fn note_group(&self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let mut brought = self.brought.as_ref().map(|brought| brought.lock());
         let origin = match (kind, &brought) {
@@ -319,23 +322,24 @@ impl Transfer {
         origin
     }
 
-    /// Discards a large file that the sender has given up.
+    /// Discards a large file that the sender has abandoned.
     pub(crate) fn abandon_file(&self, id: FileId) {
         if let Some(file) = self.files.retire(id) {
             self.discard_retired(&file);
         }
     }
 
-    /// Discards all that has been written of a retired file.
+    /// Discards everything written for a retired file.
     pub(crate) fn discard_retired(&self, file: &LargeFile) {
         file.give_up(|staged| self.parts.remove(file.id, staged));
         self.parts.ended(file.id);
     }
 
-    /// Discards unfinished files in whose place somebody else has put one since, without a change to their directory's
-    /// times. For the others, journals the state in which they are left. To be called when nothing is written any more.
+    /// Discards unfinished files that have been overtaken, which means that somebody else has since created a file
+    /// under their final name. The times of their directory stay the same. For the other files, the journal records the
+    /// state in which their parts are left. Must be called after the last write.
     pub(crate) fn drop_overtaken(&self) {
-        // other receivers go on with the parts of a job
+        // Other receivers continue to use the parts of a shared job.
         if self.target.shared_job.is_some() {
             return self.parts.finish();
         }
@@ -348,7 +352,7 @@ impl Transfer {
             };
             let before = FileIdentity::of(&directory);
             self.abandon_file(file.id);
-            // This is the last holder: now the file is removed.
+            // This is the last reference, so dropping it removes the file.
             drop(file);
             if let Ok(before) = before
                 && let Ok(permit) = self.target.tree.lease().permit()
@@ -365,9 +369,11 @@ impl Transfer {
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
-    /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
+    /// Ends a large file with a fault, unless it has already ended. Groups that were written are kept for a later
+    /// transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: FaultCause) {
-        // Whoever looks for a part that can give way finds the file either unfinished or among the spare parts.
+        // While it holds the turn, another thread that looks for parts to remove sees the file either as unfinished or
+        // among the spare parts.
         let _turn = fault.code.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {
@@ -386,7 +392,7 @@ impl Transfer {
         self.reports.tell(Outcome::File(fault.of_file(file.id)));
     }
 
-    /// Notes the path of an entry that has failed.
+    /// Records the path of an entry that failed.
     pub(crate) fn failed_at(&self, cause: FaultCause, path: impl FnOnce() -> Option<RelPath>) {
         self.meter.failed_at(cause.operation, cause.code, path);
     }

@@ -1,4 +1,4 @@
-//! The writers: threads that take verified work from a bounded queue, store it and report.
+//! The writers: threads that take verified work from a bounded queue, store it, and report the result.
 
 use std::borrow::Cow;
 use std::io;
@@ -31,8 +31,8 @@ pub(crate) enum WriterJob {
     Named(Arc<LargeFile>, NamedGroup),
 }
 
-/// Runs one writer, with helpers where storage answers late, until all lanes have dropped the queue. Work that is taken
-/// from the queue when the session has ended is dropped.
+/// Runs one writer until all lanes have dropped the queue. When storage latency is high, more threads help it. Work
+/// taken from the queue after the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     let is_first = AtomicBool::new(true);
     transfer.side_by_side(Task::Write, "zmove-write", |turn| {
@@ -46,7 +46,7 @@ pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     });
 }
 
-/// A writer that was started to help ends when nothing has come for so long.
+/// Time without work after which a helper thread ends.
 const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
 
 fn write(
@@ -68,7 +68,7 @@ fn write(
         }
         match job {
             WriterJob::Batch(batch) => {
-                // The threads that place the batch take turns of their own.
+                // The threads that place the batch take their own turns.
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
@@ -96,7 +96,7 @@ fn store_batch(
     let pending = PendingBatch::new(item, known, Some(held));
     let entries = batch.entry_count();
     placer.place_groups(batch.groups, &pending, &data, turn);
-    // Give the buffer back before this may wait.
+    // Return the buffer before this call may block.
     drop(data);
     transfer
         .reports
@@ -141,7 +141,7 @@ fn store_chunk(
     );
 }
 
-/// Whether an item is the first copy of its group; a later copy is settled with the first.
+/// Returns whether an item is the first copy of its group. A later copy is settled together with the first.
 fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan) -> bool {
     let copy = file.begin(span, item);
     if copy == GroupCopy::Late {
@@ -150,8 +150,8 @@ fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan
     copy == GroupCopy::First
 }
 
-/// Writes the data of a group, which stands piece after piece in the buffer; where there is no room, once more when
-/// replaced files have gone.
+/// Writes the data of a group, whose ranges are stored one after another in the buffer. If there is no space, publishes
+/// the pending files, so that the files they replace are freed, and tries once more.
 fn write_group(
     transfer: &Transfer,
     staged: &Staged,
@@ -188,7 +188,8 @@ fn write_group(
     Ok(())
 }
 
-/// Stores a group that the sender has named: from the old version, or the sender has to send it.
+/// Stores a group that the sender reported as unchanged, by taking it from the old version. If that is not possible,
+/// the sender has to send the group.
 fn keep_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -226,7 +227,7 @@ fn keep_group(
     book_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
 }
 
-/// Notes that a group is in its place with this value.
+/// Records that a group with this hash value is stored at its offset.
 fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
     transfer.parts.written(file.id, span.index, cv)?;
     if let Err(error) = file.group_came(span.index, cv) {
@@ -235,14 +236,14 @@ fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) ->
     Ok(())
 }
 
-/// A group of a file, and the kind of the frame that stands for it.
+/// A group of a file, and the kind of frame by which it arrived.
 struct StoredGroup {
     item: ItemId,
     span: GroupSpan,
     kind: FrameKind,
 }
 
-/// Books a group that is in its place, or could not be put there, and settles its items with all that follows from it.
+/// Records the result of storing a group, settles its items, and finishes or fails the file if necessary.
 fn book_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -257,9 +258,9 @@ fn book_group(
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
-        // The session has ended. What has come stays for a later transfer.
+        // The session has ended. Groups that were received are kept for a later transfer.
         Err(_) if transfer.target.tree.lease().has_ended() => {}
-        // Another receiver has given the file its name, or has given it up: there is nothing to be written.
+        // Another receiver has renamed the file into place or has given it up, so nothing needs to be written.
         Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
             let (operation, error) = &failed;
@@ -286,13 +287,13 @@ pub(crate) fn open_staged(
     file: &LargeFile,
 ) -> Result<Arc<Staged>, Failure> {
     file.staged(|| {
-        // The sender may have given the file up since this group was taken on.
+        // The sender may have abandoned the file since this group was accepted.
         if file.is_given_up() {
             return Err((Operation::Create, Errno::CANCELED.into()));
         }
         let path = transfer.target.final_path(&file.head);
         if let Some(shared) = &transfer.parts.shared {
-            // What flushes all that is written flushes the file systems that are known.
+            // The flush at the end covers only file systems that have been noted.
             let known = transfer.target.file_systems.note(&**shared.session.own());
             known.map_err(failed_to(Operation::Create))?;
             let part =
@@ -333,7 +334,7 @@ pub(crate) fn open_staged(
             None => staged.reserve(*bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
-            // No group can be written.
+            // No group can be written to this part.
             transfer.parts.remove(file.id, &staged);
             return Err((Operation::Create, error));
         }
@@ -341,7 +342,7 @@ pub(crate) fn open_staged(
     })
 }
 
-/// The metadata of a large file that will have this path.
+/// Returns the metadata that a large file gets at this final path.
 fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> Cow<'a, Metadata> {
     let target = &transfer.target;
     let parent = path.directory();
@@ -357,9 +358,9 @@ fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
 
-/// Finishes a whole large file: flushes it by itself, unless nothing is to be flushed, since its descriptor has seen
-/// every error since it was opened, and most of it has passed by the page cache; reads it back where that is asked for.
-/// The publisher gives it its name.
+/// Finishes a complete large file. The file is flushed individually, unless nothing is flushed, because its descriptor
+/// has seen every error since it was opened and most of its data has bypassed the page cache. With `--verify media`, it
+/// is then read back. The publisher renames it into place.
 pub(crate) fn finish_file(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -371,11 +372,11 @@ pub(crate) fn finish_file(
     }
     let path = transfer.target.final_path(&file.head);
     let metadata = metadata_of(transfer, &file.head, &path);
-    // reading back takes what has come
+    // Reading the file back takes the received hash values, so the root must be computed first.
     let root = transfer.named.as_ref().and_then(|_| file.root_that_came());
     if staged.is_in_place() {
         let prove = |staged: &Staged| {
-            // Those who read it back take turns of their own.
+            // The threads that read the file back take their own turns.
             turn.pause();
             transfer.prove_large(file, staged)
         };
@@ -411,11 +412,11 @@ pub(crate) fn finish_file(
         .as_ref()
         .is_err_and(|(_, error)| is_over || error.kind() == io::ErrorKind::Interrupted)
     {
-        // The session has ended. The part stays in its journal, and the next transfer reads it back.
+        // The session has ended. The part remains in its journal, and the next transfer reads it back.
         return;
     }
     if let Err((operation, error)) = sealed {
-        // A part that cannot become the file is of no use.
+        // A part that cannot become the file is useless.
         staged.discard();
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);

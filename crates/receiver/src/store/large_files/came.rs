@@ -1,5 +1,5 @@
-//! What has come of a large file: to be found again on the storage ([`proving`](crate::store::proving)), or for its
-//! root.
+//! The hash values received for the groups of a large file. They are used to read the file back
+//! ([`proving`](crate::store::proving)) or to compute its root hash.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use zmove_wire::WireError;
 
 use crate::rights::quota::{Booking, Quota};
 
-/// The values by which the groups of a large file came, to be found again on the storage.
+/// The received hash values of a large file, by group index, and the memory charged for them.
 #[derive(Debug)]
 pub(crate) struct Came {
     pub(crate) values: HashMap<u32, Cv>,
@@ -17,7 +17,7 @@ pub(crate) struct Came {
 }
 
 impl Came {
-    /// Nothing yet, whose memory is booked on `quota`.
+    /// Creates an empty set, whose memory is charged to `quota`.
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
             values: HashMap::new(),
@@ -25,10 +25,10 @@ impl Came {
         }
     }
 
-    /// Notes the value of a group.
+    /// Records the hash value of a group.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Returns an error if there is no memory for the value.
     pub(crate) fn note(&mut self, index: u32, cv: Cv) -> Result<(), WireError> {
         if self.values.insert(index, cv).is_none() {
             self.held.grow(GROUP_KEPT_BYTES)?;
@@ -36,14 +36,15 @@ impl Came {
         Ok(())
     }
 
-    /// Takes back what was noted of a group.
+    /// Forgets the hash value of a group.
     pub(crate) fn forget(&mut self, index: u32) {
         if self.values.remove(&index).is_some() {
             self.held.shrink(GROUP_KEPT_BYTES);
         }
     }
 
-    /// The root of a file of which all that is no hole has come, unless there are too many holes to be hashed.
+    /// Returns the root hash of a file of `bytes` bytes. Groups without a value are taken as holes. Returns `None` if
+    /// there are too many holes to hash.
     pub(crate) fn root(&self, bytes: u64) -> Option<Root> {
         let groups = GroupSpan::count(bytes)?;
         if groups as usize > self.values.len() + HOLES_MAX {
@@ -61,9 +62,10 @@ impl Came {
     }
 }
 
-/// The memory of a group that is kept by its value: of a part, of the old version of a file, of what has come.
+/// Memory of a group whose hash value is kept, in bytes. This applies to groups of a part, of an old version of a file,
+/// and of a file being received.
 pub(crate) const GROUP_KEPT_BYTES: usize = 64;
-/// The most groups of holes that are hashed for a root, which takes about a second: a file may have a billion.
+/// Maximum number of hole groups to hash for a root, which takes about a second. A file may have a billion of them.
 const HOLES_MAX: usize = 512;
 
 #[cfg(test)]

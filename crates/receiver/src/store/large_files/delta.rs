@@ -1,16 +1,15 @@
-//! Large files that have changed: nothing is sent that the version at the target has in common with the
-//! source's.
+//! Delta transfer of large files that have changed: groups that the target already has are not sent.
 //!
-//! The receiver hashes the groups of the old version and sends the values. The sender reads its own file, sends the
-//! groups that differ and names the others. A named group is read from the old version and hashed again before it
-//! counts, so a change to that version meanwhile costs a group that is sent, never a wrong byte.
+//! The receiver hashes the groups of the old version and sends their hash values. The sender reads its own file, sends
+//! the groups that differ, and only names the others. A named group is read from the old version and hashed again
+//! before it counts. If the old version changes in between, the group must be sent, but no wrong byte is stored.
 //!
-//! The new file is made beside the old one. It begins as a clone where the file system has reflinks (XFS,
-//! Btrfs); elsewhere the named groups are copied. Where an earlier transfer has left a part of the new file,
-//! only the groups that the part does not have are looked for in the old version.
+//! The new file is created next to the old one. On file systems with reflinks (XFS, Btrfs) it starts as a clone. On
+//! other file systems the named groups are copied. If an earlier transfer has left a part of the new file, only groups
+//! that are missing from the part are taken from the old version.
 //!
-//! The sender asks for all this (`--delta auto`) unless the target is local, or the path was faster last time
-//! than one thread reads and hashes: then a file is sent sooner than it is compared.
+//! The sender requests delta transfer (`--delta auto`) unless the target is local, or the previous transfer on this
+//! path was faster than one thread can read and hash. In that case sending a file is faster than comparing it.
 
 #[cfg(test)]
 mod tests;
@@ -31,30 +30,30 @@ use crate::rights::quota::Booking;
 use crate::store::target::tree::open_old;
 use zmove_types::Lock;
 
-/// The old versions whose values the sender has, by the path of their file.
+/// The old versions whose hash values were sent to the sender, by the path of their file.
 #[derive(Debug)]
 pub(crate) struct Bases {
     known: Lock<HashMap<RelPath, Base>>,
     file_io: Arc<dyn FileIo>,
     direct: Direct,
-    /// Buffers for groups that are read from old versions, as many as there are writers.
+    /// Buffers for groups that are read from old versions, one for each writer.
     buffers: BufferPool,
 }
 
 /// The old version of one large file.
 #[derive(Debug)]
 pub(crate) struct Base {
-    /// The values that were sent for its groups, by number.
+    /// The hash values that were sent for its groups, by group index.
     cvs: BTreeMap<u32, Cv>,
     _held: Option<Booking>,
     sources: OnceLock<GroupSources>,
 }
 
-/// The places where groups of the old version are found.
+/// The files in which groups of the old version can be found.
 #[derive(Debug)]
 struct GroupSources {
-    /// Whether groups may be found in the new file: it began as a copy, an earlier transfer has written to it, or it is
-    /// the old one, changed in its place. No group is written over another's place.
+    /// Whether the new file may already contain the groups: it started as a clone, an earlier transfer has written to
+    /// it, or it is the old version and changed in place. A group is never written at the offset of another group.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -69,12 +68,12 @@ impl Bases {
         }
     }
 
-    /// The old version of a file that has been declared.
+    /// Takes the old version of a file that has been declared.
     pub(crate) fn take(&self, path: &RelPath) -> Option<Base> {
         self.known.lock().remove(path)
     }
 
-    /// Adds the old version whose values the sender is about to have.
+    /// Adds an old version whose hash values are about to be sent to the sender.
     pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
         let base = Base {
             cvs,
@@ -84,20 +83,20 @@ impl Bases {
         self.known.lock().insert(path, base);
     }
 
-    /// The value of a group of an old version; `None` where the group is incomplete or cannot be read, or there is no
-    /// buffer for it.
+    /// Returns the hash value of a group of an old version, or `None` if the group is incomplete, cannot be read, or no
+    /// buffer is available.
     pub(crate) fn hash_group(&self, old: &DataFile, span: GroupSpan) -> Option<Cv> {
         read_group(self.file_io.as_ref(), old, span, self.buffers.take()?).0
     }
 }
 
 impl Base {
-    /// The value that was sent for a group.
+    /// Returns the hash value that was sent for a group.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
         self.cvs.get(&index).copied()
     }
 
-    /// Gives a new file its size; it becomes a copy of the old version where the file system can share its blocks.
+    /// Sets the size of a new file. If the file system can share blocks, the file becomes a clone of the old version.
     pub(crate) fn begin(
         &self,
         directory: &OwnedFd,
@@ -115,7 +114,7 @@ impl Base {
             Some(data) => new.make_holes(data)?,
             None => {}
         }
-        // Where the new file is a copy, it is read itself: its bytes are those that will count.
+        // A clone is read instead of the old version, because its bytes are those that count.
         let old = old
             .filter(|_| !in_place)
             .and_then(|old| for_reading(old, direct));
@@ -123,7 +122,7 @@ impl Base {
         Ok(())
     }
 
-    /// Notes that the new file is the old version, changed in its place.
+    /// Records that the new file is the old version, changed in place.
     pub(crate) fn is_the_file_itself(&self, file: &Staged) {
         let _first = self.sources.set(GroupSources {
             in_place: is_read_from_storage(file),
@@ -131,11 +130,11 @@ impl Base {
         });
     }
 
-    /// Puts a group of the old version into the new file, if it can be found and still has that value. `open_old` is
-    /// for a new file that resumes from a part.
+    /// Copies a group of the old version into the new file, unless the new file already contains it. Returns `false` if
+    /// no group with this hash value is found. `open_old` is only used for a new file that resumes from a part.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns an I/O error if the group cannot be written.
     pub(crate) fn keep(
         &self,
         bases: &Bases,
@@ -149,7 +148,7 @@ impl Base {
             return Ok(false);
         };
         let file_io = bases.file_io.as_ref();
-        // How the part began from which the file resumes is not known.
+        // It is not known whether the part started as a clone.
         let of_part = || GroupSources {
             in_place: is_read_from_storage(new),
             old: open_old()
@@ -179,16 +178,16 @@ impl Base {
     }
 }
 
-/// Drops a file's cached pages; `false` where that is not possible. A group that stays in the file without being
-/// written again counts as flushed, so it must be read from the storage. (A copy that shares its blocks has nothing
-/// cached yet; a group from another file is written.)
+/// Drops a file's cached pages. Returns `false` if that is not possible. A group that stays in the file without being
+/// written again counts as flushed, so it must be read from the storage. A clone has nothing cached yet, and a group
+/// from another file is written.
 fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
 
-/// The groups of a file of `bytes` that are not holes in the old version: those are not looked at, and are sent where
-/// the source has data. Each is looked for when it is asked for, so that neither the length that a peer claims nor an
-/// old version in very many pieces keeps a thread busy between two of them.
+/// Returns the groups of a file of `bytes` bytes that are not holes in the old version. Groups that are holes there are
+/// not compared, and are sent if the source has data. The iterator searches for each group on demand, so that neither
+/// the length that a peer claims nor a heavily fragmented old version keeps a thread busy between two groups.
 pub(crate) fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
     let mut next = Some(0);
     let mut data = 0..0;
@@ -208,8 +207,8 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
     Some(DataFile::for_reading(old, bytes, direct))
 }
 
-/// Reads and hashes a group; no value where it is incomplete or cannot be read: then it is sent, as one that has
-/// changed.
+/// Reads and hashes a group. Returns no hash value if the group is incomplete or cannot be read. Such a group is sent
+/// like a changed one.
 fn read_group(
     file_io: &dyn FileIo,
     file: &DataFile,
