@@ -1,15 +1,18 @@
-//! One cycle of publishing: flush, look at the files for which the flush has failed, give names, report. The thread
-//! `zmove-publish` also flushes between cycles, for a part of the time, so that little is left for the end.
+//! One publishing cycle: flush, check the files that a failed flush leaves in doubt, rename files into place, report.
+//! The thread `zmove-publish` also flushes between cycles, for part of the time, so that little is left to flush at the
+//! end.
 //!
-//! When a flush fails, each file of the generation, and of the next, which was being written meanwhile, is flushed by
-//! itself and read back past the page cache. Files that are not on the storage are removed and reported as failed; the
-//! others get their names. So a bad block fails no other file of the push.
+//! When a flush fails, each file of the current generation, and of the next one, which was being written during the
+//! flush, is flushed individually and read back, bypassing the page cache. Files that are not on the storage are
+//! removed and reported as failed. The others are renamed into place. A bad block therefore fails no other file of the
+//! push.
 //!
-//! The same is done while a flush takes long, until it ends: `syncfs` also writes what all others have written to the
-//! file system. It is not done sooner, because where the storage itself takes seconds for a flush, one flush for all is
-//! quicker than one for each file.
+//! The same happens while a flush takes long, until it ends, because `syncfs` also writes data that other processes
+//! have written to the file system. It does not happen earlier: on storage that needs seconds for a flush, one flush
+//! for all files is faster than one for each file.
 //!
-//! `--update` and `--ignore-existing` are checked once more when a name is given (`RENAME_NOREPLACE` for the latter).
+//! `--update` and `--ignore-existing` are checked again before a file is renamed into place. The latter also uses
+//! `RENAME_NOREPLACE`.
 
 mod lost;
 pub(crate) mod publisher;
@@ -48,8 +51,9 @@ use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
 
-/// Runs the thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also
-/// flushes while nothing is to be published, for four fifths of the time at most, so that little is left for the end.
+/// Runs the publishing thread until it is [stopped](crate::store::publishing::publisher::Publisher::stop). While there
+/// is nothing to publish, the thread flushes for at most four fifths of the time, so that little is left to flush at
+/// the end.
 pub(crate) fn run(transfer: &Transfer) {
     let mut pause = FLUSH_PAUSE;
     let mut bytes_flushed = 0;
@@ -76,17 +80,17 @@ pub(crate) fn run(transfer: &Transfer) {
     }
 }
 
-/// The shortest pause between two flushes.
+/// Minimum pause between two flushes.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
-/// Threads that read back the files that a failed flush has left in doubt.
+/// Number of threads that read back the files that a failed flush leaves in doubt.
 const READERS: usize = 8;
 
-/// Flushes what has been written, and publishes it.
+/// Flushes everything that was written, and publishes it.
 pub(crate) fn publish_all(transfer: &Transfer) {
     publish_in_turn(transfer, &transfer.publisher.turn());
 }
 
-/// Removes what waits to be published. Whole large files stay under their hidden names for a later transfer.
+/// Removes all files that wait to be published. Complete large files keep their hidden names for a later transfer.
 pub(crate) fn discard_all(transfer: &Transfer) {
     let _one_at_a_time = transfer.publisher.turn();
     let generation = transfer.publisher.take();
@@ -100,7 +104,7 @@ pub(crate) fn discard_all(transfer: &Transfer) {
             remove_hidden(&transfer.target, &mut directories, &file);
         }
     });
-    // One staging directory may be in another, so the deepest go first.
+    // Staging directories may be nested, so remove the deepest first.
     let mut by_depth: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (path, filling) in generation.staging {
         by_depth
@@ -111,14 +115,14 @@ pub(crate) fn discard_all(transfer: &Transfer) {
     for staging in by_depth.into_values() {
         discard_each(transfer, staging, |(path, filling), turn| {
             turn.is_over();
-            // A staging directory goes with what is in it when the last that holds it lets it go.
+            // A staging directory is removed with its contents when the last reference to it is dropped.
             transfer.publisher.named(&path);
             drop(filling);
         });
     }
 }
 
-/// Has several threads discard what waits, if storage is so late that several have written to it.
+/// Discards the waiting entries on several threads, if storage latency was so high that several threads have written.
 fn discard_each<T: Send>(
     transfer: &Transfer,
     waiting: Vec<T>,
@@ -136,7 +140,8 @@ fn discard_each<T: Send>(
     });
 }
 
-/// Publishes what waits, since it may replace what takes the room. Another thread may be publishing just that.
+/// Publishes pending files, because the files they replace may use the missing space. If another thread is publishing,
+/// this waits for it instead.
 pub(crate) fn make_room(transfer: &Transfer) {
     let turn = transfer.publisher.turn();
     if transfer.publisher.has_unpublished() {
@@ -149,7 +154,7 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
     let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
-            // The flush may have failed for what came while it ran.
+            // The flush may have failed for data that was written while it ran.
             transfer.publisher.suspect();
             generation.suspect = true;
             None
@@ -159,7 +164,8 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
             beside.filter(|_| only_late)
         }
     };
-    // Report before another cycle can begin: the thread that publishes last may report the end after that.
+    // Report before another cycle can begin, because the thread that publishes last may then report the end of the
+    // session.
     generation
         .publish(transfer, beside.as_ref())
         .into_iter()
@@ -176,7 +182,7 @@ fn flush_ahead(transfer: &Transfer) {
     }
 }
 
-/// Flushes the file systems, unless nothing is to be flushed.
+/// Flushes the file systems, unless durability is `none`.
 fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
     if !transfer.target.view.keeper.rules.flushes() {
         return Ok(());
@@ -195,9 +201,9 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
 }
 
 impl Generation {
-    /// Gives all entries of this generation their final names; returns the batches that now have all their
-    /// names, as far as this generation goes. While the generation is in doubt only because its flush is
-    /// late, the flush goes on `beside`.
+    /// Renames all entries of this generation into place. Returns the batches that are complete as far as this
+    /// generation is concerned. If the generation is in doubt only because its flush is late, that flush continues as
+    /// `beside`.
     pub(crate) fn publish(
         mut self,
         transfer: &Transfer,
@@ -228,8 +234,8 @@ impl Generation {
                 named.large.push((file, published.err()));
             }
         }
-        // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
-        // names.
+        // Publish the deepest directories first. A directory that cannot be renamed into place takes its published
+        // children along with it.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| Reverse(path.depth()));
         let mut lost = Lost::default();
@@ -248,9 +254,9 @@ impl Generation {
         batches
     }
 
-    /// Looks at each file after a failed flush: the kernel has reported that once, and calls the pages clean that it
-    /// could not write. Files that are not on the storage as they should be are removed. The same where the flush is
-    /// late, until it ends, and always where files are to be read back.
+    /// Checks each file after a failed flush and removes files that are not on the storage. The kernel has reported the
+    /// failure once and now treats the pages that it could not write as clean. Files are also checked while a flush is
+    /// late, until it ends, and always with `--verify media`.
     fn drop_what_is_not_on_the_storage(
         &mut self,
         transfer: &Transfer,
@@ -310,15 +316,15 @@ impl Generation {
     }
 }
 
-/// A small file of which it is not known whether it is on the storage.
+/// A small file that may not have reached the storage.
 enum Suspect {
     Hidden(HiddenFile),
-    /// A file in the staging directory of that path.
+    /// A file in the staging directory with this path.
     Staged(Arc<RelPath>, SmallFile),
 }
 
 impl Suspect {
-    /// The present name of the file, and its expected size and hash.
+    /// Returns the current name of the file, and the entry with its expected size and hash.
     const fn file(&self) -> (&Name, &FileEntry) {
         match self {
             Self::Hidden(HiddenFile { hidden, small, .. }) => (hidden, &small.file),
@@ -329,16 +335,16 @@ impl Suspect {
 
 type Found = (Suspect, io::Result<()>);
 
-/// Which of the files that are looked at have been flushed.
+/// The files that are already flushed when they are checked.
 #[derive(Clone, Copy)]
 enum Flushed<'a> {
     All,
-    /// The files that are looked at when this flush has ended.
+    /// Files that are checked after this flush has ended.
     Beside(&'a Flushing),
     NotAll,
 }
 
-/// Reads each file back, many at a time, and before that flushes by itself what has not been flushed.
+/// Checks several files in parallel. A file that has not been flushed is flushed individually and then read back.
 fn look_at_all(
     transfer: &Transfer,
     suspects: Vec<(Arc<OwnedFd>, Suspect)>,
@@ -367,7 +373,7 @@ fn look_at_all(
     run_on_several("zmove-look", 1..READERS, look)
 }
 
-/// Whether a file is on the storage as it should be, read past the page cache.
+/// Returns an error unless the file on the storage, read past the page cache, has the expected size and hash.
 fn look_at(
     transfer: &Transfer,
     directory: &OwnedFd,
@@ -390,17 +396,18 @@ fn look_at(
     }
 }
 
-/// The files that have final names, perhaps below a staging directory that has none yet.
+/// The files that have their final names, possibly below a staging directory that does not have its final name yet.
 #[derive(Default)]
 struct PublishedFiles {
     files: Vec<HiddenFile>,
-    /// Each with why it could not get its name.
+    /// Each file with the reason why it could not be renamed into place, if any.
     large: Vec<(WholeFile, Option<FaultCause>)>,
     staged: Vec<(RelPath, Vec<SmallFile>)>,
 }
 
 impl PublishedFiles {
-    /// Reports the large files, and faults the small ones that are lost; returns the batches.
+    /// Reports the large files and adds faults for the small files that were lost. Returns the batches of the small
+    /// files.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
         for (file, fault) in self.large {
             let WholeFile {
@@ -423,7 +430,7 @@ impl PublishedFiles {
             }
             end_large(transfer, id, &path, fault);
         }
-        // Look each directory up once: to hash all that is above a deep one takes a tenth of a second.
+        // Look up each directory only once, because hashing all parents of a deep directory takes a tenth of a second.
         for files in self
             .files
             .chunk_by(|one, other| one.directory == other.directory)
@@ -452,7 +459,7 @@ impl PublishedFiles {
     }
 }
 
-/// Faults those of a directory's small files that are lost.
+/// Adds faults for the small files of a directory that were lost, and counts the others as stored.
 fn settle<'a>(
     transfer: &Transfer,
     lost: &mut Lost,
@@ -475,7 +482,7 @@ fn settle<'a>(
     }
 }
 
-/// Files under hidden names by their directories, so that each directory is opened once.
+/// Groups files under hidden names by directory, so that each directory is opened only once.
 fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
     files.sort_by(|one, other| one.directory.cmp(&other.directory));
     let mut groups: Vec<Vec<HiddenFile>> = Vec::new();
@@ -488,11 +495,11 @@ fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
     groups
 }
 
-/// A directory, the files in it that have their names now, and the batches of those that could not get them.
+/// A directory, its files that were renamed into place, and the batches of the files that could not be.
 type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 
-/// Gives files of these directories their names. One thread does a directory, since the kernel renames in one directory
-/// one after the other.
+/// Renames files in these directories into place. Each directory is handled by one thread, because the kernel
+/// serializes renames in a directory.
 fn name_hidden(
     transfer: &Transfer,
     waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>,
@@ -561,7 +568,7 @@ fn publish_hidden(
     )
 }
 
-/// Whether an entry that has a small file's name already stays, where that file is whole under another name.
+/// Returns whether an existing entry must be kept instead of a small file that is complete under the name `whole`.
 fn stays_there(
     target: &TargetTree,
     whole: NameAt<'_>,
@@ -572,13 +579,13 @@ fn stays_there(
         || small.batch.known == SenderKnowledge::PerhapsThere && target.looks_like(place, whole)
 }
 
-/// The fault for a name that could not be given.
+/// Converts an I/O error to the fault of a file that could not be renamed into place.
 fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, FaultCause> {
     settled(target, done.map_err(failed_to(Operation::Rename)))
 }
 
-/// The fault of a failure to give a name. A file system that refuses to replace by a rename fails with the same error
-/// as a rename that is to replace nothing.
+/// Converts a failure to the fault of a file that could not be renamed into place. If existing entries must be kept,
+/// `EEXIST` becomes [`ALREADY_THERE`]. A file system that cannot replace a file by a rename returns the same error.
 fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
     let keeps_old = target.view.keeper.rules.replaces() == Replace::Nothing;
     done.map_err(
@@ -592,12 +599,13 @@ fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultC
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.as_it_is(&file.directory) {
         let made_in = target.made_in(&directory);
-        // The next transfer to this directory removes a file that stays.
+        // If the file cannot be removed, the next transfer to this directory removes it.
         let _best_effort = unlink_at(made_in, &file.hidden);
     }
 }
 
-/// Gives a whole file its name. `None` where the session has ended: its part stays for a later transfer.
+/// Renames a complete large file into place. Returns `None` if the session has ended, in which case its part is kept
+/// for a later transfer.
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -616,7 +624,7 @@ fn publish_large(
     Some(named)
 }
 
-/// Records how a whole file was left, so that the next transfer need not read it back.
+/// Records the state in which a complete file was left, so that the next transfer does not have to read it back.
 fn leave_large(transfer: &Transfer, id: FileId, staged: &Staged) {
     if let Ok(there) = FileIdentity::of(staged.file()) {
         transfer.parts.left(id, &there);
@@ -653,7 +661,7 @@ fn name_large(
     )
 }
 
-/// Ends a large file that has its name, or cannot get it, and reports it.
+/// Ends a large file that was renamed into place or could not be, and reports it.
 pub(crate) fn end_large(
     transfer: &Transfer,
     id: FileId,
@@ -673,8 +681,8 @@ pub(crate) fn end_large(
     transfer.files.closed(id);
 }
 
-/// Gives a staging directory its name, or merges it into the directory that is there; returns the files that were in
-/// it.
+/// Renames a staging directory into place, or merges it into the existing directory of that name. Returns the files
+/// that were in it.
 fn publish_staging(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -690,7 +698,7 @@ fn publish_staging(
         abandoned,
         ..
     } = filling;
-    // The directory above may have been merged, and this one with it.
+    // The parent directory may have been merged, and this directory moved with it.
     if !staging.is_in_its_place()
         && let Ok(parent) = directories.as_it_is(&path.directory())
     {
@@ -709,15 +717,15 @@ fn publish_staging(
             transfer.target.view.keeper.rules.replaces(),
         )
     };
-    // A thread that opens the path from now on finds the directory that is there.
+    // A thread that opens the path from now on finds the directory under its final name.
     transfer.publisher.named(path);
     let merged = match published {
         Ok(()) => Ok(()),
-        // The files in it fail with it.
+        // The files in the directory fail with it.
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.is_in_its_place() => Err(error),
         Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
-            // Where it could not be exchanged back, it has its name already.
+            // If the two directories could not be exchanged back, the staging directory already has its final name.
             if !staging.is(&standing) {
                 merge(
                     &transfer.target,
@@ -739,7 +747,8 @@ fn publish_staging(
     filled
 }
 
-/// Moves the entries of a staging directory one by one into the directory that somebody else has put in its place.
+/// Moves the entries of a staging directory individually into the directory that somebody else has created under its
+/// name.
 fn merge(
     target: &TargetTree,
     staging: &StagingDirectory,
@@ -753,7 +762,8 @@ fn merge(
         .iter()
         .map(|small| (small.file.name.as_bytes(), small))
         .collect();
-    // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
+    // A file that the walk does not find no longer exists, for example because somebody has removed the staging
+    // directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let lose = RefCell::new(lose);
     let lose = |below: &RelPath, cause| (lose.borrow_mut())(below, cause);
@@ -801,8 +811,8 @@ fn merge(
     }
 }
 
-/// Flushes directories: `--durability file` promises each name before it is reported, and some file systems flush
-/// nothing as a whole.
+/// Flushes directories. `--durability file` promises that each name is durable before it is reported, and some file
+/// systems cannot be flushed as a whole.
 fn flush_directories(
     reports: &Reports,
     directories: &mut OpenDirectories<'_>,

@@ -1,5 +1,5 @@
-//! What is lost of staging directories: the entries that cannot get their names, since somebody else has put something
-//! in the place of their directory, each reported once when all that can has its name.
+//! Entries of staging directories that could not be renamed into place because somebody else has created an entry under
+//! the name of their directory. Each is reported once, after all other entries have their final names.
 
 use std::collections::HashMap;
 use std::iter::successors;
@@ -9,25 +9,25 @@ use zmove_wire::{Fault, FaultCode};
 
 use crate::store::failure::FaultCause;
 
-/// What has not come to its final place, with all below it, because a staging directory could not become its directory:
-/// by the path of the directory that it should be in. A path for each entry would take gigabytes.
+/// The entries that are not at their final path, together with everything below them, by the path of their parent
+/// directory. Storing a full path for each entry would take gigabytes.
 #[derive(Debug, Default)]
 pub(crate) struct Lost(HashMap<RelPath, LostNames>);
 
-/// The losses of one directory.
+/// The lost entries of one directory, by name.
 type LostNames = HashMap<Name, FaultCause>;
 
-/// What is lost in one directory.
+/// A view of the lost entries in one directory.
 pub(crate) struct LostIn<'a> {
-    /// Why the directory itself is not where it should be.
+    /// The fault of the directory itself or one of its parents, if it was lost.
     with_directory: Option<FaultCause>,
     names: Option<&'a mut LostNames>,
 }
 
 impl Lost {
-    /// Notes why the entry at a path below the directory `above` is not there, or that directory itself. An entry that
-    /// could not be moved into its directory may be lost once more with what stood there, which could not be moved with
-    /// the directory above.
+    /// Records the fault of the entry at `below` relative to the directory `above`, or of `above` itself. An entry may
+    /// be recorded twice: first when it cannot be moved into its directory because another entry exists there, and
+    /// again when that other entry cannot be moved with the directory above. The second fault then replaces the first.
     pub(crate) fn insert(&mut self, above: &RelPath, below: &RelPath, fault: FaultCause) {
         let path = beneath(above, below);
         if let Some((directory, name)) = path.split() {
@@ -39,13 +39,13 @@ impl Lost {
         }
     }
 
-    /// Why a file is not at its path.
+    /// Returns why the file is not at its path, or `None` if it is. Removes the fault of the file.
     pub(crate) fn take(&mut self, path: &RelPath) -> Option<FaultCause> {
         let (directory, name) = path.split()?;
         self.in_directory(&directory).take(&name)
     }
 
-    /// What is lost in one directory.
+    /// Returns the lost entries of one directory.
     pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostIn<'_> {
         LostIn {
             with_directory: self.with(directory),
@@ -53,7 +53,8 @@ impl Lost {
         }
     }
 
-    /// Why a directory is not where it should be, and so nothing in it.
+    /// Returns the fault of a directory or of the nearest lost parent, which also applies to everything in the
+    /// directory.
     fn with(&self, directory: &RelPath) -> Option<FaultCause> {
         successors(Some(directory.clone()), RelPath::parent)
             .take_while(|_| !self.0.is_empty())
@@ -65,7 +66,7 @@ impl Lost {
         self.0.get(&directory)?.get(&name).copied()
     }
 
-    /// The faults that are left: those of directories and links.
+    /// Returns the remaining faults, which are those of directories and links.
     pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
         self.0.into_iter().flat_map(|(directory, lost)| {
             let lost = lost
@@ -79,7 +80,7 @@ impl Lost {
 }
 
 impl LostIn<'_> {
-    /// Why a file is not there.
+    /// Returns why a file is missing, or `None` if it is not. Removes the fault of the file.
     pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
         let lost = self.names.as_mut().and_then(|names| names.remove(name));
         lost.or(self.with_directory)
@@ -88,7 +89,7 @@ impl LostIn<'_> {
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
     let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
-    // An entry whose path would be too long is lost with the whole directory.
+    // An entry whose path is too long is recorded as the loss of the whole directory.
     if below.is_root() {
         path.clone()
     } else {

@@ -1,37 +1,39 @@
-//! The giving of final names: after a flush that began after the last write has succeeded. Writers hand their files in
-//! here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
+//! Publishing: files are renamed into place after a successful flush that began after their last write. Writers hand
+//! their files over here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
 //!  written ──► unpublished ──flush──► named ──► reported to the sender
 //!                  │         │ fails
 //!                  │         ▼
 //!                  │    read back past the page cache ──differs──► removed, and reported as failed
-//!                  └──── what is left when the session breaks is removed, but for large files
+//!                  └──── left over when the session breaks ──► removed, except large files
 //! ```
 //!
-//! Everything written since the last publishing is one *generation*: files under hidden names in directories that were
-//! there, staging directories that become new ones in one rename, and whole large files. The publisher takes the
-//! generation, flushes the file systems, and gives all of it its names. It does so after a time, sooner when nothing
-//! more comes, when much waits, where there is no room (replaced files then go, and the write is tried once more), when
-//! the sender asks for removals, and at the end.
+//! Everything written since the last cycle forms one *generation*: files under hidden names in existing directories,
+//! staging directories that become new directories with one rename, and complete large files. The publisher takes the
+//! generation, flushes the file systems, and renames everything into place. It does so at regular intervals. It does so
+//! earlier if nothing more arrives, if many entries wait, if there is no space (replaced files are then freed and the
+//! write is retried), if the sender requests removals, and at the end.
 //!
-//! The order has two reasons. ext4 with its defaults journals a file's size when write-back is submitted and not when
-//! the data is on the disk, so a power cut would leave the right name, size and time over zeros. And the kernel reports
-//! a failed write-back only once, and calls the pages clean: such a file is then found right, also by its contents,
-//! until it has to be read from the disk.
+//! The order has two reasons. With default options, ext4 journals a file's size when write-back is submitted, not when
+//! the data is on the disk. A power cut could therefore leave the right name, size and time over zeros. In addition,
+//! the kernel reports a failed write-back only once and then treats the pages as clean. Such a file seems correct, even
+//! when its contents are read, until it must be read from the disk.
 //!
-//! Files that have been flushed by themselves in a side directory have their names already; of these the publisher
-//! knows the directories alone, which are flushed with the others (`placer/side.rs`).
+//! Files that were flushed individually in a side directory already have their names. The publisher only knows their
+//! directories, which are flushed with the others (`placer/side.rs`).
 //!
-//! A batch is reported twice: as *stored*, which makes room for the next one, and as *published*, which alone counts.
+//! A batch is reported twice: as *stored*, which makes room for the next batch, and as *published*, which is the final
+//! result.
 //!
-//! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name
-//! (`--durability none` excepted). So a power cut or a failed flush costs names that were never given, never
-//! data that looks right.
-//! **Invariant:** an item is reported as published when each of its files has its final name, and so have the
-//! directories above. A staging directory is never of a later generation than what is below it.
+//! **Invariant:** in a directory that is reachable by name, a file that has not been flushed has a hidden name (except
+//! with `--durability none`). A power cut or a failed flush can therefore lose names that were never given, but cannot
+//! leave data that only looks right.
 //!
-//! No lock but `cycle` is held across a call to the storage.
+//! **Invariant:** an item is reported as published only when all of its files and all their parent directories have
+//! their final names. A staging directory never belongs to a later generation than an entry below it.
+//!
+//! No lock except `cycle` is held during a call to the storage.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -52,64 +54,64 @@ use crate::store::failure::FaultCause;
 use crate::store::reports::Outcome;
 use zmove_types::Lock;
 
-/// The files that a transfer has written and not published yet; shared by the writers and the thread that publishes.
+/// The files that a transfer has written but not yet published, shared by the writers and the publishing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     state: Lock<PublisherState>,
-    /// Notified when there is work for the thread that publishes, and when it has done some.
+    /// Notified when there is work for the publishing thread, and when that thread has completed some.
     changed: Condvar,
     /// Notified when a directory has been swept.
     sweep_ended: Condvar,
-    /// Held from the begin of a flush until all that it covers has its name.
+    /// Held from the start of a flush until everything that it covers has been renamed into place.
     cycle: Lock<()>,
-    /// How long files wait for their names when nothing else comes.
+    /// Maximum time that files wait to be published when nothing else arrives.
     idle_max: Duration,
 }
 
 #[derive(Debug, Default)]
 struct PublisherState {
     current: Generation,
-    /// Every staging directory that has not got its name, by its final path.
+    /// Every staging directory that has not been renamed into place, by its final path.
     staged: HashMap<RelPath, Arc<StagingDirectory>>,
-    /// Paths of which a staging directory is being made: a thread that needs one waits.
+    /// Paths for which a staging directory is being created. A thread that needs one of them waits.
     beginning: HashSet<RelPath>,
-    /// Directories that this transfer has made, and into which it has put nothing.
+    /// Directories that this transfer has created and not yet used.
     fresh: HashSet<RelPath>,
-    /// Directories that are being made, each with the number of this making. Where the entry has gone when the
-    /// directory is made, another thread has put something into the directory already.
+    /// Directories that are being created, each with the number of its creation. If the entry is missing when the
+    /// directory has been created, another thread has already used the directory.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories that a thread sweeps now.
+    /// Directories that a thread is sweeping.
     sweeping: HashSet<RelPath>,
-    /// Directories that have been swept. Of two with the same hash one is left to the next transfer.
+    /// Directories that have been swept. If two paths have the same hash, the second is left to the next transfer.
     swept: HashOnlySet,
-    /// Staging directories take no more files: their generation is about to be flushed.
+    /// Whether staging directories accept no more files because their generation is about to be flushed.
     closing: bool,
-    /// The batches that writers are placing, by numbers that ascend; some may have been reported as stored already.
+    /// The batches that writers are placing, by ascending number. Some may already have been reported as stored.
     placing: BTreeSet<u64>,
     placings: u64,
-    /// How many threads wait for batches to be placed.
+    /// Number of threads that wait for batches to be placed.
     waiting: usize,
     requested: bool,
     stopped: bool,
     failed_flushes: u64,
 }
 
-/// All that one flush covers.
+/// Everything that one flush covers.
 #[derive(Debug, Default)]
 pub(crate) struct Generation {
     pub(crate) staging: HashMap<RelPath, Filling>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
-    /// Directories in which files have got their names by themselves.
+    /// Directories in which files were renamed into place directly, without the publisher.
     pub(crate) named_in: HashSet<RelPath>,
-    /// All batches placed in the generation, also those without files: their directories may be below a staging
-    /// directory.
+    /// All batches placed in this generation, including batches without files, because their directories may be below a
+    /// staging directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
     pub(crate) entries: usize,
     pub(crate) began: Option<Instant>,
     pub(crate) touched: Option<Instant>,
-    /// Whether a flush has failed since some of it was written: then each file has to be looked at.
+    /// Whether a flush has failed since part of this generation was written, so that each file must be checked.
     pub(crate) suspect: bool,
 }
 
@@ -119,14 +121,14 @@ pub(crate) struct Filling {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
     pub(crate) filled: Vec<SmallFile>,
-    /// Files in the staging directory that are not whole and could not be removed.
+    /// Files in the staging directory that are incomplete and could not be removed.
     pub(crate) spoiled: Vec<Name>,
-    /// Whether a writer has panicked while it filled the directory: what is in it is not known.
+    /// Whether a writer panicked while it filled the directory, which leaves its contents unknown.
     pub(crate) abandoned: bool,
     pub(crate) _held: StagingBooking,
 }
 
-/// A small file that is whole and waits for its final name.
+/// A complete small file that waits for its final name.
 #[derive(Debug)]
 pub(crate) struct SmallFile {
     pub(crate) batch: Arc<PendingBatch>,
@@ -136,7 +138,7 @@ pub(crate) struct SmallFile {
     pub(crate) file: FileEntry,
 }
 
-/// A small file that is not in a staging directory but under a hidden name.
+/// A small file under a hidden name, outside of a staging directory.
 #[derive(Debug)]
 pub(crate) struct HiddenFile {
     pub(crate) directory: Arc<RelPath>,
@@ -144,40 +146,40 @@ pub(crate) struct HiddenFile {
     pub(crate) small: SmallFile,
 }
 
-/// A large file that is whole, and flushed by itself unless nothing is to be flushed.
+/// A complete large file, which was flushed individually unless nothing is flushed.
 #[derive(Debug)]
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
     pub(crate) origins: ByteOrigins,
-    /// The path at the source and the root, where somebody hears of them.
+    /// The path at the source and the root hash, if published files are reported to an observer.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
     pub(crate) metadata: Metadata,
 }
 
-/// What the sender knew about a batch's files.
+/// The sender's knowledge about the files of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SenderKnowledge {
-    /// The files do not exist at the target, or are to be replaced.
+    /// The files do not exist at the target, or must be replaced.
     Needed,
-    /// The sender guessed that the files do not exist: one that exists already stays.
+    /// The sender assumed that the files do not exist. A file that does exist is kept.
     PerhapsThere,
 }
 
-/// A batch whose entries are being placed and published. The sender is notified when the last holder
+/// A batch whose entries are being placed and published. The batch is reported to the sender when its last holder
 /// [releases](PendingBatch::release) it.
 #[derive(Debug)]
 pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: SenderKnowledge,
     faults: Lock<Vec<EntryFault>>,
-    /// The memory of the names in it, booked on the key's quota.
+    /// The memory of its names, charged to the key's quota.
     _held: Option<Booking>,
 }
 
-/// A guard for one writer that fills a staging directory; where a panic drops it, the directory is abandoned.
+/// A guard for a writer that fills a staging directory. If a panic drops the guard, the directory is abandoned.
 #[derive(Debug)]
 pub(crate) struct FillingGuard<'a> {
     publisher: &'a Publisher,
@@ -186,7 +188,7 @@ pub(crate) struct FillingGuard<'a> {
     left: bool,
 }
 
-/// Why the thread that publishes wakes up.
+/// The reason why the publishing thread wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Time,
@@ -194,46 +196,48 @@ pub(crate) enum Wake {
     Stopped,
 }
 
-/// How long files wait for their names while others keep coming. A process that is killed loses so much. Longer would
-/// publish no faster: a file that is not in a staging directory yet when that closes costs two directory operations in
-/// the place of one.
+/// Maximum time that files wait to be published while others keep arriving. A process that is killed loses this much
+/// work. A longer time would not publish faster: a file that arrives after its staging directory was closed costs two
+/// directory operations instead of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long files wait for their names on storage that answers late: there a directory is filled for seconds, and a
-/// file that comes after the directory has its name costs three more requests.
+/// Maximum time that files wait to be published on storage with high latency. Filling a directory takes seconds there,
+/// and a file that arrives after the directory was published costs three more requests.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
-/// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
-/// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
-/// adds to these.
+/// Memory of a batch entry in bytes, from decoding until it is published, without the bytes of its name and path. It
+/// covers at most twice the size of the entry in a growing list, its two names, and the allocator's overhead for them.
 pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () = assert!(
     2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES
 );
-/// How long files wait for their names when nothing else comes, and the sender has other work meanwhile.
+/// Maximum time that files wait to be published when nothing else arrives, while the sender has other work to do.
 pub(crate) const IDLE_MAX: Duration = Duration::from_millis(200);
-/// The same in a job of several receivers, where a sender waits for the names before it says that an item is done.
+/// The same in a job of several receivers, where the sender waits for the files to be published before it marks an item
+/// as done.
 pub(crate) const IDLE_MAX_IN_JOB: Duration = Duration::from_millis(10);
-/// The most staging directories of one generation, of which two may be under way.
+/// Maximum number of staging directories in one generation. Two generations may be in progress.
 pub(crate) const STAGING_MAX: usize = 128;
-/// The number of large files for which a generation is published before its time.
+/// Number of large files at which a generation is published early.
 const LARGE_MAX: usize = 64;
-/// The most paths of new directories that are remembered. A directory beyond them is filled file by file.
+/// Maximum number of new directories to remember. Any further directory is filled file by file.
 const PATHS_MAX: usize = 16_384;
-/// The longest path that is remembered. With the number above: 8 MiB in all, whatever a sender names.
+/// Maximum length of a remembered path in bytes. With the maximum number of paths this limits their memory to 8 MiB,
+/// whatever a sender names.
 const PATH_BYTES_MAX: usize = 512;
-/// The most directories that are remembered as swept, in 16 bytes each. One beyond them is swept each time it is
+/// Maximum number of swept directories to remember, at 16 bytes each. Any further directory is swept each time it is
 /// opened.
 pub(crate) const SWEPT_MAX: usize = 1 << 18;
-/// A generation is published early once it has this many entries.
+/// Number of entries at which a generation is published early.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// Once a generation has this many entries, the writers stop until it has been taken. Two generations may be
-/// under way: together half of what a sender lets be unpublished.
+/// Number of entries at which writers stop until the generation has been taken. Two generations may be in progress,
+/// which together use half of the unpublished entries that a sender allows.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
 
 impl SmallFile {
-    /// A file that has got its metadata: of those only the time is looked at again.
+    /// Creates the record of a file that already has its metadata. Only its time is checked again later, so the extra
+    /// metadata is dropped.
     pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
         file.metadata.extra = None;
         Self {
@@ -245,7 +249,7 @@ impl SmallFile {
 }
 
 impl Publisher {
-    /// A publisher that gives files their names when nothing else has come for this time, or sooner.
+    /// Creates a publisher that publishes files when nothing else has arrived for `idle_max`, or earlier.
     pub(crate) fn new(idle_max: Duration) -> Self {
         Self {
             idle_max,
@@ -253,19 +257,20 @@ impl Publisher {
         }
     }
 
-    /// The staging directory that covers `path`, and the rest of the path below it.
+    /// Returns the deepest staging directory at or above `path`, and the rest of the path below it.
     pub(crate) fn staged_above(&self, path: &RelPath) -> Option<(Arc<OwnedFd>, RelPath)> {
         let mut state = self.state.lock();
         while state.beginning.iter().any(|above| covers(above, path)) {
             state = self.wait(state);
         }
-        // A search of all is fine: there are few, and a path may have thousands of components.
+        // A linear search is fast enough: there are few staging directories, and a path may have thousands of
+        // components.
         let covering = state.staged.iter().filter(|(above, _)| covers(above, path));
         let (above, found) = covering.max_by_key(|(above, _)| above.as_bytes().len())?;
         Some((Arc::clone(found.directory()), below(path, above)))
     }
 
-    /// A guard for putting files into the staging directory of `path`, if there is one that still takes any.
+    /// Returns a guard for filling the staging directory of `path`, if one exists and still accepts files.
     pub(crate) fn join(&self, path: &RelPath) -> Option<FillingGuard<'_>> {
         let mut state = self.state.lock();
         while state.beginning.contains(path) {
@@ -288,8 +293,8 @@ impl Publisher {
         }
     }
 
-    /// Begins a staging directory for `path` with `begin`, which also returns what is booked for it; `None` where there
-    /// can be none now, or `begin` returns none.
+    /// Creates a staging directory for `path` with `begin`, which also returns the resources charged for it. Returns
+    /// `None` if no staging directory is possible now, or if `begin` returns `None`.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
@@ -329,8 +334,8 @@ impl Publisher {
         Some(self.guard(path, &staging))
     }
 
-    /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has
-    /// [used](Self::is_used) it before this returns.
+    /// Creates a directory with `make`, which returns `false` if it already exists. A new directory counts as fresh
+    /// unless somebody has [used](Self::is_used) it before this call returns.
     pub(crate) fn make(
         &self,
         path: &RelPath,
@@ -359,13 +364,13 @@ impl Publisher {
         made
     }
 
-    /// Whether a directory has been made here and nothing has been put into it; from now on something will be.
+    /// Returns whether this transfer has created a directory that is still unused. From now on it counts as used.
     pub(crate) fn take_fresh(&self, path: &RelPath) -> bool {
         self.state.lock().fresh.remove(path)
     }
 
-    /// Notes that something is about to be put into a directory, and perhaps into each one above: those that do not
-    /// exist will be made.
+    /// Records that an entry is about to be added to a directory, and possibly to each of its parents, because missing
+    /// parents will be created.
     pub(crate) fn is_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
@@ -381,11 +386,11 @@ impl Publisher {
         self.state.lock().fresh.contains(path)
     }
 
-    /// Has a directory swept before it is used: once each, or more often where there are very many. Whoever comes
-    /// meanwhile waits.
+    /// Sweeps a directory before its first use. A directory is swept again if too many directories have been swept to
+    /// remember them all. Threads that need the directory during the sweep wait.
     ///
     /// # Errors
-    /// Those of `sweep`: then the next one sweeps.
+    /// Returns the error of `sweep`. The next call then sweeps the directory again.
     pub(crate) fn sweep(
         &self,
         path: &RelPath,
@@ -412,13 +417,14 @@ impl Publisher {
         Ok(())
     }
 
-    /// The number of flushes that have failed, for a file that is about to be written.
+    /// Returns the number of failed flushes. Must be read before a file's first byte is written.
     pub(crate) fn failed_flushes(&self) -> u64 {
         self.state.lock().failed_flushes
     }
 
-    /// Hands in a small file that waits for its name. `failed_flushes` had failed before its first byte was written:
-    /// one that has failed since may have been for this file, though it belonged to no generation then.
+    /// Hands over a small file to be published. `failed_flushes` is the number of failed flushes before its first byte
+    /// was written. If a flush has failed since, it may have failed for this file, although the file belonged to no
+    /// generation yet.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
@@ -426,7 +432,7 @@ impl Publisher {
         self.touch(&mut state);
     }
 
-    /// Notes that a file which has been flushed by itself has got its name in a directory.
+    /// Records that a file which was flushed individually has been renamed into place in this directory.
     pub(crate) fn has_named_in(&self, directory: &RelPath) {
         let mut state = self.state.lock();
         if !state.current.named_in.contains(directory) {
@@ -435,7 +441,7 @@ impl Publisher {
         self.touch(&mut state);
     }
 
-    /// Hands in a large file that waits for its name.
+    /// Hands over a large file to be published.
     pub(crate) fn add_large(&self, file: WholeFile) {
         let mut state = self.state.lock();
         state.current.large.push(file);
@@ -444,7 +450,7 @@ impl Publisher {
         self.request_if_full(&mut state);
     }
 
-    /// Notes that a writer begins to place a batch; it ends when the result is dropped.
+    /// Marks the start of placing a batch. Dropping the result marks the end.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
         let mut state = self.state.lock();
         state.placings += 1;
@@ -453,7 +459,7 @@ impl Publisher {
         Placing(self, number)
     }
 
-    /// Waits until all batches that have come by now have been handed in.
+    /// Waits until all batches that have been started so far have been handed over.
     pub(crate) fn wait_until_placed(&self) {
         let mut state = self.state.lock();
         let last = state.placings;
@@ -464,8 +470,8 @@ impl Publisher {
         state.waiting -= 1;
     }
 
-    /// Hands in a batch of so many entries that has been placed; it is reported with all that came before. Waits while
-    /// much is unpublished.
+    /// Hands over a batch of `entries` entries that has been placed. It is reported together with everything that was
+    /// handed over earlier. Blocks while too much is unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.state.lock();
         state.current.batches.push(batch);
@@ -479,13 +485,13 @@ impl Publisher {
         }
     }
 
-    /// Ends flushing and publishing by time.
+    /// Stops periodic flushing and publishing.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Waits for the next work of the thread that publishes, for this time at most.
+    /// Waits at most `pause` for the next work of the publishing thread.
     pub(crate) fn next(&self, pause: Duration) -> Wake {
         let latest = Instant::now() + pause;
         let mut state = self.state.lock();
@@ -507,7 +513,7 @@ impl Publisher {
         }
     }
 
-    /// Whether unpublished files have waited for long enough.
+    /// Returns whether unpublished files have waited long enough.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let current = &self.state.lock().current;
         let longer =
@@ -515,7 +521,8 @@ impl Publisher {
         longer(current.began, wait_max) || longer(current.touched, self.idle_max)
     }
 
-    /// Notes that something has come, which the thread that publishes may sleep through otherwise.
+    /// Records new work. Wakes the publishing thread for the first work of a generation, since it may be sleeping
+    /// longer.
     fn touch(&self, state: &mut PublisherState) {
         if state.current.touch() {
             self.changed.notify_all();
@@ -531,14 +538,14 @@ impl Publisher {
         }
     }
 
-    /// Notes that a flush has failed: what has been written may not be on the storage, even if the next flush succeeds.
+    /// Records a failed flush. Data written so far may not be on the storage, even if the next flush succeeds.
     pub(crate) fn suspect(&self) {
         let mut state = self.state.lock();
         state.failed_flushes += 1;
         state.current.suspect = true;
     }
 
-    /// Takes all that has been written until now. Writers that fill a staging directory end that first.
+    /// Takes everything that has been written so far. First waits for writers that are filling a staging directory.
     pub(crate) fn take(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
@@ -557,7 +564,7 @@ impl Publisher {
         taken
     }
 
-    /// Waits for the turn to publish, which one thread has at a time.
+    /// Waits for the exclusive right to publish.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock()
     }
@@ -570,7 +577,7 @@ impl Publisher {
         self.state.lock().stopped
     }
 
-    /// Notes that a staging directory has its name, or is gone.
+    /// Records that a staging directory was renamed into place or no longer exists.
     pub(crate) fn named(&self, path: &RelPath) {
         self.state.lock().staged.remove(path);
     }
@@ -596,7 +603,7 @@ impl Drop for Placing<'_> {
     }
 }
 
-/// A guard that takes a path out of those that are being begun, however that ends.
+/// A guard that removes a path from the set of staging directories being created, whatever the outcome.
 struct BeginningGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -610,7 +617,8 @@ impl Drop for BeginningGuard<'_> {
 }
 
 impl FillingGuard<'_> {
-    /// Hands in the files that the writer has put into the directory; `spoiled` ones are there and not whole.
+    /// Hands over the files that the writer has created in the directory. `spoiled` lists incomplete files that remain
+    /// there.
     pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
         self.left = true;
         self.end(|filling| {
@@ -626,8 +634,8 @@ impl FillingGuard<'_> {
             book(filling);
             filling.writers -= 1;
         }
-        // Only `take` waits for the others, and the thread that publishes for the first. Writers come here for every
-        // few files, and each notification would wake that thread, which has nothing to do yet.
+        // Only `take` waits for later writers, and the publishing thread for the first one. Writers call this after
+        // every few files, and each notification would wake that thread although it has nothing to do yet.
         let is_waited_for = current.touch() || state.closing;
         drop(state);
         if is_waited_for {
@@ -644,7 +652,7 @@ impl Drop for FillingGuard<'_> {
     }
 }
 
-/// A directory that is being swept, until this is dropped.
+/// Marks a directory as being swept until this is dropped.
 struct Sweeping<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -666,7 +674,7 @@ impl PublisherState {
 }
 
 impl Generation {
-    /// Notes that something has come; returns whether it is the first.
+    /// Records new work. Returns whether it is the first of this generation.
     fn touch(&mut self) -> bool {
         let now = Instant::now();
         let is_first = self.began.is_none();
@@ -681,7 +689,7 @@ impl Generation {
 }
 
 impl SmallFile {
-    /// Notes that the file could not be published.
+    /// Records that the file could not be published.
     pub(crate) fn fail(&self, fault: FaultCause) {
         self.batch.fault(self.entry, fault);
     }
@@ -697,30 +705,30 @@ impl PendingBatch {
         })
     }
 
-    /// Notes that one of its entries cannot be placed, or cannot be published.
+    /// Records that one of the batch's entries cannot be placed or published.
     pub(crate) fn fault(&self, entry: u32, cause: FaultCause) {
         self.faults.lock().push(cause.of_entry(entry));
     }
 
-    /// The outcome to report, if nobody else holds the batch any more.
+    /// Returns the outcome to report if this was the last reference to the batch.
     pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
         Some(Outcome::Published(item, faults.into_inner()))
     }
 
-    /// The faults until now.
+    /// Returns the faults so far.
     pub(crate) fn faults(&self) -> Vec<EntryFault> {
         self.faults.lock().clone()
     }
 }
 
-/// Whether `path` is `above` or lies below it.
+/// Returns whether `path` is `above` or lies below it.
 pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
     let rest = path.as_bytes().strip_prefix(above.as_bytes());
     rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// The path itself or the nearest one above that is short enough to be remembered.
+/// Returns the path itself, or its nearest parent that is short enough to be remembered.
 fn remembered_of(path: &RelPath) -> Option<RelPath> {
     let bytes = path.as_bytes();
     if bytes.len() <= PATH_BYTES_MAX {
@@ -732,7 +740,7 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
     RelPath::from_bytes(&bytes[..end]).ok()
 }
 
-/// The part of `path` below `above`, with which it begins.
+/// Returns the part of `path` below its prefix `above`.
 pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
     RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest))
