@@ -1,16 +1,17 @@
-//! The placer, one for each writer: it puts the entries of a verified batch into place, one at a time, each with a
-//! fault of its own if it fails.
+//! The placer, one for each writer. It puts the entries of a verified batch into place, one at a time. An entry that
+//! fails gets its own fault.
 //!
-//! The files of a directory that this transfer has made, and into which nothing has been put yet, are created
-//! in a staging directory under their own names; all others under hidden names in the directory where they
-//! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher). Where storage
-//! answers late, some are made beside that and named at once ([`side`]).
+//! If this transfer has created a directory and nothing has been added to it yet, its files are created in a staging
+//! directory under their own names. All other files are created under hidden names in the directory where they will
+//! stay. Both get their final names from the [publisher](crate::store::publishing::publisher). When storage latency is
+//! high, some files are created in a side directory instead and linked to their final names immediately ([`side`]).
 //!
-//! In a job that several receivers write, all are made in a directory of the session, and directories under
-//! their final names.
+//! In a job of several receivers, all files are created in a directory of the session, and directories are created
+//! under their final names.
 //!
-//! A file that would replace a directory is refused. A directory that replaces a file or a link takes its place when it
-//! is published, as with rsync; with `--ignore-existing` it does not, and what should go below it fails.
+//! An entry that would replace a directory is refused unless that directory gives way (`target/giving_way.rs`). A
+//! directory that replaces a file or a link does so when it is published, as with rsync. With `--ignore-existing` it
+//! does not replace it, and all entries below it fail.
 
 mod runs;
 mod side;
@@ -46,7 +47,7 @@ use crate::store::target::tree::{NewFile, check_close, flush_now};
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
 
-/// The placer of one thread: the transfer, and the directories that the thread has open.
+/// The placer of one thread: the transfer and the directories that the thread has open.
 #[derive(Debug)]
 pub(crate) struct Placer<'a> {
     transfer: &'a Transfer,
@@ -54,18 +55,18 @@ pub(crate) struct Placer<'a> {
     contents: Arc<ContentsWriter>,
 }
 
-/// How often to try to begin a staging directory where there must be one.
+/// Number of attempts to create a staging directory when one is required.
 const STAGE_TRIES: usize = 3;
 
-/// The turns by which a thread that places entries waits for a core and asks for help.
+/// The turns with which a placing thread waits for a core and asks for help.
 struct Turns<'a> {
     own: &'a Turn<'a>,
-    /// The turn of the writer whose batch is placed.
+    /// The turn of the writer whose batch is being placed.
     writer: &'a Turn<'a>,
 }
 
 impl Turns<'_> {
-    /// Asks for another thread for this batch, or for another writer where more work waits.
+    /// Asks for another thread for this batch, or for another writer if more work is queued.
     fn get_help(&self, transfer: &Transfer) {
         let turn = if transfer.meter.has_queued() {
             self.writer
@@ -89,9 +90,9 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Places all entries of a batch, whose files' contents stand one after the other in `data`, with the help of other
-    /// threads where storage answers late, and of other writers, beginning with `writer`, where more batches wait. The
-    /// files get their names later.
+    /// Places all entries of a batch. The contents of its files are stored one after another in `data`. When storage
+    /// latency is high, other threads help with this batch. If more batches are queued, more writers are started
+    /// instead, with the turn `writer`. The files are renamed into place later.
     pub(crate) fn place_groups(
         &mut self,
         groups: Vec<DirectoryGroup>,
@@ -102,7 +103,7 @@ impl<'a> Placer<'a> {
         let transfer = self.transfer;
         let contents = Arc::clone(&self.contents);
         let runs = Runs::new(groups, data);
-        // The first to come is this thread.
+        // The first taker is this thread.
         let own = Lock::new(Some(self));
         transfer.side_by_side(Task::Write, "zmove-write", |turn| {
             let turns = Turns { own: turn, writer };
@@ -115,7 +116,7 @@ impl<'a> Placer<'a> {
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
                 done = Some(run);
-                // Another batch is likely to go to another directory, which a helper would have to open.
+                // The next batch is likely to belong to another directory, which a helper would have to open.
                 if helps && transfer.meter.has_queued() {
                     break;
                 }
@@ -124,7 +125,7 @@ impl<'a> Placer<'a> {
         });
     }
 
-    /// Places the entries of a run. When the session has ended, what is left of them is dropped.
+    /// Places the entries of a run. Once the session has ended, the remaining entries are dropped.
     fn place_run(
         &mut self,
         turns: &Turns<'_>,
@@ -134,7 +135,7 @@ impl<'a> Placer<'a> {
     ) {
         let path = Arc::clone(&run.path);
         let mut entries = std::mem::take(&mut run.entries);
-        // Making the directory of a path of thousands of components is work like any other, so wait for a turn here.
+        // Creating the directories of a path with thousands of components takes CPU time too, so wait for a turn first.
         if turns.own.is_over() {
             return;
         }
@@ -187,7 +188,7 @@ impl<'a> Placer<'a> {
                 Err(Unmade::NotTaken) => self.put(&path, &mut opened, |placer, opened| {
                     placer.place(opened, &path, batch, &entry)
                 }),
-                // What is left in a side directory goes with it.
+                // A leftover in a side directory is removed with that directory.
                 Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
             };
             if let Err(why) = placed {
@@ -214,14 +215,14 @@ impl<'a> Placer<'a> {
         batch.fault(number, cause);
     }
 
-    /// Opens a directory of the target, made if need be.
+    /// Opens a directory of the target, and creates it if necessary.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
         if let Some(opened) = self.directories.get(path) {
             return Ok(opened);
         }
         self.transfer.publisher.is_used(path);
         let directory = match self.directories.open_or_make(path) {
-            // With `--ignore-existing` the entry in the way stays.
+            // With `--ignore-existing`, the entry that blocks the directory is kept.
             Err(error)
                 if is_in_the_way(&error)
                     && self.transfer.target.view.keeper.rules.overwrite == Overwrite::Nothing =>
@@ -234,7 +235,7 @@ impl<'a> Placer<'a> {
             }
             opened => opened?,
         };
-        // The directory may have become a staging directory between the two calls; from here on it does not.
+        // The directory may have become a staging directory between the two calls. It cannot become one from here on.
         self.transfer.publisher.is_used(path);
         let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
@@ -244,16 +245,17 @@ impl<'a> Placer<'a> {
         self.directories.remember(path, directory)
     }
 
-    /// Like [`directory`](Self::directory), but never one that has been replaced since this thread opened it.
+    /// Like [`directory`](Self::directory), but never returns a directory that was replaced after this thread opened
+    /// it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         self.directories.let_go_if_replaced(path);
         Ok(self.directory(path)?.directory)
     }
 
-    /// Begins a staging directory for a path where a file or link is. That stays until the directory is published, or
-    /// goes at once if there can be no staging directory.
+    /// Creates a staging directory for a path that is blocked by a file or link. The blocking entry is kept until the
+    /// directory is published. If no staging directory is possible, it is removed immediately.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
-        // In a job nothing waits under a name in the target.
+        // In a job of several receivers, nothing waits under a hidden name in the target.
         if self.transfer.target.shared_job.is_some() {
             return Err(Errno::NOTDIR.into());
         }
@@ -293,20 +295,21 @@ impl<'a> Placer<'a> {
                 staging.leave(Vec::new(), Vec::new());
                 return Ok(());
             }
-            // Others may rename entries there, so the directory cannot wait under a hidden name.
+            // Other users may rename entries there, so the directory cannot wait under a hidden name.
             if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
                 return StagingDirectory::make_way(transfer.target.tree.lease(), &parent, name);
             }
             if let Some(error) = error {
                 return Err(error);
             }
-            // A generation is being closed or has no room for more, or another thread has just begun the directory.
+            // A generation is being closed or is full, or another thread has just created the staging directory.
             publish_all(transfer);
         }
         Ok(())
     }
 
-    /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
+    /// Returns a guard for filling the staging directory of `path`. If none exists, creates one if there are enough
+    /// files for it.
     fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files.count == 0 || self.transfer.target.shared_job.is_some() {
@@ -329,12 +332,12 @@ impl<'a> Placer<'a> {
             let staging = StagingDirectory::begin(&parent_directory, &name, modes).ok()?;
             Some((staging, held))
         });
-        // Another thread may have been first.
+        // Another thread may have been faster.
         begun.or_else(|| publisher.join(path))
     }
 
-    /// Makes the files among these entries in a staging directory; returns the others, and the files that it
-    /// does not take.
+    /// Creates the files of these entries in a staging directory. Returns the other entries, and the files that cannot
+    /// be created there.
     fn fill<'d>(
         &self,
         turns: &Turns<'_>,
@@ -398,7 +401,8 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// A side directory for the files of a run, where that is of use and they may have their names at once.
+    /// Returns a side directory for the files of a run, if it pays off and the files may be renamed into place
+    /// immediately.
     fn side_directory(
         &self,
         run: &Run<'_>,
@@ -408,7 +412,7 @@ impl<'a> Placer<'a> {
         let opened = opened.as_ref().ok()?;
         let rules = &transfer.target.view.keeper.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
-        // What is read back is so by the publisher, before it gives the name.
+        // With `--verify media`, the publisher reads files back before it renames them.
         if run.files.count < SIDE_FILES_MIN
             || !may_be_named
             || rules.in_place
@@ -419,7 +423,7 @@ impl<'a> Placer<'a> {
         if transfer.target.shared_job.is_some() {
             return None;
         }
-        // What is below a staging directory may move with it.
+        // An entry below a staging directory may move with it.
         if !transfer.quota.writes_late() || transfer.publisher.staged_above(&run.path).is_some() {
             return None;
         }
@@ -432,7 +436,7 @@ impl<'a> Placer<'a> {
         })
     }
 
-    /// Makes a file in a side directory, flushes it and gives it its name.
+    /// Creates a file in a side directory, flushes it, and links it to its final name.
     fn make_beside(
         &self,
         all: &SideDirectories,
@@ -464,8 +468,8 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Puts something into a directory; once more where another transfer has replaced the directory since it was
-    /// opened, and where there is no room until replaced files have gone.
+    /// Adds an entry to a directory. Retries if there is no space, after replaced files have been freed, and if another
+    /// transfer has replaced the directory since it was opened.
     fn put(
         &mut self,
         path: &RelPath,
@@ -553,7 +557,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Makes a symbolic link or special file, or another name of one that has been made.
+    /// Creates a symbolic link or special file, or a hard link to one that has already been created.
     fn place_non_regular(
         &mut self,
         directory: &OwnedFd,
@@ -577,7 +581,7 @@ impl<'a> Placer<'a> {
             .map_err(failed_to(Operation::Flush))
     }
 
-    /// Gives another name to a file that has been published: the flush of this generation then makes it durable.
+    /// Creates a hard link to a published file. The flush of this generation makes it durable.
     fn place_link(
         &mut self,
         opened: &Opened,
@@ -637,7 +641,7 @@ impl<'a> Placer<'a> {
             entered.map_err(failed_to_enter(&self.transfer.target.tree, &path))?;
         }
         if self.transfer.target.shared_job.is_some() {
-            // nothing else flushes it there
+            // Nothing else flushes the directory in a job of several receivers.
             self.transfer.publisher.has_named_in(parent_path);
         }
         self.transfer
@@ -645,7 +649,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Makes a whole file in a staging directory.
+    /// Creates a complete file in a staging directory.
     fn make_in(
         &self,
         staging: &StagingDirectory,
@@ -655,8 +659,8 @@ impl<'a> Placer<'a> {
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
-        // somebody may have removed the directory, or the file system may take two names for one: by itself
-        // the file may succeed
+        // Creation may fail because somebody has removed the directory, or because the file system treats two names as
+        // equal. The file may still succeed outside of the staging directory.
         let new_files = staging.new_files();
         let directory = staging.directory();
         let mode = self
@@ -673,13 +677,13 @@ impl<'a> Placer<'a> {
         };
         let at = At(path, Some(&file.name));
         let written = self.fill_new(made, flush, file, metadata, bytes, at);
-        // The error of the close counts only where nothing else has failed.
+        // The error of the close only counts if nothing else has failed.
         let written = written.and(close(created).map_err(failed_to(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
             return Err(Unmade::Left(why));
         }
-        // There may be room when what is replaced has gone.
+        // There may be space once replaced files have been freed.
         Err(if is_no_room(&why) {
             Unmade::NotTaken
         } else {
@@ -687,8 +691,8 @@ impl<'a> Placer<'a> {
         })
     }
 
-    /// Writes a file that has just been made under a hidden name, sets its metadata, and flushes it where each is
-    /// flushed.
+    /// Writes a file that was just created under a hidden name, sets its metadata, and flushes it if files are flushed
+    /// individually.
     fn fill_new(
         &self,
         made: NewFile<'_>,
@@ -718,7 +722,8 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Makes a whole file under a hidden name, which is returned; `None` where it was changed in its place.
+    /// Creates a complete file under a hidden name and returns that name. Returns `None` if the file was changed in
+    /// place.
     fn place_file(
         &self,
         opened: &Opened,
@@ -773,16 +778,17 @@ impl<'a> Placer<'a> {
     }
 }
 
-/// Why a file did not become whole in its staging directory.
+/// The reason why a file was not completed in its staging directory.
 enum Unmade {
-    /// The file was not begun, or nothing is left of it: it may be made in another way.
+    /// The file was not created, or nothing is left of it. It may be created in another way.
     NotTaken,
     Failed(Failure),
-    /// A part of the file is still there.
+    /// The incomplete file still exists.
     Left(Failure),
 }
 
-/// The least number of files for which a side directory pays: the directory waits twice while one is made and removed.
+/// Minimum number of files for which a side directory pays off. Creating and removing a side directory each block its
+/// parent directory once.
 const SIDE_FILES_MIN: usize = 32;
 
 fn is_in_the_way(error: &io::Error) -> bool {

@@ -1,7 +1,7 @@
-//! The entries of one batch that wait for a thread to place them, in runs of one directory.
+//! The entries of one batch that wait to be placed, grouped into runs of one directory.
 //!
-//! A thread stays with its directory as long as no other directory has fewer threads: the kernel makes files in one
-//! directory one after the other, and each thread opens the directories that it puts something into.
+//! A thread stays with its directory unless another directory has fewer threads. The kernel serializes the creation of
+//! files in a directory, and each thread has to open every directory that it adds entries to.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
 use zmove_types::Lock;
 
-/// The entries that wait, by directory; see the module.
+/// The waiting entries, by directory. See the module.
 pub(super) struct Runs<'d>(Lock<Vec<WaitingDirectory<'d>>>);
 
 struct WaitingDirectory<'d> {
@@ -21,7 +21,7 @@ struct WaitingDirectory<'d> {
     entries: std::vec::IntoIter<PlacedEntry<'d>>,
     threads: usize,
     side_directories: Arc<SideDirectories>,
-    /// The directory, as long as a thread has it open.
+    /// The open directory, while a thread has it open.
     opened: Option<Opened>,
 }
 
@@ -29,7 +29,7 @@ struct WaitingDirectory<'d> {
 pub(super) struct PlacedEntry<'d> {
     /// The entry's number in the batch.
     pub(super) number: u32,
-    /// The contents, or what there is of them beside holes, where the entry is a file.
+    /// The contents without holes, if the entry is a file.
     pub(super) bytes: &'d [u8],
     pub(super) entry: BatchEntry,
 }
@@ -41,36 +41,36 @@ pub(super) struct Run<'d> {
     pub(super) files: DirectoryFiles,
     pub(super) entries: Vec<PlacedEntry<'d>>,
     pub(super) side_directories: Arc<SideDirectories>,
-    /// The directory, where another thread has it open.
+    /// The directory, if another thread has it open.
     pub(super) opened: Option<Opened>,
 }
 
-/// The files of a directory that came in one batch.
+/// The files of a directory in one batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryFiles {
     pub(super) count: usize,
-    /// Whether it is the last directory of the batch: the batch was full there, so that others of its files are likely
-    /// to follow.
+    /// Whether this is the last directory of the batch. The batch may have been full at this point, so that more files
+    /// of the directory are likely to follow.
     pub(super) may_go_on: bool,
 }
 
 impl DirectoryFiles {
-    /// Whether they are as many as a staging directory pays for, or are likely to be with those that follow: these find
-    /// a directory in use where it was not begun for the first.
+    /// Returns whether there are enough files for a staging directory, or are likely to be with the files that follow.
+    /// If none is created now, the files that follow find a directory that is already in use.
     pub(super) const fn are_many(self) -> bool {
         self.count >= TOGETHER_FILES_MIN || self.may_go_on
     }
 }
 
-/// The least number of files for which a staging directory pays.
+/// Minimum number of files for which a staging directory pays off.
 const TOGETHER_FILES_MIN: usize = 8;
 
-/// The entries of one run: few, so that threads that join in find something to do, and enough that a thread seldom has
-/// to look for more.
+/// Maximum number of entries in one run. It is low so that threads that join find work, and high enough that a thread
+/// seldom has to fetch a new run.
 const ENTRIES_PER_RUN: usize = 8;
 
 impl<'d> Runs<'d> {
-    /// The entries of these groups; the contents of the files stand one after the other in `data`.
+    /// Creates the runs of these groups. The contents of their files are stored one after another in `data`.
     pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
         let mut rest = data;
         let mut numbers = 0..;
@@ -107,7 +107,7 @@ impl<'d> Runs<'d> {
         ))
     }
 
-    /// The next entries for a thread that has placed those of `done`.
+    /// Returns the next entries for a thread that has placed the entries of `done`.
     pub(super) fn next(&self, done: Option<Run<'_>>) -> Option<Run<'d>> {
         let last = done.as_ref().map(|done| done.group);
         self.leave(done);
@@ -130,7 +130,7 @@ impl<'d> Runs<'d> {
         })
     }
 
-    /// Notes that a thread has placed these entries.
+    /// Records that a thread has placed these entries.
     pub(super) fn leave(&self, done: Option<Run<'_>>) {
         if let Some(Run { group, .. }) = done {
             let group = &mut self.0.lock()[group];
@@ -141,7 +141,7 @@ impl<'d> Runs<'d> {
         }
     }
 
-    /// Has other threads use a directory that one has opened for a run.
+    /// Lets other threads use the directory that a thread has opened for a run.
     pub(super) fn share(&self, run: &Run<'_>, opened: &Opened) {
         self.0.lock()[run.group].opened = Some(opened.clone());
     }

@@ -1,14 +1,16 @@
-//! Side directories: where storage answers late, files for a directory that was there are made in hidden directories in
-//! it, and linked from these as soon as each is flushed.
+//! Side directories: when storage latency is high, files for an existing directory are created in hidden directories
+//! inside it. Each is linked from there to its final name as soon as it has been flushed.
 //!
-//! The kernel makes and renames entries of one directory one after the other, and waits for the storage meanwhile. A
-//! file under a hidden name takes that turn twice, for four or five requests; one that is linked takes it once, for
-//! two. It is made while others wait in the directory where it will stay.
+//! The kernel creates and renames entries of a directory one at a time, and waits for the storage each time. A file
+//! that is created under a hidden name in the final directory takes this lock twice, for four or five requests. A file
+//! that is linked takes it once, for two requests. Meanwhile, other threads can use the final directory.
 //!
-//! Only where each file is flushed by itself, or nothing is: elsewhere a file may not have its name before the flush of
-//! all. Only where nothing has the file's name: a link replaces nothing.
+//! Side directories are used only if each file is flushed individually, or nothing is flushed. Otherwise a file must
+//! not get its name before the flush of the whole file system. They are also used only if no entry has the file's name,
+//! since a link replaces nothing.
 //!
-//! **Invariant:** a file that is not flushed has no name outside of the side directory (`--durability none` excepted).
+//! **Invariant:** a file that has not been flushed has no name outside of its side directory (except with `--durability
+//! none`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,29 +20,30 @@ use zmove_types::Name;
 
 use crate::rights::quota::StagingBooking;
 
-/// The side directories of one directory and one batch.
+/// The side directories of one directory for one batch.
 #[derive(Debug, Default)]
 pub(super) struct SideDirectories {
     begun: [OnceLock<Option<Arc<SideDirectory>>>; BEGUN_MAX],
-    /// The number of runs that have asked for one.
+    /// Number of runs that have asked for a side directory.
     runs: AtomicUsize,
-    /// Whether a link has failed: other files have names there, or the file system takes no links.
+    /// Whether a link has failed, because an entry of that name exists or the file system does not support links.
     refused: AtomicBool,
 }
 
-/// A hidden directory, with the booking of its descriptors. It is removed when this is dropped.
+/// A hidden directory and its charge for descriptors. The directory is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct SideDirectory {
     pub(super) staging: StagingDirectory,
     _held: StagingBooking,
 }
 
-/// A file is made and removed again in a side directory in the time in which two or three get their names.
+/// Maximum number of side directories. While one file is created and removed in a side directory, two or three others
+/// can be linked to their final names.
 const BEGUN_MAX: usize = 3;
 
 impl SideDirectories {
-    /// A side directory for the next run, begun with `begin` where it is the first; `None` where there can be none, or
-    /// a link has failed.
+    /// Returns a side directory for the next run, and creates it with `begin` if necessary. Returns `None` if it cannot
+    /// be created or a link has failed.
     pub(super) fn next(
         &self,
         begin: impl FnOnce() -> Option<(StagingDirectory, StagingBooking)>,
@@ -57,7 +60,8 @@ impl SideDirectories {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Gives a file of a side directory its name; returns whether it has it. One that has not is removed.
+    /// Links a file of a side directory to its final name. Returns whether this succeeded. Otherwise the file is
+    /// removed.
     pub(super) fn give_name(
         &self,
         lease: &Lease,
@@ -72,7 +76,7 @@ impl SideDirectories {
             publish_from(lease, NameAt::new(staging.directory(), file), into, name).is_ok();
         if !is_named {
             self.refused.store(true, Ordering::Relaxed);
-            // A file that stays goes with the side directory.
+            // A file that cannot be removed now is removed with the side directory.
             let _removed_later = staging.discard(file);
         }
         is_named
