@@ -1,10 +1,10 @@
-//! From the target a client asks for to the directory where its entries go.
+//! Resolves the target that a client requests to the directory where its entries are stored.
 //!
-//! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them,
-//! reached from the root's descriptor without following links.
+//! **Invariant:** for a client with roots, every directory that is created or opened here lies below one of the roots.
+//! It is reached from the root's descriptor without following links.
 //!
-//! A root that its mode would open, and that is refused nevertheless, did not exist when the daemon was confined: the
-//! client is answered that a restart is needed.
+//! If access to a root is denied although its mode allows it, the root did not exist when the daemon was confined. The
+//! client is then told that the daemon must be restarted.
 
 pub(crate) mod compared;
 mod dead_mount;
@@ -39,50 +39,52 @@ use crate::shared_job::other_jobs::{Found, OtherJobs, none_if_closed};
 use crate::shared_job::session::{SharedJobSession, not_under_way};
 use crate::store::failure::entering;
 
-/// Where a client may write.
+/// The part of the file system that a client may write to.
 #[derive(Clone, Debug)]
 pub enum WriteAccess {
-    /// Anywhere this process may: the user's own target in the same process.
+    /// Anywhere that this process may write. Used for the user's own target in the same process.
     Anywhere,
-    /// Beneath these roots; a relative target is beneath the first.
+    /// Below these roots. A relative target is below the first root.
     Beneath(Roots),
-    /// Nowhere: the key may only read.
+    /// Nowhere, because the key may only read.
     ReadOnly,
 }
 
-/// The directory where entries go.
+/// The directory where entries are stored.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
-    /// For a single entry: its name at the source and the name it gets.
+    /// For a single entry, its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether anything that will be written exists already.
+    /// Whether any entry that will be written already exists.
     pub(crate) state: TargetState,
-    /// Whether the directory was made here for its owner only: its mode is still to come.
+    /// Whether the directory was created here with access for its owner only. Its final mode has not been received yet.
     pub(crate) is_closed: bool,
-    /// The mode that the directory had, where it was opened up to its owner here: another is still to come.
+    /// The previous mode of the directory, if its owner had to be given access here. Its final mode has not been
+    /// received yet.
     pub(crate) mode_before: Option<Mode>,
-    /// The job of several receivers that it is written in.
+    /// The session in a job of several receivers, if the transfer belongs to one.
     pub(crate) shared_job: Option<SharedJobSession>,
 }
 
-/// The place of a target, whose directory need not exist.
+/// The location of a target, whose directory may not exist yet.
 struct TargetPlace<'a> {
-    /// The tree that the target lies in; `None` only for a user's own target whose parent does not exist.
+    /// The tree that contains the target. `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
-    /// The path of the directory for entries in the tree.
+    /// The path in the tree of the directory for entries.
     path: RelPath,
-    /// For a single entry: its name at the source and the name it gets, unless it goes into a directory.
+    /// For a single entry that is not stored in an existing directory, its name at the source and its name at the
+    /// target.
     rename: Option<(Name, Name)>,
-    /// The target as it was asked for.
+    /// The target as requested.
     shown: &'a Path,
 }
 
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> TargetPlace<'a> {
-    /// Finds the place. Missing directories are made under the lease `makes`, and stay missing without one.
+    /// Finds the location. Missing directories are created under the lease `makes`, or stay missing without a lease.
     fn of(open: &'a Open, access: &WriteAccess, makes: Option<&Lease>) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
@@ -98,7 +100,7 @@ impl<'a> TargetPlace<'a> {
             && let Some((parent, own_name)) = path.split()
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
-                // It exists, whatever it is.
+                // The entry exists, whatever it is.
                 Some(Err(error)) if is_gone(&error) => {
                     return Err(cannot("open directory", shown, &error));
                 }
@@ -121,8 +123,8 @@ impl<'a> TargetPlace<'a> {
         })
     }
 
-    /// The refusal of a directory that cannot be made or opened. A single entry that takes a name of its own is named
-    /// itself, and not the directory that it goes into.
+    /// Returns the refusal for a directory that cannot be created or opened. For a single entry with its own name, the
+    /// refusal names the entry instead of its directory.
     fn cannot_enter(&self, operation: &str, error: &io::Error) -> Refusal {
         let way = || {
             let own_name = self.rename.as_ref().map(|(_, own_name)| own_name);
@@ -138,8 +140,8 @@ impl<'a> TargetPlace<'a> {
 }
 
 impl Target {
-    /// Opens the target, making directories that are missing. For a job that is under way nothing is made, and no mode
-    /// is changed: the head may have set it for good.
+    /// Opens the target and creates missing directories. For a job in progress nothing is created and no mode is
+    /// changed, because the head may already have set the final mode.
     pub(crate) fn resolve(
         open: &Open,
         access: &WriteAccess,
@@ -168,8 +170,8 @@ impl Target {
         let tree = &tree.under(lease.clone());
         let path = &place.path;
         let tops = names_at_top(&open.shape, place.rename.as_ref());
-        // Where entries are named in the target, or modes are not kept, no mode comes for it: it has the usual one from
-        // the start.
+        // If entries are named in the target, or modes are not preserved, the target receives no mode. It then has the
+        // usual mode from the start.
         let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(Kinds::MODE);
         let closed = if gets_mode {
             make_closed(tree, path)
@@ -178,7 +180,8 @@ impl Target {
         };
         let made = closed.and_then(|is_closed| {
             let (directory, mode_before) = match (path.parent(), path.file_name()) {
-                // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
+                // The mode of the target is set at the end, so a mode that denies access to the owner may be changed
+                // now.
                 (Some(parent), Some(name)) if gets_mode => tree
                     .like_this_at(tree.create_directory(&parent)?)
                     .open_up(&RelPath::from(&name))?,
@@ -194,8 +197,8 @@ impl Target {
         let state =
             state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
-            // All that comes must be made here: where nothing can be, that is known before it is sent. The effective
-            // rights count, with capabilities, which the plain call leaves out.
+            // All entries must be created in this directory, so check now whether that is possible, before any data is
+            // sent. The effective rights include capabilities, which a plain access check ignores.
             let may_write = rustix::fs::accessat(
                 &fd,
                 ".",
@@ -225,7 +228,7 @@ impl Target {
         entered.map_err(|error| cannot("look for other pushes at", shown, &error))
     }
 
-    /// Opens a target that is there, as it is.
+    /// Opens an existing target without changing it.
     fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
         let place = TargetPlace::of(open, access, None)?;
         let Some(tree) = &place.tree else {
@@ -249,7 +252,7 @@ impl Target {
     }
 }
 
-/// Waits for the jobs that other runs lead above the target, up to the root of the grant.
+/// Waits for the jobs of other runs above the target, up to the root of the grant.
 pub(crate) fn wait_for_jobs_above(
     open: &Open,
     access: &WriteAccess,
@@ -265,7 +268,7 @@ pub(crate) fn wait_for_jobs_above(
     wait().map_err(|refusal| dead_mount::named(refusal, open, access))
 }
 
-/// The jobs above a place, each by the directory in which it is.
+/// Returns the jobs above a location, each with the directory that contains it.
 fn jobs_above(place: &TargetPlace<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for directory in directories_of(place, access)? {
@@ -276,7 +279,7 @@ fn jobs_above(place: &TargetPlace<'_>, access: &WriteAccess) -> io::Result<Vec<F
     Ok(found)
 }
 
-/// The directories above a place, as far as they exist.
+/// Returns the existing directories above a location.
 fn directories_of(
     place: &TargetPlace<'_>,
     access: &WriteAccess,
@@ -297,14 +300,14 @@ fn directories_of(
     Ok(there.chain(above_root.into_iter().map(Ok)))
 }
 
-/// Whether there is no directory, or one that may not be listed.
+/// Returns whether the error means that there is no directory, or only one that may not be listed.
 fn is_none_to_look_into(error: &io::Error) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
         || Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
-/// The nearest directory above a path that exists.
+/// Returns the nearest existing directory above a path.
 fn nearest(path: &Path) -> io::Result<Tree> {
     let mut last = Err(io::ErrorKind::NotFound.into());
     for above in path.ancestors().skip(1) {
@@ -322,7 +325,7 @@ fn nearest(path: &Path) -> io::Result<Tree> {
     last
 }
 
-/// The directories above a tree, as far as they may be read.
+/// Returns the directories above a tree, as far as they are readable.
 fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     let up = |below: BorrowedFd<'_>| {
         let parent = open_at(below, "..", OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
@@ -332,23 +335,23 @@ fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     directories.take(ABOVE_MAX).collect()
 }
 
-/// The most directories above a target that are looked into.
+/// Maximum number of directories above a target to search.
 const ABOVE_MAX: usize = 64;
 
-/// A target that is only looked at: what is missing stays missing.
+/// A target that is only inspected. Missing directories stay missing.
 #[derive(Debug, Default)]
 pub(crate) struct SeenTarget {
-    /// The directory that paths are relative to, if it is there.
+    /// The directory that paths are relative to, if it exists.
     pub(crate) tree: Option<Tree>,
-    /// For a single entry: its name at the source and the name it would get.
+    /// For a single entry, its name at the source and the name it would get.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether the target exists, and its mode closes it to its owner. A transfer would open it, so what is in it is
-    /// not known.
+    /// Whether the target exists but its mode denies access to its owner. A transfer would change the mode, so the
+    /// contents are unknown.
     pub(crate) is_closed: bool,
 }
 
 impl SeenTarget {
-    /// Finds the target, as [`Target::resolve`] would, and makes nothing.
+    /// Finds the target like [`Target::resolve`], but creates nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
@@ -364,7 +367,7 @@ impl SeenTarget {
         };
         let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // Only a transfer that sets modes would open it.
+            // Only a transfer that sets modes would open up the directory.
             Ok(Some(None)) if !open.keeping.kinds.has_any(Kinds::MODE) => {
                 return Err(place.cannot_enter("open directory", &Errno::ACCESS.into()));
             }
@@ -378,8 +381,8 @@ impl SeenTarget {
     }
 }
 
-/// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
-/// the usual permissions.
+/// Creates a directory with access for its owner only (0700). Returns `false` if an entry of that name exists. Parent
+/// directories get the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     let Some((parent, name)) = path.split() else {
         return Ok(false);
@@ -396,7 +399,7 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     )
 }
 
-/// The name that an entry gets, where a single one may be renamed.
+/// Returns the name that an entry gets. A single entry may be renamed.
 pub(crate) fn renamed<'a>(
     rename: Option<&'a (Name, Name)>,
     directory: &RelPath,
@@ -408,7 +411,7 @@ pub(crate) fn renamed<'a>(
     }
 }
 
-/// The tree that the target lies in, and its path in there.
+/// Returns the tree that contains the target, and the target's path in it.
 fn locate(
     target: &[u8],
     access: &WriteAccess,
@@ -439,11 +442,11 @@ fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     })
 }
 
-/// The text for a root whose mode would allow access, so that a rule of the kernel forbids it.
+/// The text for a root whose mode allows access, which means that a kernel rule denies it.
 const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine, or \
                         confine in zmove.toml), restart it there to have another";
 
-/// A user's own target: links and `..` in it are the user's business, as for any command.
+/// Locates a user's own target. Links and `..` in it are the user's responsibility, as for any command.
 fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, RelPath), Refusal> {
     let path = Path::new(OsStr::from_bytes(if target.is_empty() {
         b"."
@@ -472,7 +475,7 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
     }
     let tree = match Tree::open(parent) {
         Err(error) if makes.is_none() && error.kind() == io::ErrorKind::NotFound => None,
-        // A target that is there is itself what cannot be opened.
+        // An existing target is itself the directory that cannot be opened.
         Err(_) if path.is_dir() => return Err(cannot("open directory", path, &own_error)),
         opened => {
             Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
@@ -481,10 +484,11 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
     Ok((tree, clean(name.as_bytes())?))
 }
 
-/// The root of a key that a path lies in, and the rest of the path below it. A relative path is beneath the first.
+/// Returns the root of a key that contains a path, and the rest of the path below the root. A relative path is below
+/// the first root.
 ///
 /// # Errors
-/// There is none that the key may use so: write to it, or read it.
+/// Returns a refusal if no root contains the path. `may` is the operation shown in the refusal, such as "write to".
 pub fn choose_root<'a>(
     asked: &'a [u8],
     roots: &'a [PathBuf],
@@ -522,7 +526,7 @@ pub fn choose_root<'a>(
         })
 }
 
-/// A path without doubled slashes and single dots.
+/// Removes duplicate slashes and single dots from a path.
 #[must_use]
 pub fn without_dots(path: &[u8]) -> Vec<u8> {
     let parts: Vec<_> = path
@@ -532,7 +536,7 @@ pub fn without_dots(path: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// A path without doubled slashes and single dots; `..` is refused.
+/// Removes duplicate slashes and single dots from a path. A path with `..` is refused.
 fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     RelPath::from_bytes(&without_dots(path)).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
@@ -543,7 +547,7 @@ fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     })
 }
 
-/// The names that entries get at the top of the target; none where what comes is the target's contents.
+/// Returns the names that entries get at the top of the target. Empty if the entries are the contents of the target.
 fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) -> Vec<&'a Name> {
     match (shape, rename) {
         (TargetShape::Directory { tops }, _) => tops.iter().collect(),
@@ -552,7 +556,7 @@ fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) ->
     }
 }
 
-/// Empty when none of `tops` is there; with no tops, when nothing at all is.
+/// Returns `Empty` if none of `tops` exists, or, without tops, if the directory is empty.
 fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     let found = if tops.is_empty() {
         holds_anything(directory)?
@@ -575,7 +579,8 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The refusal of a directory that cannot be made or opened: by what is in its `way`, where that is the cause.
+/// Returns the refusal for a directory that cannot be created or opened. `way` describes a blocking entry, if that is
+/// the cause.
 fn cannot_enter(
     operation: &str,
     path: &Path,

@@ -1,8 +1,8 @@
-//! The files that were compared by their contents, with their identity at that time: the sender may report later that
-//! they need only a mode and a time, and somebody else may have written to them by then.
+//! The files whose contents were compared, with their identity at that time. The sender may report later that such a
+//! file only needs a mode and a time, and another process may have written to the file by then.
 //!
-//! A file is known by its number, since a name of it may lead to another file by then, and another name to the same.
-//! Each file takes a few bytes, which are booked, until the end of the transfer.
+//! A file is identified by its inode number, because its name may lead to another file by then, and another name to the
+//! same file. Each file uses a few bytes, which are charged to the quota until the end of the transfer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +15,7 @@ use zmove_types::{FileNumber, Lock, Name, Timestamp};
 
 use crate::rights::quota::{Booking, Quota};
 
-/// The files that were compared; see the module.
+/// The files whose contents were compared. See the module.
 #[derive(Debug)]
 pub(crate) struct ComparedFiles {
     state: Lock<State>,
@@ -32,11 +32,11 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Look {
     hash: u64,
-    /// Whether it had other names, which may go meanwhile: that changes its change time.
+    /// Whether the file had other names. Removing one of them changes the change time of the file.
     is_shared: bool,
 }
 
-/// The memory of a file in the map, with the map's spare room.
+/// Memory of a file in the map in bytes, including the map's spare capacity.
 const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
 
 impl ComparedFiles {
@@ -50,7 +50,8 @@ impl ComparedFiles {
         }
     }
 
-    /// Remembers what a compared file looks like; `false` where that fails, and the file must not count as equal.
+    /// Remembers the identity of a compared file. Returns `false` if that fails, in which case the file must not count
+    /// as equal.
     pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
         let Ok(number) = number_at(directory, name) else {
             return false;
@@ -68,8 +69,8 @@ impl ComparedFiles {
         true
     }
 
-    /// Whether a file still looks as it did when it was compared. One that was not compared is as the sender reports
-    /// it.
+    /// Returns whether a file still has the identity that it had when it was compared. Returns `true` for a file that
+    /// was not compared, which relies on the sender's report.
     pub(crate) fn is_as_compared(
         &self,
         directory: &OwnedFd,
@@ -83,7 +84,7 @@ impl ComparedFiles {
         })
     }
 
-    /// Notes the new identity of a file that has got its mode and time.
+    /// Records the new identity of a file after its mode and time were set.
     pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name)?;
         let look = FileIdentity::at(directory, name)?;
@@ -116,9 +117,8 @@ impl ComparedFiles {
     }
 }
 
-/// Whether a file was changed so recently before `now` that another change might leave it the same times:
-/// kernels before 6.13, and
-/// some file systems, count them in ticks.
+/// Returns whether a file was changed so recently before `now` that another change might leave it with the same times.
+/// Kernels before 6.13 and some file systems count times in ticks.
 fn is_just_changed(look: &FileIdentity, now: SystemTime) -> bool {
     let changed = look.ctime.to_system_time();
     let age = changed.and_then(|changed| now.duration_since(changed).ok());

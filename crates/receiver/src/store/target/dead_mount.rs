@@ -1,5 +1,5 @@
-//! Targets on a file system that is gone. The error of the operation that failed first may hide that: making the mount
-//! point anew fails because it exists.
+//! Detects targets on a file system that is gone. The error of the first failed operation may hide this: creating the
+//! mount point again fails because it exists.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use zmove_wire::{Open, Refusal, RefusalCode};
 use super::{WriteAccess, choose_root};
 
 impl WriteAccess {
-    /// The path of a target on this host, as far as it is known without asking its storage.
+    /// Returns the path of a target on this host, as far as it is known without accessing its storage.
     #[must_use]
     pub fn path_of(&self, target: &[u8]) -> Option<PathBuf> {
         let path = |bytes| Path::new(OsStr::from_bytes(bytes));
@@ -27,7 +27,7 @@ impl WriteAccess {
     }
 }
 
-/// The refusal of a target. If the file system there is gone, it names the mount.
+/// Returns the refusal for a target. If the target's file system is gone, the refusal names the mount.
 pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refusal {
     let named = || {
         let path = access.path_of(&open.target)?;

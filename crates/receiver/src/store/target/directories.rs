@@ -1,13 +1,13 @@
-//! The directories of a transfer that get their mode and time at its end, deepest first, when nothing is put
-//! into them any more.
+//! The directories of a transfer whose mode and time are set at its end, deepest first, when nothing more is added to
+//! them.
 //!
-//! Directories, also a new target, are made with 0700. So nobody else looks into one that the source keeps closed, a
-//! read-only one can be filled, and each has the source's time in the end. A new target for which no mode has come by
-//! then gets that of any new directory. Directories above the target, and a target for which no mode can come, have the
-//! usual mode from the start.
+//! All directories, including a new target, are created with mode 0700. Nobody else can therefore read a directory that
+//! is private at the source, a read-only directory can be filled, and each directory has the source's time in the end.
+//! A new target that has received no mode by then gets the mode of any new directory. Directories above the target, and
+//! a target that cannot receive a mode, have the usual mode from the start.
 //!
-//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied, and their
-//! memory is booked.
+//! There may be millions of directories, and a peer may name one path in thousands of entries. Paths are therefore
+//! shared instead of copied, and their memory is charged to the quota.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use zmove_wire::WireError;
 use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
-/// The directories that are remembered, shared by all writers.
+/// The remembered directories, shared by all writers.
 #[derive(Debug)]
 pub(crate) struct Directories(Lock<State>);
 
 #[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
-    /// The extra metadata of the last directory that had any: others may share it.
+    /// The extra metadata of the last directory that had any. Other directories may share it.
     last_extra: Option<Arc<Extra>>,
-    /// The addresses of the paths that are kept here; their batches hold them too for a while.
+    /// The addresses of the paths kept here. The batches of these paths also hold them for a while.
     paths: HashSet<usize>,
     held: Booking,
 }
 
-/// One directory, with its mode and time.
+/// One directory with its mode and time.
 #[derive(Debug)]
 pub(crate) struct Remembered {
-    /// The path of the directory, or of its parent where there is a name.
+    /// The path of the directory, or of its parent if `name` is set.
     pub(crate) path: Arc<RelPath>,
     pub(crate) name: Option<Name>,
-    /// The number of components of the directory's path below the target root.
+    /// Number of components of the directory's path below the target root.
     pub(crate) depth: usize,
     pub(crate) metadata: Metadata,
 }
 
-/// The memory of an element beside its path and name: the allocator's overhead, and the spare room of a list that
-/// grows.
+/// Memory of an element in bytes, without its path and name: the allocator's overhead and the spare capacity of a
+/// growing list.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
-/// The bytes that the set of paths takes for one path, with the room that it has left.
+/// Memory of one path in the set of paths in bytes, including the set's spare capacity.
 const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
@@ -59,10 +59,10 @@ impl Directories {
         }))
     }
 
-    /// Remembers the directory at `path`, or the one of that name in it.
+    /// Remembers the directory at `path`, or its child `name` if given.
     ///
     /// # Errors
-    /// There are so many that they would take more memory than the key may have.
+    /// Returns an error if the directories would use more memory than the key allows.
     pub(crate) fn remember(
         &self,
         path: &Arc<RelPath>,
@@ -93,7 +93,7 @@ impl Directories {
         if metadata.extra.is_some() {
             last_extra.clone_from(&metadata.extra);
         }
-        // a path of thousands of components may be named thousands of times
+        // A path of thousands of components may be named thousands of times, so avoid computing its depth again.
         let same = directories
             .last()
             .filter(|last| Arc::ptr_eq(&last.path, path));
@@ -111,15 +111,15 @@ impl Directories {
         Ok(())
     }
 
-    /// Books other memory for remembered directories.
+    /// Charges other memory for remembered directories.
     ///
     /// # Errors
-    /// As [`remember`](Self::remember).
+    /// Returns an error if the directories would use more memory than the key allows.
     pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
         self.0.lock().held.grow(bytes)
     }
 
-    /// Takes all directories, and books nothing for them any more.
+    /// Takes all directories and releases their memory charge.
     pub(crate) fn take(&self) -> Vec<Remembered> {
         let mut state = self.0.lock();
         state.paths.clear();
@@ -128,7 +128,7 @@ impl Directories {
         std::mem::take(&mut state.directories)
     }
 
-    /// Takes all directories, the deepest first: each is then set before those that it is in.
+    /// Takes all directories, deepest first, so that each is set before its parents.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
         let mut state = self.0.lock();
         let mut directories = std::mem::take(&mut state.directories);
@@ -140,7 +140,7 @@ impl Directories {
 }
 
 impl Remembered {
-    /// The path of the directory.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> RelPath {
         let path = || self.path.join(self.name.as_ref()?).ok();
         path().unwrap_or_else(|| RelPath::clone(&self.path))

@@ -1,19 +1,20 @@
-//! The file systems that a transfer writes to: there may be several below one target.
+//! The file systems that a transfer writes to. There may be several below one target.
 //!
-//! | `--durability` | small file | large file | before names are given | at the end |
+//! | `--durability` | small file | large file | before files are renamed into place | at the end |
 //! |---|---|---|---|---|
 //! | `none` | – | – | – | – |
 //! | `end` (default) | – | `fdatasync` | `syncfs` of each file system | `syncfs`, for the names |
 //! | `file` | `fdatasync` | `fdatasync` | the same, then `fsync` of each directory | the same |
 //!
-//! A large file is flushed by itself as soon as it is whole, since its descriptor has seen every error since it was
-//! opened.
+//! A large file is flushed individually as soon as it is complete, because its descriptor has seen every error since it
+//! was opened.
 //!
-//! Some file systems report success of `syncfs` without flushing, or whatever the one below them does: there each file
-//! and each directory is flushed by itself ([`Flush::Each`]), and no group of a part counts as flushed.
+//! On some file systems `syncfs` reports success without flushing anything, or returns the result of an underlying file
+//! system. There, each file and each directory is flushed individually ([`Flush::Each`]), and no group of a part counts
+//! as flushed.
 //!
-//! **Invariant:** on each file system a descriptor is open from before the first write to it: the kernel reports to a
-//! descriptor only errors that came after it was opened.
+//! **Invariant:** on each file system, a descriptor is open from before the first write to it. The kernel reports to a
+//! descriptor only errors that occurred after it was opened.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,28 +34,28 @@ use zmove_types::Lock;
 pub(crate) struct FileSystems {
     known: Lock<HashMap<Dev, FileSystem>>,
     lease: Lease,
-    /// How long a flush may take before it is late.
+    /// Time after which a flush counts as late.
     patience: Duration,
-    /// The flush that was late and may still be under way.
+    /// A late flush that may still be in progress.
     late: Lock<Option<Flushing>>,
-    /// The thread that flushes, started with the first flush; `None` where no more threads can be started.
+    /// The thread that flushes, started with the first flush. `None` if the thread could not be started.
     flusher: OnceLock<Option<Sender<Work>>>,
 }
 
-/// The file systems to flush, and the flush that waits for them.
+/// The file systems to flush, and the flush that completes when they have been flushed.
 type Work = (Vec<FileSystem>, Flushing);
 
 #[derive(Clone, Debug)]
 struct FileSystem {
     directory: Arc<OwnedFd>,
     flush: Flush,
-    /// What lets a flush change the times of the directory.
+    /// The lease under which a flush may change the times of the directory.
     lease: Lease,
-    /// Whether the file system took changes when it was seen first.
+    /// Whether the file system was writable when it was first seen.
     first_seen: Writable,
 }
 
-/// Whether a directory's file system takes changes there: a mount may be read-only, and so may a subvolume of Btrfs.
+/// Whether a directory's file system is writable. A mount or a Btrfs subvolume may be read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writable {
     Yes,
@@ -70,18 +71,18 @@ impl Writable {
     }
 }
 
-/// How data is flushed to the storage below a file system.
+/// The way in which data is flushed to the storage below a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flush {
     /// One call flushes the whole file system.
     Whole,
-    /// Each file and each directory is flushed by itself.
+    /// Each file and each directory is flushed individually.
     Each,
 }
 
 impl Flush {
-    /// How files of this file system are flushed. One that does not say what it is could be any: `fstatfs` fails on
-    /// some file systems in user space and in some sandboxes.
+    /// Returns how files of this file system are flushed. If `fstatfs` fails, as on some user-space file systems and in
+    /// some sandboxes, the type is unknown and each file is flushed.
     pub(crate) fn of(file: impl AsFd) -> Self {
         let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type);
         if kind.is_ok_and(|kind| !EACH.contains(&kind)) {
@@ -92,10 +93,11 @@ impl Flush {
     }
 }
 
-/// The `f_type` of FUSE, which reports success of `syncfs` without asking its server; of those above another file
-/// system, overlayfs and eCryptfs: `syncfs` flushes what is below, and an error of that is reported to `fsync` of the
-/// file alone; and of those whose `syncfs` does not ask the disk or the server to empty its cache: FAT, exFAT, SMB (1
-/// and 2), 9p.
+/// The `f_type` values of file systems whose `syncfs` is not sufficient:
+///
+/// - FUSE reports success without asking its server.
+/// - overlayfs and eCryptfs flush the file system below, whose errors are only reported to `fsync` of the file.
+/// - FAT, exFAT, SMB (1 and 2) and 9p do not ask the disk or the server to flush its cache.
 const EACH: [i64; 8] = [
     0x6573_5546,
     0x794c_7630,
@@ -107,7 +109,7 @@ const EACH: [i64; 8] = [
     0x0102_1997,
 ];
 
-/// A flush under way on a thread of its own.
+/// A flush in progress on a separate thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flushing(Arc<Progress>);
 
@@ -117,21 +119,21 @@ struct Progress {
     changed: Condvar,
 }
 
-/// Why a flush has not covered everything.
+/// The reason why a flush has not covered everything.
 #[derive(Debug)]
 pub(crate) enum Unflushed {
     Failed,
-    /// The flush takes long, as where somebody else has written much to the same file system. Holds the flush that will
-    /// cover all that was written until now, if one has begun.
+    /// The flush takes long, for example because another process has written much data to the same file system.
+    /// Contains the flush that will cover everything written so far, if one has begun.
     Late(Option<Flushing>),
 }
 
-/// How long a flush may take: longer than storage takes to write what one transfer has in the page cache, and shorter
-/// than it may take for all others.
+/// Time after which a flush counts as late. It exceeds the time that storage needs to write one transfer's page cache,
+/// but not the time that it may need for the data of all other processes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl FileSystems {
-    /// None yet, for a transfer that changes its target under this lease.
+    /// Creates an empty set for a transfer that changes its target under this lease.
     pub(crate) fn under(lease: Lease) -> Self {
         Self {
             known: Lock::default(),
@@ -154,7 +156,7 @@ fn start_flusher() -> Option<Sender<Work>> {
 }
 
 fn flush_all((file_systems, flushing): Work) {
-    // Flush each of them, even if one fails: an error is reported once.
+    // Flush every file system even if one fails, because an error is reported only once.
     let results: Vec<_> = file_systems.iter().map(flush_one).collect();
     flushing.end(results.into_iter().collect());
 }
@@ -167,7 +169,7 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
         ..
     } = file_system;
     rustix::fs::syncfs(directory)?;
-    // A file system that has been read-only all the time holds nothing of ours.
+    // A file system that has always been read-only contains none of our data.
     let stayed_read_only = [*first_seen, Writable::now(directory)] == [Writable::No; 2];
     if stayed_read_only {
         Ok(())
@@ -176,13 +178,13 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     }
 }
 
-/// Makes a change, to learn whether the file system still takes any. One that has given up its journal reports success
-/// of `syncfs`, and of `fsync` of what has not changed since; it reports the names that are lost with the journal to
-/// nobody, or only to the program that happened to flush when the journal failed.
+/// Makes a change, to check whether the file system still accepts any. A file system that has aborted its journal
+/// reports success for `syncfs`, and for `fsync` of anything that has not changed since. It never reports the names
+/// that were lost with the journal, or reports them only to the process that happened to flush when the journal failed.
 fn take_change(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
-    // The fallback where there are no files without a name, or none may be made in this directory.
+    // The fallback if unnamed files are not supported or cannot be created in this directory.
     let changed = made.or_else(|error| {
         if has_given_up(error) {
             Err(error)
@@ -190,7 +192,7 @@ fn take_change(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
             change_times(lease, directory)
         }
     });
-    // A directory of somebody else's takes no change from us, which shows nothing about its file system.
+    // If a directory of another user cannot be changed, this says nothing about its file system.
     changed.or_else(|error| {
         if has_given_up(error) {
             Err(error)
@@ -200,7 +202,7 @@ fn take_change(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     })
 }
 
-/// Sets a directory's times to what they are and flushes it: a change that leaves no trace.
+/// Sets a directory's times to their current values and flushes it. This is a change that leaves no trace.
 fn change_times(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     renew_times(lease.permit()?, directory)?;
     rustix::fs::fsync(directory)
@@ -214,7 +216,7 @@ const fn has_given_up(error: Errno) -> bool {
 }
 
 impl Flushing {
-    /// The result, as soon as the flush has ended; `None` where that takes longer.
+    /// Waits for the flush and returns its result, or `None` if it takes longer than `patience`.
     fn wait(&self, patience: Duration) -> Option<Result<(), Errno>> {
         let Progress { ended, changed } = &*self.0;
         let ended = ended.lock();
@@ -222,7 +224,7 @@ impl Flushing {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Whether all has been flushed by now.
+    /// Returns whether everything has been flushed successfully.
     pub(crate) fn is_done(&self) -> bool {
         self.wait(Duration::ZERO) == Some(Ok(()))
     }
@@ -235,10 +237,10 @@ impl Flushing {
 }
 
 impl FileSystems {
-    /// Notes the file system of a directory. To be called before anything is written to it.
+    /// Registers the file system of a directory. Must be called before anything is written to it.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns an error if the directory cannot be inspected or its descriptor cannot be duplicated.
     pub(crate) fn note(&self, directory: impl AsFd) -> io::Result<Flush> {
         let directory = directory.as_fd();
         let device = rustix::fs::fstat(directory)?.st_dev;
@@ -252,14 +254,14 @@ impl FileSystems {
             lease: self.lease.clone(),
             first_seen: Writable::now(&directory),
         };
-        // The first thread's descriptor is kept, since it has seen more errors.
+        // Keep the descriptor of the first thread, because it has seen more errors.
         Ok(self.known.lock().entry(device).or_insert(file_system).flush)
     }
 
-    /// Flushes the file systems that can be flushed as a whole, or begins to.
+    /// Flushes the file systems that can be flushed as a whole, or starts to.
     ///
     /// # Errors
-    /// The flush, or an earlier late one, failed or is late.
+    /// Returns an error if this flush or an earlier late flush has failed or is late.
     pub(crate) fn flush(&self) -> Result<(), Unflushed> {
         let mut late = self.late.lock();
         if let Some(before) = late.take() {
@@ -284,7 +286,7 @@ impl FileSystems {
     /// Flushes all file systems, however long it takes.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the error of a flush that has failed.
     pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late
@@ -310,7 +312,7 @@ impl FileSystems {
         flushing
     }
 
-    /// The file systems that are flushed in this way.
+    /// Returns the file systems that are flushed in this way.
     fn known(&self, flush: Flush) -> Vec<FileSystem> {
         self.known
             .lock()
@@ -320,7 +322,7 @@ impl FileSystems {
             .collect()
     }
 
-    /// Whether some are flushed file by file.
+    /// Returns whether any file system is flushed file by file.
     pub(crate) fn any_each(&self) -> bool {
         self.known
             .lock()

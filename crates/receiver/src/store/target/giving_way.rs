@@ -1,9 +1,10 @@
-//! Directories that give way to an entry of their name that is no directory. An empty directory is replaced unless the
-//! opening forbids all replacement. Another is replaced with everything in it if the opening allows that.
+//! Directories that give way, which means that they are replaced by an entry of the same name that is not a directory.
+//! An empty directory is replaced unless the opening forbids all replacement. A directory with entries is replaced
+//! together with them if the opening allows that.
 //!
-//! **Invariant:** before anything of a directory is removed, all of it has been listed. It stays as it is if a rule
-//! protects it or an entry in it, if something is mounted in it, if a name in it is reserved, if it cannot be listed,
-//! or if it holds more than may still be removed.
+//! **Invariant:** before anything in a directory is removed, all of it has been listed. The directory is left unchanged
+//! if a rule protects it or an entry in it, if something is mounted in it, if a name in it is reserved, if it cannot be
+//! listed, or if it contains more entries than may still be removed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,24 +20,24 @@ use zmove_wire::{InTheWay, Open};
 use crate::comparison::selection::selection;
 use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
 
-/// Which directories give way.
+/// The rules that decide which directories give way.
 #[derive(Debug)]
 pub(crate) struct GivingWay {
     in_the_way: InTheWay,
-    /// The rules that protect what they leave out.
+    /// The selection rules. Any entry that they exclude is protected.
     rules: Option<Selection>,
     budget: Arc<RemovalBudget>,
 }
 
-/// The most directories that wait to be listed while one is looked through.
+/// Maximum number of directories in the queue while one directory is inspected.
 const WAITING_MAX: usize = 1 << 16;
 
 impl GivingWay {
-    /// The directories that an opening allows to be replaced, within what may be removed.
+    /// Creates the rules from an opening. Removals are limited by `budget`.
     pub(crate) fn of(open: &Open, budget: Arc<RemovalBudget>) -> Self {
         let (in_the_way, rules) = match selection(&open.protected, 0..=u64::MAX) {
             Ok(rules) => (open.in_the_way, rules),
-            // A rule that cannot be read may protect anything.
+            // A rule that cannot be parsed may protect anything.
             Err(_unreadable) => (InTheWay::Stays, None),
         };
         Self {
@@ -46,10 +47,10 @@ impl GivingWay {
         }
     }
 
-    /// Whether a directory gives way. Looks at everything in it, and changes nothing.
+    /// Returns whether a directory gives way. Inspects everything in it and changes nothing.
     ///
     /// # Errors
-    /// The reason why the directory stays although the opening allows its replacement.
+    /// Returns the reason why the directory is kept although the opening allows its replacement.
     pub(crate) fn gives_way(&self, tree: &Tree, path: &RelPath) -> io::Result<bool> {
         if self.in_the_way == InTheWay::Stays {
             return Ok(false);
@@ -96,7 +97,7 @@ impl GivingWay {
         }
     }
 
-    /// Removes a directory with all that is in it; returns how many entries that were.
+    /// Removes a directory with everything in it. Returns the number of removed entries.
     pub(crate) fn remove(&self, tree: &Tree, directory: &RelPath, name: &Name) -> io::Result<u64> {
         let mut error = None;
         let removed = remove_entries_within(
@@ -112,17 +113,17 @@ impl GivingWay {
     }
 }
 
-/// The entries that an opening allows to be removed.
+/// Returns the budget of entries that an opening allows to be removed.
 pub(crate) fn removals_of(open: &Open) -> Arc<RemovalBudget> {
     Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
 }
 
-/// Opens a directory as it is: a preview changes nothing.
+/// Opens a directory without changing its mode, because a preview must change nothing.
 fn look_into(tree: &Tree, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
     tree.look_into(path)?.ok_or_else(|| Errno::ACCESS.into())
 }
 
-/// The path and kind of an entry that may be removed.
+/// Returns the path and kind of an entry that may be removed.
 fn look_at(
     directory: &OwnedFd,
     path: &RelPath,

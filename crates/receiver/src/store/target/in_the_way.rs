@@ -1,5 +1,5 @@
-//! The entry that keeps a target from being a directory: the refusal names it, since a user who sees "File exists"
-//! looks for the target, and not for a file above it.
+//! Finds the entry that prevents a target from being a directory, so that the refusal can name it. A user who sees
+//! "File exists" would look at the target, not at a file above it.
 
 use std::iter::successors;
 use std::path::Path;
@@ -8,7 +8,8 @@ use rustix::fs::FileType;
 use zmove_disk::{Tree, stat_at};
 use zmove_types::{Escaped, RelPath};
 
-/// Says what is in the way from `tree` to `path`, which the user knows as `shown`; `None` where nothing is.
+/// Describes the entry that blocks the way from `tree` to `path`, which the user knows as `shown`. Returns `None` if
+/// nothing does.
 pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<String> {
     let upwards = successors(Some(path.clone()), RelPath::parent);
     for (path, shown_so_far) in upwards.zip(shown.ancestors()) {
@@ -28,7 +29,7 @@ pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<Strin
     None
 }
 
-/// The same for a user's own `shown`, on whose way links are followed.
+/// The same for a user's own target `shown`, where links on the way are followed.
 pub(super) fn of_own(shown: &Path) -> Option<String> {
     for path in shown.ancestors() {
         let Ok(found) = path.symlink_metadata() else {

@@ -1,7 +1,7 @@
-//! What a transfer keeps of entries beside contents, mode and time: what names of users mean on this host, what the key
-//! may set, and a count of what was asked for and could not be kept.
+//! The metadata that a transfer preserves in addition to contents, mode and time. This module maps user and group names
+//! to this host, applies the rights of the key, and counts metadata that was requested but could not be preserved.
 //!
-//! The sender is told the counts at the end, by kind and reason, and each entry by itself where it wants to know.
+//! The sender receives the counts at the end, by kind and reason, and each affected entry if it asked for that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
 
-/// See the module.
+/// Decides which metadata is preserved. See the module.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pub(crate) rules: Rules,
     accounts: Arc<dyn Accounts>,
-    /// Numbers of the names that have come, or none where this host does not know them.
+    /// IDs of the received user names, or `None` for names that are unknown on this host.
     users: Lock<HashMap<Box<str>, Option<u32>>>,
     groups: Lock<HashMap<Box<str>, Option<u32>>>,
     lacks: Lock<BTreeMap<(Kinds, Lack), u64>>,
-    /// Where entries that lack something are named, if the sender wants that.
+    /// The channel for reporting each affected entry, if the sender asked for that.
     named: Option<Reports>,
 }
 
-/// How many names are remembered of each kind; others are asked for each time.
+/// Maximum number of names to remember of each kind. Other names are looked up each time.
 const NAMES_MAX: usize = 4096;
 
 impl Keeper {
@@ -45,7 +45,7 @@ impl Keeper {
         }
     }
 
-    /// What an entry is to get, and its time where that is set too.
+    /// Returns the metadata that an entry must get, including `mtime` if it is set too.
     pub(crate) fn wanted<'a>(
         &self,
         metadata: &'a Metadata,
@@ -75,7 +75,7 @@ impl Keeper {
         }
     }
 
-    /// Counts what an entry of a directory, or the directory itself, did not get.
+    /// Counts the metadata that an entry of a directory, or the directory itself, did not get.
     pub(crate) fn note(&self, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
         let rules = &self.rules;
         let denied = rules.owning == Owning::Denied;
@@ -106,7 +106,7 @@ impl Keeper {
         }
     }
 
-    /// Counts what an entry would not get.
+    /// Counts the metadata that an entry would not get.
     pub(crate) fn foresee(&self, misses: &[Miss]) {
         self.count(&self.lacks_of(misses));
     }
@@ -123,19 +123,19 @@ impl Keeper {
         }
     }
 
-    /// What was not kept, and why.
+    /// Returns the counts of metadata that was not preserved, by kind and reason.
     pub(crate) fn counts(&self) -> Vec<NotKept> {
         NotKept::all(&self.lacks.lock()).take(MISSED_MAX).collect()
     }
 
-    /// What was not kept since this was asked before, and why.
+    /// Returns the counts of metadata that was not preserved since the last call, by kind and reason.
     pub(crate) fn take_counts(&self) -> Vec<NotKept> {
         let lacks = std::mem::take(&mut *self.lacks.lock());
         NotKept::all(&lacks).take(MISSED_MAX).collect()
     }
 }
 
-/// Why an entry did not get something.
+/// Returns the reason why an entry did not get a kind of metadata.
 fn lack(owning: Owning, miss: &Miss) -> Lack {
     let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
     match miss.error {
@@ -149,7 +149,7 @@ fn lack(owning: Owning, miss: &Miss) -> Lack {
     }
 }
 
-/// The number of a user or group here: that of its name if the name is known, else the one that came.
+/// Returns the ID of a user or group on this host: the ID of its name if the name is known, or else the received ID.
 fn number(
     known: &Lock<HashMap<Box<str>, Option<u32>>>,
     account: &Account,

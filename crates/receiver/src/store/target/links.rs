@@ -1,14 +1,14 @@
-//! Hard links: another name for a file that this transfer has published or found equal, and files at the target that
-//! have more names than their sources.
+//! Hard links: additional names for files that this transfer has published or found equal, and files that have more
+//! names at the target than at the source.
 //!
-//! A sender asks about one name of each of its files, and names the others when that has been published. So two names
-//! that it asks about are two files, and where they lead to the same one at the target only the first may keep it: the
-//! other is needed, and made anew. Names that it does not ask about do not count: whoever keeps older states of a tree
-//! as hard links goes on with them. A file that has such names is never changed, in its metadata neither (see
-//! [`View`](crate::comparison::entries::View)).
+//! A sender asks about one name of each of its files, and sends the other names after that one has been published. Two
+//! names that it asks about are therefore two files. If both lead to the same file at the target, only the first name
+//! may keep it. The second is needed and created anew. Names that the sender does not ask about do not count, so that
+//! users can keep older states of a tree as hard links. A file with such names is never changed, not even its metadata
+//! (see [`View`](crate::comparison::entries::View)).
 //!
-//! A link comes with size and time of its file. A first name that leads to another file, or to none since it has
-//! failed, gets no other name, and the sender then sends the file itself.
+//! A link is sent with the size and time of its file. If its first name leads to another file, or to none because the
+//! file has failed, no link is created, and the sender then sends the file itself.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ use zmove_types::{FileNumber, Name};
 use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
-/// The files with several names that names of requests have been found to lead to. Each takes a few bytes, which are
-/// booked, until the end of the transfer.
+/// The files with several names that were found under a requested name. Each file uses a few bytes, which are charged
+/// to the quota until the end of the transfer.
 #[derive(Debug)]
 pub(crate) struct Claims(Lock<State>);
 
@@ -30,7 +30,7 @@ struct State {
     held: Booking,
 }
 
-/// The memory of a file in the set, with the set's spare room.
+/// Memory of a file in the set in bytes, including the set's spare capacity.
 const FILE_BYTES: usize = 2 * size_of::<FileNumber>() + 2;
 
 impl Claims {
@@ -41,8 +41,8 @@ impl Claims {
         }))
     }
 
-    /// Whether a name leads to a file that another name has claimed; if not, it is this one's from now on. Where there
-    /// is no room to remember it, it counts as another's.
+    /// Returns whether a name leads to a file that another name has claimed. Otherwise this name claims the file. If
+    /// there is no memory for the claim, the file counts as claimed by another name.
     pub(crate) fn is_of_another(
         &self,
         directory: &OwnedFd,

@@ -1,7 +1,8 @@
-//! Symbolic links and special files, which come whole under each of their names, and under those that are not the first
-//! one with the path of that. Where it does not lead to the same, the name becomes one by itself.
+//! Symbolic links and special files. Each of their names is sent as a complete entry. Names other than the first also
+//! carry the path of the first name. If that path does not lead to the same entry, a separate entry is created.
 //!
-//! **Invariant:** nothing is set of an entry that was there and has other names: these may be anybody's.
+//! **Invariant:** the metadata of an existing entry with other names is never changed, because those names may belong
+//! to anyone.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,8 +23,8 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::{TargetTree, is_one};
 
 impl TargetTree {
-    /// Has a name be that of a symbolic link or special file; what cannot be kept of it is counted. If it is not the
-    /// first name, it leads to the same entry as that, in its directory, if it can.
+    /// Ensures that a name leads to a symbolic link or special file. Metadata that cannot be preserved is counted. A
+    /// name other than the first becomes a hard link to the entry in `first`, if possible.
     pub(crate) fn place_non_regular(
         &self,
         place: NameAt<'_>,
@@ -76,7 +77,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Whether a name leads to such an entry already that has other names too and lacks nothing that it can get.
+    /// Returns whether a name already leads to a matching entry that also has other names and lacks no metadata that it
+    /// can get.
     fn stays(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -98,7 +100,7 @@ impl TargetTree {
         };
         let wanted = self.view.keeper.wanted(&metadata, None);
         let (mode, kinds) = match entry {
-            // a link has no mode, and attributes that root sets alone
+            // A symbolic link has no mode, and only root may set attributes on it.
             NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
             NonRegular::Special(_) => (there.mode, Kinds::ANY_XATTR),
         };
@@ -125,7 +127,7 @@ impl TargetTree {
         stays
     }
 
-    /// Makes a symbolic link or special file under its name, in a job under another one first.
+    /// Creates a symbolic link or special file under its name. In a job, it is first created under another name.
     fn have_non_regular(
         &self,
         place: NameAt<'_>,
@@ -162,8 +164,8 @@ impl TargetTree {
         }
     }
 
-    /// Makes a symbolic link or special file, or leaves one that is there and has no other name; returns whether there
-    /// is one.
+    /// Creates a symbolic link or special file, or keeps a matching one that exists and has no other name. Returns
+    /// whether the entry exists.
     fn make_non_regular(
         &self,
         place: NameAt<'_>,
@@ -234,14 +236,15 @@ impl TargetTree {
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
     }
 
-    /// Gives a link its owner, and the attributes that root sets; what it does not get is counted.
+    /// Sets the owner of a symbolic link, and the attributes that only root may set. Metadata that it does not get is
+    /// counted.
     fn own_link(
         &self,
         NameAt { directory, name }: NameAt<'_>,
         metadata: &Metadata,
         at: At<'_>,
     ) -> io::Result<()> {
-        // its time is set already
+        // Its modification time is already set.
         let mtime = metadata
             .extra
             .as_ref()

@@ -1,5 +1,4 @@
-//! The directories of the target that one thread has open, wherever they are now: under their names, or in a staging
-//! directory.
+//! The directories of the target that one thread has open, either under their final names or in a staging directory.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +13,7 @@ use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
 use crate::store::transfer::Transfer;
 
-/// The directories that one thread has open; see the module.
+/// The directories that one thread has open. See the module.
 #[derive(Debug)]
 pub(crate) struct OpenDirectories<'a> {
     transfer: &'a Transfer,
@@ -25,7 +24,7 @@ pub(crate) struct OpenDirectories<'a> {
 #[derive(Debug)]
 struct Kept {
     opened: Opened,
-    /// The memory of its path, booked on the key's quota.
+    /// The memory of its path, charged to the key's quota.
     _path: Booking,
 }
 
@@ -37,7 +36,7 @@ pub(crate) struct Opened {
     pub(crate) new_files: Arc<NewFiles>,
 }
 
-/// The most directories that one thread keeps open.
+/// Maximum number of directories that one thread keeps open.
 const OPENED_MAX: usize = 64;
 
 impl<'a> OpenDirectories<'a> {
@@ -48,12 +47,12 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// The directory at `path`, if it is open here.
+    /// Returns the directory at `path` if this thread has it open.
     pub(crate) fn get(&self, path: &RelPath) -> Option<Opened> {
         self.open.get(path).map(|kept| kept.opened.clone())
     }
 
-    /// Opens an existing directory of the target, perhaps in a staging directory.
+    /// Opens an existing directory of the target, which may be in a staging directory.
     pub(crate) fn as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if let Some(Kept { opened, .. }) = self.open.get(path) {
             return Ok(Arc::clone(&opened.directory));
@@ -62,12 +61,12 @@ impl<'a> OpenDirectories<'a> {
         Ok(self.remember(path, directory)?.directory)
     }
 
-    /// Closes a directory and those below it, since others may have their paths now.
+    /// Closes a directory and all directories below it, because other directories may have their paths now.
     pub(crate) fn let_go_below(&mut self, path: &RelPath) {
         self.open.retain(|open, _| !covers(path, open));
     }
 
-    /// The directory that has the name under which a staging directory was to be published.
+    /// Opens the directory that exists under the final name of a staging directory.
     pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let Some((parent, name)) = path.split() else {
             return self.as_it_is(path);
@@ -78,7 +77,7 @@ impl<'a> OpenDirectories<'a> {
             .ensure_directory(&RelPath::from(&name))
     }
 
-    /// Keeps a directory open, as far as the key may have the memory that its path takes.
+    /// Keeps a directory open, if the key's quota has enough memory for its path.
     pub(crate) fn remember(
         &mut self,
         path: &RelPath,
@@ -119,17 +118,18 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Opens an existing directory again.
+    /// Opens an existing directory again, without looking for it among the open ones.
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
-            // Another host may have just made it: who makes it finds it.
+            // Another host may just have created the directory and this host may not see it yet. Trying to create it
+            // finds it.
             None if self.transfer.target.shared_job.is_some() => self.open_or_make(path),
             None => self.transfer.target.tree.open_directory(path),
         }
     }
 
-    /// Opens a directory, and makes it where it does not exist.
+    /// Opens a directory, and creates it if it does not exist.
     pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => {
@@ -140,8 +140,8 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Closes a directory if its path now leads to another, or to none; returns whether it may: what is not kept open
-    /// here cannot be compared.
+    /// Closes a directory if its path now leads to another directory or to none. Returns whether the path may have
+    /// changed, which includes a directory that is not open here and so cannot be compared.
     pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(Kept { opened, .. }) = self.open.get(path) else {
             return true;

@@ -1,4 +1,5 @@
-//! The directory that a transfer writes to, and the rules for that: what is there, and what is changed there at once.
+//! The directory that a transfer writes to, and its rules. This module inspects existing entries and makes the changes
+//! that do not wait for the publisher.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -38,35 +39,36 @@ use crate::store::target::links::Claims;
 /// The opened target of one transfer, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct TargetTree {
-    /// The rules, and what has been learned of the target.
+    /// The rules of the transfer, and the knowledge gained about the target so far.
     pub(crate) view: View,
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
-    /// Whether anything that will be written existed already.
+    /// Whether any entry that will be written already existed.
     pub(crate) state: TargetState,
-    /// Whether the directory was made here for its owner only: its mode is still to come.
+    /// Whether the directory was created here with access for its owner only. Its final mode has not been received yet.
     pub(crate) is_closed: bool,
-    /// The mode that the directory had, where it was opened up to its owner: another is still to come.
+    /// The previous mode of the directory, if its owner had to be given access. Its final mode has not been received
+    /// yet.
     pub(crate) mode_before: Option<Mode>,
     pub(crate) part_names: LastingNames,
-    /// The kinds of metadata that each file system has shown to keep.
+    /// The kinds of metadata that each file system has been shown to preserve.
     pub(crate) proven: ProvenKinds,
-    /// The files that were compared by their contents.
+    /// The files whose contents were compared.
     pub(crate) compared: ComparedFiles,
     /// The report counters of this side.
     pub(crate) counters: AtomicCounters,
     pub(crate) file_systems: FileSystems,
-    /// The directories that get their mode and time at the end.
+    /// The directories whose mode and time are set at the end.
     pub(crate) directories: Directories,
-    /// The most directories that each writer may keep open.
+    /// Maximum number of directories that each writer may keep open.
     pub(crate) directories_each: usize,
-    /// The job of several receivers that the session has a part in.
+    /// The session in a job of several receivers, if the transfer belongs to one.
     pub(crate) shared_job: Option<SharedJobSession>,
-    /// Which directories an entry of their name replaces.
+    /// The rules for replacing a directory by another entry of the same name.
     pub(super) giving_way: GivingWay,
 }
 
-/// A file that has just been made in a directory.
+/// A file that has just been created in a directory.
 #[derive(Clone, Copy)]
 pub(crate) struct NewFile<'a> {
     pub(crate) file: &'a File,
@@ -117,17 +119,17 @@ impl TargetTree {
         }
     }
 
-    /// The session in the job of several receivers.
+    /// Returns the session in a job of several receivers, if the transfer belongs to one.
     pub(crate) fn job(&self) -> Option<&Arc<JobSession>> {
         Some(&self.shared_job.as_ref()?.session)
     }
 
-    /// The directory in which an entry for this one is made before it gets its name.
+    /// Returns the directory in which an entry for `directory` is created before it is renamed into place.
     pub(crate) fn made_in<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
         self.job().map_or(directory, |job| job.own())
     }
 
-    /// The metadata of a file that is to have a name in a directory, where another file may have it.
+    /// Returns the metadata of a file that will get this name, which an existing file may already have.
     pub(crate) fn of_file<'a>(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -142,7 +144,7 @@ impl TargetTree {
         }
     }
 
-    /// The final path of a large file.
+    /// Returns the final path of a large file.
     pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
         let parent = head.path.directory();
         let Some(name) = head.path.file_name() else {
@@ -153,10 +155,10 @@ impl TargetTree {
             .unwrap_or_else(|_| head.path.clone())
     }
 
-    /// Opens what has the final path of a file to come, as [`open_old`] does.
+    /// Opens the entry at the final path of a file that is about to be stored, like [`open_old`].
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns an I/O error if the entry cannot be opened.
     pub(crate) fn open_old_at(&self, path: &RelPath) -> io::Result<File> {
         let Some((parent, name)) = path.split() else {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -164,7 +166,7 @@ impl TargetTree {
         open_old(self.tree.open_directory(&parent)?.as_fd(), &name)
     }
 
-    /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
+    /// Sets the metadata of a file before it is renamed into place, or after it was changed in place.
     pub(crate) fn set_metadata(
         &self,
         permit: Permit<'_>,
@@ -177,7 +179,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Gives a file that has just been made in a directory its metadata.
+    /// Sets the metadata of a file that has just been created in a directory.
     pub(crate) fn set_new_metadata(
         &self,
         permit: Permit<'_>,
@@ -205,8 +207,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// With which mode a file is made that will have these metadata: until it has its owner and its access control
-    /// list, its group is not the one that its mode speaks of.
+    /// Returns the mode with which to create a file that will get this metadata. Until the file has its owner and
+    /// access control list, the group bits of its mode would apply to the wrong group.
     pub(crate) fn first_mode(
         &self,
         metadata: &Metadata,
@@ -221,12 +223,12 @@ impl TargetTree {
         }
     }
 
-    /// Whether new files of a directory get an access control list from it, and are not to have it.
+    /// Returns whether new files of a directory inherit an access control list from it that they must not keep.
     fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
         self.view.keeper.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
     }
 
-    /// Sets all metadata of a file or directory; what it does not get is counted and returned.
+    /// Sets all metadata of a file or directory. Returns and counts any metadata that could not be set.
     fn set_whole(
         &self,
         permit: Permit<'_>,
@@ -240,8 +242,8 @@ impl TargetTree {
         Ok(misses)
     }
 
-    /// Gives a file that was changed in its place its metadata. The mode and time of a file of another user are that
-    /// user's.
+    /// Sets the metadata of a file that was changed in place. The mode and time of another user's file can only be set
+    /// by that user.
     pub(crate) fn set_metadata_in_place(
         &self,
         file: &File,
@@ -261,7 +263,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Gives a directory into which nothing more is put its metadata.
+    /// Sets the metadata of a directory to which nothing more is added.
     pub(crate) fn set_directory(
         &self,
         directory: &OwnedFd,
@@ -277,7 +279,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Sets mode and time of a file whose contents were compared and are right.
+    /// Sets the mode and time of a file whose contents were compared and are correct.
     pub(crate) fn retouch(
         &self,
         directory: &OwnedFd,
@@ -301,7 +303,7 @@ impl TargetTree {
         self.compared.is_done(directory, name).map_err(cannot)
     }
 
-    /// Sets the metadata of a file that is there.
+    /// Sets the metadata of an existing file.
     fn touch(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -309,7 +311,7 @@ impl TargetTree {
         wanted: &Wanted<'_>,
         at: At<'_>,
     ) -> io::Result<()> {
-        // In a job another session may give the file its name meanwhile: there it is made anew.
+        // In a job, another session may rename a file into place in the meantime, so the file is created anew there.
         if self.shared_job.is_some() {
             return Err(Errno::BUSY.into());
         }
@@ -330,8 +332,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Flushes a file or directory that was changed under its final name, where the end of the transfer flushes nothing
-    /// as a whole.
+    /// Flushes a file or directory that was changed under its final name, if its file system cannot be flushed as a
+    /// whole at the end of the transfer.
     pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
         if self.flushes_each(&changed)? {
             flush(changed)
@@ -344,7 +346,8 @@ impl TargetTree {
         Ok(self.view.keeper.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
     }
 
-    /// Whether a file need not be stored: what has its name may not be replaced, or is a file of that size and time.
+    /// Returns whether a file does not need to be stored, because the existing entry of its name may not be replaced or
+    /// is a file with the same size and time.
     pub(crate) fn has(&self, directory: &OwnedFd, path: &RelPath, file: &FileEntry) -> bool {
         let place = NameAt::new(directory, self.view.name(path, &file.name));
         let Ok(there) = FileIdentity::at(directory, place.name) else {
@@ -365,7 +368,8 @@ impl TargetTree {
         matches!(verdict, Verdict::Same | Verdict::Stays)
     }
 
-    /// Whether the file of a name looks in all that is kept like another, whole one that would get the name.
+    /// Returns whether an existing file matches a complete new file in all preserved metadata. The new file is about to
+    /// get the name of the existing file.
     pub(crate) fn looks_like(
         &self,
         place @ NameAt { directory, name }: NameAt<'_>,
@@ -376,7 +380,7 @@ impl TargetTree {
                 .is_ok_and(|there| !self.view.is_of_another(directory, name, &there))
     }
 
-    /// Whether the files of two names look the same in all that is kept.
+    /// Returns whether two files match in all preserved metadata.
     fn is_alike(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -405,8 +409,8 @@ impl TargetTree {
             && xattrs == wanted_xattrs
     }
 
-    /// [Compares](View::file) a file with its source, to send what is needed. If only metadata differ, they are set as
-    /// far as they are known. If that fails, the file counts as different: sending it again will report why.
+    /// [Compares](View::file) a file with its source to decide what must be sent. If only metadata differs, it is set
+    /// as far as it is known. If that fails, the file counts as different, and sending it again will report the cause.
     pub(crate) fn compare(
         &self,
         place: NameAt<'_>,
@@ -428,7 +432,7 @@ impl TargetTree {
         verdict
     }
 
-    /// Sets the metadata in which a file differs, as far as they are known here.
+    /// Sets the metadata that differs, as far as it is known here.
     fn settle(
         &self,
         place: NameAt<'_>,
@@ -441,13 +445,13 @@ impl TargetTree {
     ) -> Verdict {
         let metadata = self.view.keeper.rules.of_compared_file(metadata, there);
         let mut wanted = self.view.keeper.wanted(&metadata, None);
-        // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
+        // When the owner of a file changes, the kernel removes its capabilities. They must then be set again.
         let keeps_xattrs =
             !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
         if keeps_xattrs {
             wanted.kinds = Kinds::NONE;
         } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.shared_job.is_none() {
-            // only the sender knows what they are
+            // Only the sender knows the extended attributes.
             return Verdict::Set(differences);
         }
         match self.touch(place, there, &wanted, at) {
@@ -456,8 +460,8 @@ impl TargetTree {
         }
     }
 
-    /// Whether there is an entry that `--update` or `--ignore-existing` keeps. It may have come since the sender was
-    /// answered.
+    /// Returns whether an existing entry must be kept because of `--update` or `--ignore-existing`. It may have been
+    /// created since the sender was answered.
     pub(crate) fn may_not_be_replaced(
         &self,
         directory: &OwnedFd,
@@ -469,8 +473,8 @@ impl TargetTree {
                 .is_ok_and(|there| self.view.spares(directory, &there, mtime))
     }
 
-    /// Makes a link. Where that is not possible, a whole copy stays that is there already, and is counted. By its
-    /// contents only the sender compares it.
+    /// Creates a hard link. If that is not possible, an existing complete copy is kept and counted. A comparison by
+    /// contents is left to the sender.
     pub(crate) fn place_link(
         &self,
         NameAt {
@@ -532,7 +536,8 @@ impl TargetTree {
         Ok(linked)
     }
 
-    /// Places an entry that is no directory. If a directory has its name and gives way, the entry is placed once more.
+    /// Places an entry that is not a directory. If a directory has its name and gives way, the directory is removed and
+    /// the entry is placed again.
     pub(crate) fn place_over_directory<T>(
         &self,
         At(directory, name): At<'_>,
@@ -553,9 +558,9 @@ impl TargetTree {
         }
     }
 
-    /// Removes a directory that gives way; returns whether it does.
+    /// Removes a directory that gives way. Returns whether it did.
     fn clear(&self, directory: &RelPath, name: &Name) -> io::Result<bool> {
-        // In a job this could remove what another session has made.
+        // In a job, this could remove entries that another session has created.
         if self.shared_job.is_some() {
             return Ok(false);
         }
@@ -571,7 +576,7 @@ impl TargetTree {
     }
 }
 
-/// Whether the system says by this that a name cannot be one of a file, or of no file.
+/// Returns whether the error means that the system cannot create this hard link, or any hard link.
 fn is_no_link(error: Errno) -> bool {
     matches!(
         error,
@@ -579,7 +584,7 @@ fn is_no_link(error: Errno) -> bool {
     )
 }
 
-/// Whether two names lead to one entry.
+/// Returns whether two names lead to the same entry.
 pub(crate) fn is_one(one: NameAt<'_>, other: NameAt<'_>) -> bool {
     let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name);
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
@@ -589,7 +594,7 @@ fn flush(changed: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
 }
 
-/// Flushes a file's data, if `now` is set.
+/// Flushes a file's data if `now` is set.
 pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     if now {
         file.sync_data().map_err(failed_to(Operation::Flush))?;
@@ -597,23 +602,23 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks that a file that was written can be closed without an error, before it looks finished.
+/// Checks that a written file can be closed without an error. Must be called before the file looks finished.
 pub(crate) fn check_close(staged: &Staged) -> Result<(), Failure> {
     staged.check_close().map_err(failed_to(Operation::Write))
 }
 
-/// Opens the entry that has the name of a file to come. It need not be a regular file: a link is not followed, and
-/// opening does not block.
+/// Opens the existing entry under the name of a file that is about to be stored. The entry may not be a regular file.
+/// Symbolic links are not followed, and opening does not block.
 ///
 /// # Errors
-/// The system's error, `ELOOP` for a symbolic link.
+/// Returns an I/O error if the entry cannot be opened, `ELOOP` for a symbolic link.
 pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(open_beneath(directory, &RelPath::from(name), flags)?.into())
 }
 
-/// By what the contents of an existing file of so many bytes are compared; `None` where it cannot be read, or reading
-/// it was stopped. Of a large one holes are not read, where they are kept.
+/// Returns the root hash by which an existing file of `bytes` bytes is compared. Returns `None` if the file cannot be
+/// read, or `stop` ended the read. If holes are preserved, the holes of a large file are not read.
 pub(crate) fn contents_root(
     (directory, name): (BorrowedFd<'_>, &Name),
     bytes: u64,
