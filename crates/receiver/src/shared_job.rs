@@ -1,19 +1,19 @@
-//! The part that a session has in a job which several receivers, on different hosts, write into one directory of a
-//! shared file system.
+//! A session's part in a shared job: several receivers on different hosts write into one directory of a shared file
+//! system.
 //!
-//! | what may go wrong between hosts | what holds it |
+//! | hazard between hosts | protection |
 //! |---|---|
-//! | a receiver that was stopped goes on later | its lease has ended; after the job, nothing hidden is left |
-//! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
-//! | nobody knows who has written which groups | a journal for each session in the job's directory, read by all |
-//! | two give a large file its name | both give it to one inode, and a mark in the place of the part tells of it |
+//! | a stopped receiver continues later | its lease has ended, and no hidden entries remain after the job |
+//! | a flush covers only one client | each receiver flushes what it wrote before it reports it as done |
+//! | no host knows who has written which groups | a journal per session in the job's directory, read by all |
+//! | two receivers rename a large file into place | both rename the same inode, and a mark replaces the part |
 //!
-//! **Invariant:** what a journal says is true whatever becomes of its writer later: a group counts when it has been
-//! flushed by who wrote it, and a file is committed when all of its groups count. A journal that ends anywhere tells
-//! less, and nothing that is wrong.
+//! **Invariant:** everything that a journal says stays true, whatever happens to its writer later. A group counts once
+//! its writer has flushed it, and a file is committed once all of its groups count. A truncated journal contains less,
+//! but nothing that is wrong.
 //!
-//! What could not be held so is refused: to change or remove what is there (`--inplace`, `--delete`, metadata alone),
-//! to go on with old versions or to read files back.
+//! Options for which this cannot be guaranteed are refused: changing or removing existing entries (`--inplace`,
+//! `--delete`, metadata only), using old versions, and reading files back.
 
 mod commit;
 mod flushing;
@@ -41,10 +41,10 @@ use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
 
 impl SharedJobSession {
-    /// Does what the sender orders.
+    /// Executes an order from the sender.
     ///
     /// # Errors
-    /// The order makes no sense.
+    /// Returns an error if the order is malformed or out of order.
     pub(crate) fn obey(
         &self,
         transfer: &Transfer,
@@ -65,7 +65,7 @@ impl SharedJobSession {
             SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
-                // an order that takes long may outlive its session, and the job
+                // A long-running order may outlive its session and the job, so check before each directory.
                 set_directories(transfer, directories(batch)?, || {
                     self.check(Operation::SetMetadata)
                 })
@@ -79,16 +79,17 @@ impl SharedJobSession {
         }))
     }
 
-    /// Names and flushes all that has been reported as stored. Returns what was not kept since the last time.
+    /// Publishes and flushes everything that was reported as stored. Returns the metadata that was not preserved since
+    /// the last call.
     fn settle(&self, transfer: &Transfer) -> Result<Vec<NotKept>, Failure> {
         let flushed = self.flush(transfer);
-        // Something may have failed for that reason alone, and will be done by others.
+        // The flush may have failed only because the job has ended. Other receivers then do the work.
         self.check(Operation::Rename)?;
         flushed?;
         Ok(transfer.target.view.keeper.take_counts())
     }
 
-    /// Fails where the job has ended.
+    /// Fails if the job has ended.
     fn check(&self, operation: Operation) -> Result<(), Failure> {
         if self.session.has_ended() {
             Err((operation, JOB_ENDED.into()))
@@ -97,7 +98,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Names and flushes what has come. One flush does for all who wait for it.
+    /// Publishes and flushes everything that was received. One flush serves all callers that wait for it.
     fn flush(&self, transfer: &Transfer) -> Result<(), Failure> {
         let ticket = self.flushes.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut covered = self.flushes.covered.lock();
@@ -108,14 +109,14 @@ impl SharedJobSession {
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
         self.flush_parts(transfer)?;
-        // an order sets them at the end of the job
+        // An order sets the directories at the end of the job.
         drop(transfer.target.directories.take());
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         *covered = asked;
         Ok(())
     }
 
-    /// Flushes what has been written to parts of large files, which counts from then on.
+    /// Flushes the data written to parts of large files. The groups count from then on.
     fn flush_parts(&self, transfer: &Transfer) -> Result<(), Failure> {
         let Some(shared) = &transfer.parts.shared else {
             return Ok(());
@@ -126,7 +127,7 @@ impl SharedJobSession {
     }
 
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
-        // the mark of the end needs some room, and this may be all that there is
+        // The mark of the end needs some space, and the space reserved for the journal may be all that is left.
         transfer.parts.give_back_room();
         if let Some(heart) = &self.heart {
             heart.stop();
@@ -140,15 +141,15 @@ impl SharedJobSession {
     }
 }
 
-/// A directory that gets mode and time.
+/// A directory whose mode and time are to be set.
 struct DirectoryToSet {
-    /// The number of its entry.
+    /// The number of its entry in the batch.
     entry: u32,
     path: RelPath,
     metadata: Metadata,
 }
 
-/// Sets mode and time of directories, the deepest first. Checks before each whether it may.
+/// Sets the mode and time of directories, deepest first. Calls `check` before each one.
 fn set_directories(
     transfer: &Transfer,
     mut directories: Vec<DirectoryToSet>,
@@ -177,7 +178,7 @@ fn set_directories(
     Ok(SharedJobResult::DirectoriesSet(faults))
 }
 
-/// The directories of a batch that holds nothing else.
+/// Returns the directories of a batch, which must not contain any other entries.
 fn directories(batch: Batch) -> Result<Vec<DirectoryToSet>, WireError> {
     let mut directories = Vec::new();
     for group in batch.groups {

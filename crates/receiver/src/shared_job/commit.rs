@@ -1,16 +1,18 @@
-//! The commit of a large file that several receivers have written, exactly once, by whichever is asked.
+//! Commits a large file that several receivers have written. The commit happens exactly once, on the receiver that is
+//! asked to do it.
 //!
 //! ```text
-//!  part ─┬─ committed ──────────────────────────────────────────────────────────────────────────────┐
-//!        ├─ there ──► a group missing? told ──► mark in its place ──► metadata, flush ──► rename ──► parent flushed
-//!        ├─ given up, for want of room ──► told
-//!        └─ not begun ──► all groups are told as missing
+//!  part ─┬─ committed ────────────────────────────────────────────────────────────────────────┐
+//!        ├─ exists ──► a group missing? reported ──► mark set ──► metadata, flush ──► rename ─┴─► parent flushed
+//!        ├─ given up for lack of space ──► reported
+//!        └─ not begun ──► all groups are reported as missing
 //! ```
 //!
-//! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very part
-//! that gets the name, as journals of the job say. A part is made once in a job. Whoever comes second, or repeats
-//! an order whose answer was lost, finds the mark in its place ([`JobSession::find_part`](zmove_disk::JobSession)), and
-//! the part as well until it has its name. Nobody finds a part that has had its name, since others may have changed it.
+//! **Invariant:** a file is renamed into place only after each of its groups has been flushed by its writer into the
+//! very part that is renamed, according to the journals of the job. A part is created only once in a job. A receiver
+//! that comes second, or repeats an order whose answer was lost, finds the mark
+//! ([`JobSession::find_part`](zmove_disk::JobSession)), and also the part until it is renamed. A part that has been
+//! renamed is never found again, because other users may have changed it.
 
 use std::fs::File;
 use std::io;
@@ -35,7 +37,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::NewFile;
 use crate::store::transfer::Transfer;
 
-/// A file that is to get its name.
+/// A file that is about to be renamed into place.
 struct Commit<'a> {
     head: &'a FileHead,
     parent: RelPath,
@@ -45,7 +47,7 @@ struct Commit<'a> {
 }
 
 impl SharedJobSession {
-    /// Gives a file its name.
+    /// Renames a file into place.
     pub(crate) fn commit(
         &self,
         transfer: &Transfer,
@@ -88,7 +90,7 @@ impl SharedJobSession {
             PartFound::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, None);
-                // one that is all holes has to be begun as well
+                // A file that consists of holes only must have been begun as well.
                 Ok(if missing.is_empty() {
                     SharedJobResult::Failed(Operation::Verify, FaultCode::Incomplete)
                 } else {
@@ -98,7 +100,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Gives a part the name of its file, if all its groups count.
+    /// Renames a part into place if all its groups count.
     fn publish(
         &self,
         transfer: &Transfer,
@@ -122,7 +124,8 @@ impl SharedJobSession {
             name,
             ..
         } = place;
-        // Another job could not take the part over after this. Whoever writes to it later gives the file its time.
+        // After this step, another job can no longer take over the part. A session that still writes to it sets the
+        // file's time again afterwards.
         let lease = transfer.target.tree.lease();
         let permit = lease.permit();
         drop(permit.map_err(|error| (Operation::SetMetadata, error.into()))?);
@@ -143,13 +146,13 @@ impl SharedJobSession {
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
-        // whoever orders it counts
+        // The sender that ordered the commit counts the file.
         let counters = Counters::default();
         transfer.stored(head.bytes, &counters, || Some(head.path.clone()), None);
         self.committed(transfer, place, inode)
     }
 
-    /// The answer to an order that could not be done, unless another has done it meanwhile.
+    /// Returns the answer to an order that failed, unless another receiver has executed it in the meantime.
     fn unless_committed(
         &self,
         transfer: &Transfer,
@@ -163,7 +166,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Flushes the directory in which a file has its name.
+    /// Flushes the directory that contains the committed file.
     fn committed(
         &self,
         transfer: &Transfer,
@@ -178,7 +181,7 @@ impl SharedJobSession {
         Ok(SharedJobResult::Committed { inode })
     }
 
-    /// The groups of a part that do not count.
+    /// Returns the groups of a part that do not count.
     fn missing_of(&self, head: &FileHead, part: &PartKey) -> io::Result<Vec<GroupRange>> {
         let mut groups = self.groups.lock();
         groups.read_on(self.directory.fd(), &self.session)?;
@@ -186,12 +189,12 @@ impl SharedJobSession {
     }
 }
 
-/// The failure of a write that somebody has given up the file for.
+/// Returns the write failure for which a receiver has given up the file.
 fn given_up(errno: i32) -> Failure {
     (Operation::Write, io::Error::from_raw_os_error(errno))
 }
 
-/// Gives a part all its metadata, before it has its name.
+/// Sets all metadata of a part before it is renamed into place.
 fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Failure> {
     let named = NameAt::new(&place.directory, &place.name);
     let metadata = transfer.target.of_file(named, &place.head.metadata);
@@ -200,7 +203,7 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
         new_files: &NewFiles::default(),
         directory: &place.directory,
     };
-    // Another receiver may have given it its name meanwhile.
+    // Another receiver may have renamed the part into place in the meantime.
     let permit = transfer.target.tree.lease().permit();
     let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
     transfer.target.set_new_metadata(
@@ -217,8 +220,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
     part.sync_all().map_err(failed_to(Operation::Flush))
 }
 
-/// The groups with data that do not count, in ranges. A file may have a thousand million groups: only those are gone
-/// through that count.
+/// Returns the ranges of groups with data that do not count. A file may have a billion groups, so only the groups that
+/// do count are iterated.
 fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = came
         .iter()
@@ -246,7 +249,7 @@ fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
     ranges
 }
 
-/// The groups with data, in ascending ranges that do not overlap.
+/// Returns the groups with data in ascending, disjoint ranges.
 fn wanted(head: &FileHead) -> Vec<Range<u32>> {
     let groups = GroupSpan::count(head.bytes).unwrap_or(0);
     let Some(data) = &head.data else {

@@ -1,11 +1,12 @@
-//! The flush of what a session in a job has written, beside that of its parts.
+//! Flushing everything that a session in a job has written, except for its parts.
 
 use std::io;
 
 use crate::store::transfer::Transfer;
 
-/// Flushes all that this host has written to the target. The kernel tells of a failed write-back once: what was written
-/// before is looked at then before it gets a name, or does not count.
+/// Flushes everything that this host has written to the target. The kernel reports a failed write-back only once. After
+/// a failure, files written earlier are therefore checked before they are renamed into place, and earlier groups do not
+/// count.
 pub(crate) fn flush_file_systems(transfer: &Transfer) -> io::Result<()> {
     let flushed = transfer.target.file_systems.flush_to_the_end();
     Ok(flushed.inspect_err(|_told_once| {

@@ -1,14 +1,16 @@
-//! The groups of large files that count: those that a journal of the job says are flushed, by the part that they
-//! were written to.
+//! The groups of large files that count, by the part that they were written to. A group counts if a journal of the job
+//! lists it as flushed.
 //!
-//! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
-//! memory for more, those go whose file has got its name by another receiver, or has been given up.
+//! The groups are kept from the first commit that a session is asked for until their file is renamed into place. If
+//! there is no memory for more, groups are dropped if another receiver has renamed their file into place or has given
+//! it up.
 //!
-//! Sessions write their journals meanwhile, and orders are repeated until all is there. So it is remembered how far
-//! each journal has been read. One that ends in the middle of a record is read up to that.
+//! Sessions keep writing to their journals, and orders are repeated until all groups exist. The position up to which
+//! each journal was read is therefore remembered. A journal that ends in the middle of a record is read up to that
+//! record.
 //!
-//! **Invariant:** for one order no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record after
-//! the other, and what is kept of a record is booked on the key before the next one is read.
+//! **Invariant:** one order reads at most [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record at a time. The
+//! memory kept for a record is charged to the key before the next record is read.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -24,13 +26,13 @@ use crate::rights::quota::{Booking, Quota};
 use crate::shared_job::journals::{OpenedJournal, journals_in};
 use crate::store::large_files::came::Came;
 
-/// A part, by its name and inode.
+/// Identifies a part by its name and inode number.
 pub(crate) type PartKey = (Name, u64);
 
 /// The groups that count.
 #[derive(Debug)]
 pub(crate) struct FlushedGroups {
-    /// The journals that have been read.
+    /// The journals that have been read, by name.
     journals: HashMap<Name, JournalCursor>,
     groups: GroupsByPart,
 }
@@ -53,7 +55,7 @@ struct GroupsByPart {
 struct Written {
     part: PartKey,
     bytes: u64,
-    /// The groups that no flush has covered, as they came.
+    /// The groups that no flush has covered, in the order in which they were recorded.
     unflushed: VecDeque<UnflushedGroup>,
 }
 
@@ -61,21 +63,20 @@ struct Written {
 struct UnflushedGroup {
     index: u32,
     cv: Cv,
-    /// The offset in the journal at which its record ends.
+    /// The offset in the journal at which the group's record ends.
     end: u64,
 }
 
-/// The most journals of one job.
+/// Maximum number of journals in one job.
 const JOURNALS_MAX: usize = 1 << 16;
-/// Maximum number of bytes of all journals that are read for one order. They take time, in which only orders of this
-/// session wait. They take no memory, which is booked for what is kept of a record. So the limit is far above the size
-/// of the journals of any job.
+/// Maximum number of journal bytes to read for one order. Reading delays only orders of the same session, and uses
+/// memory only for kept records, which is charged. The limit is therefore far above the size of any job's journals.
 const BYTES_MAX: u64 = 1 << 40;
-/// The memory of a journal that has been read, beside what it says.
+/// Memory of a journal that has been read in bytes, without its records.
 const JOURNAL_BYTES: usize = 256;
-/// The memory of a part that a session writes to.
+/// Memory of a part that a session writes to, in bytes.
 const WRITTEN_BYTES: usize = 256;
-/// The memory of a group that no flush has covered, in a queue that has just grown.
+/// Memory of an unflushed group in bytes, including the spare capacity of a queue that has just grown.
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
 impl FlushedGroups {
@@ -90,7 +91,7 @@ impl FlushedGroups {
         }
     }
 
-    /// Reads what the journals say by now.
+    /// Reads the records that were added to the journals since the last call.
     pub(crate) fn read_on(&mut self, directory: &OwnedFd, session: &JobSession) -> io::Result<()> {
         match self.try_to_read_on(directory) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
@@ -124,7 +125,7 @@ impl FlushedGroups {
             }
             if unread > 0 {
                 file.seek(SeekFrom::Start(*position))?;
-                // A record that cannot be taken is read again the next time.
+                // A record that cannot be processed is read again next time.
                 let take = |record, end| Ok(groups.take(files, record, end).map_err(no_memory)?);
                 read_on(file.take(unread), position, take)?;
             }
@@ -132,17 +133,17 @@ impl FlushedGroups {
         Ok(())
     }
 
-    /// The groups of a part that count.
+    /// Returns the groups of a part that count.
     pub(crate) fn of(&self, part: &PartKey) -> Option<&Came> {
         self.groups.of.get(part)
     }
 
-    /// Forgets those of a part that has got its name.
+    /// Forgets the groups of a part that was renamed into place.
     pub(crate) fn forget(&mut self, part: &PartKey) {
         self.groups.of.remove(part);
     }
 
-    /// Returns whether there was anything to forget.
+    /// Forgets the groups of all parts that were committed or given up. Returns whether there were any.
     fn forget_gone(&mut self, session: &JobSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
@@ -157,7 +158,7 @@ impl FlushedGroups {
 }
 
 impl GroupsByPart {
-    /// Takes a record of a journal that tells of these files. One that fails may be taken again.
+    /// Processes a record of the journal with these files. A record that fails may be processed again.
     fn take(
         &mut self,
         files: &mut HashMap<u64, Written>,
@@ -226,7 +227,7 @@ impl GroupsByPart {
         Ok(())
     }
 
-    /// A group that was written with other bytes counts when these are flushed, and not before.
+    /// If a group was written again with other bytes, it no longer counts until these are flushed.
     fn uncount_if_changed(&mut self, part: &PartKey, group: &UnflushedGroup) {
         if let Some(came) = self.of.get_mut(part)
             && came
@@ -238,7 +239,8 @@ impl GroupsByPart {
         }
     }
 
-    /// All that stands before an offset in the journal has been flushed.
+    /// Counts all groups whose records end at or before `upto`, an offset in the journal, because they have been
+    /// flushed.
     fn flushed(&mut self, written: &mut Written, upto: u64) -> Result<(), WireError> {
         let is_covered = |group: &&UnflushedGroup| group.end <= upto;
         if written.unflushed.front().filter(is_covered).is_none() {

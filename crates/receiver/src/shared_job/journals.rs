@@ -1,4 +1,5 @@
-//! The journals of all sessions of a job, in its directory: one file each, `journal-PROCESS-TRANSFER`, by one writer.
+//! The journals of all sessions of a job, in the job's directory. Each is one file, `journal-PROCESS-TRANSFER`, with
+//! one writer.
 
 use std::fs::File;
 use std::io;
@@ -11,23 +12,23 @@ use zmove_types::{Name, TransferId};
 
 use crate::resume::journal::{self, UnfinishedFile};
 
-/// A journal that is open.
+/// An open journal.
 pub(crate) struct OpenedJournal {
     pub(crate) name: Name,
     pub(crate) file: File,
     pub(crate) length: u64,
 }
 
-/// The name of a session's journal.
+/// Returns the name of a session's journal.
 pub(crate) fn name_of(transfer: TransferId) -> Name {
     let text = format!("{JOURNAL_PREFIX}{}-{transfer}", own_process());
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
-/// The journals in the directory of a job.
+/// Opens the journals in the directory of a job.
 ///
 /// # Errors
-/// The system's error.
+/// Returns an I/O error if the directory cannot be read. Each item may also be an I/O error.
 pub(crate) fn journals_in(
     directory: &OwnedFd,
 ) -> io::Result<impl Iterator<Item = io::Result<OpenedJournal>>> {
@@ -35,10 +36,10 @@ pub(crate) fn journals_in(
     Ok(Dir::read_from(directory)?.filter_map(move |entry| opened(entry).transpose()))
 }
 
-/// The files of all journals that have flushed groups. Journals that are longer than `bytes_max` are left out.
+/// Returns the files with flushed groups from all journals. Journals longer than `bytes_max` are skipped.
 ///
 /// # Errors
-/// The system's error.
+/// Returns an I/O error if the directory or a journal cannot be read.
 pub(crate) fn flushed_files(
     directory: &OwnedFd,
     bytes_max: u64,
@@ -53,8 +54,9 @@ pub(crate) fn flushed_files(
     Ok(files)
 }
 
-/// Opens an entry that has the name of a journal; `None` where it has another name, has gone with its job, or is no
-/// file. Only an open asks the server of a network file system how long the file is by now.
+/// Opens an entry if it is a journal. Returns `None` if its name is not that of a journal, if it was removed with its
+/// job, or if it is not a regular file. The file must be opened to get its current length from the server of a network
+/// file system.
 fn open(directory: &OwnedFd, entry: &DirEntry) -> io::Result<Option<OpenedJournal>> {
     let name = entry.file_name().to_bytes();
     let Some(name) = name

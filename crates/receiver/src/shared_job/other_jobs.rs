@@ -1,9 +1,10 @@
-//! Jobs of several receivers that other runs lead at the target of a session, above it or below it.
+//! Jobs of other runs with several receivers, at the target of a session or above or below it.
 //!
-//! Such a job is alive, and then the session goes on beside it. Or its head was killed, and then receivers and nodes
-//! may go on for some seconds, and would publish old contents over what this session publishes. So the session compares
-//! and publishes nothing in a directory before it knows that of each job there ([`WatchedJob`]). It removes what dead
-//! jobs have left. For jobs of other users, who may pretend anything, a session waits no longer than 50 s in all.
+//! If such a job is alive, the session continues alongside it. If its head was killed, its receivers and nodes may
+//! continue for some seconds and could publish old contents over those of this session. The session therefore compares
+//! and publishes nothing in a directory until it knows whether each job there is alive or dead ([`WatchedJob`]). It
+//! removes the remains of dead jobs. A session waits at most 50 s in total for jobs of other users, since their state
+//! cannot be trusted.
 
 use std::collections::HashSet;
 use std::io;
@@ -20,25 +21,26 @@ use zmove_types::{Lock, RelPath, SharedJobId};
 /// The jobs of other runs that a session finds.
 #[derive(Debug)]
 pub(crate) struct OtherJobs {
-    /// The job of the session itself, if it has a part in one.
+    /// The session's own job, if it belongs to one.
     own: Option<SharedJobId>,
     lease: Lease,
-    /// The jobs for which the session waits no longer.
+    /// The jobs for which the session no longer waits.
     passed: Lock<HashSet<SharedJobId>>,
-    /// Hears what the session waits for.
+    /// The channel for messages about the reason for waiting.
     told: Option<UnboundedSender<String>>,
     has_told: AtomicBool,
-    /// Whether nobody waits any more.
+    /// Whether all waiting has been stopped.
     is_over: Arc<AtomicBool>,
     began: Instant,
 }
 
-/// The directory of a job, by the directory in which it is.
+/// A job, with the directory that contains the job's directory.
 pub(crate) type Found = (Arc<OwnedFd>, SharedJobId);
 
-/// How long the end of a job goes on removing what late sessions still make. Shorter than a sender waits for an answer.
+/// Maximum time that ending a job keeps removing entries which late sessions still create. Shorter than a sender waits
+/// for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How often a job is looked at whose fate is not clear.
+/// Interval at which a job of unclear state is checked.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl OtherJobs {
@@ -58,17 +60,17 @@ impl OtherJobs {
         }
     }
 
-    /// What ends all waiting once it is set.
+    /// Returns the flag that ends all waiting once it is set.
     pub(crate) fn end_of_waiting(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_over)
     }
 
-    /// Whether the session has ended, or nobody waits any more.
+    /// Returns whether the session has ended or all waiting has been stopped.
     pub(crate) fn is_over(&self) -> bool {
         self.lease.has_ended() || self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Tells the sender what the session waits for.
+    /// Reports the reason for waiting to the sender.
     pub(crate) fn tell(&self, text: String) {
         if let Some(told) = &self.told {
             let _nobody_hears_it_any_more = told.send(text);
@@ -80,11 +82,12 @@ impl OtherJobs {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Removes what dead processes have left in a directory, which is `path` of `tree`, and waits for the jobs of other
-    /// runs there, before anything in it is compared or published. Returns the dead jobs.
+    /// Removes what dead processes have left in `directory`, which is at `path` in `tree`, and waits for the jobs of
+    /// other runs there. Must be called before anything in the directory is compared or published. Returns the dead
+    /// jobs.
     ///
     /// # Errors
-    /// The directory cannot be listed; `ECONNABORTED` once the session has ended.
+    /// Returns an I/O error if the directory cannot be listed, and `ECONNABORTED` if the session has ended.
     pub(crate) fn enter(
         &self,
         tree: &Tree,
@@ -96,10 +99,10 @@ impl OtherJobs {
         self.wait_for(found.collect())
     }
 
-    /// Waits until each of these jobs is known to be alive or dead. Returns the dead ones.
+    /// Waits until each of these jobs is known to be alive or dead. Returns the dead jobs.
     ///
     /// # Errors
-    /// `ECONNABORTED` once the session has ended.
+    /// Returns an I/O error if a job cannot be checked, and `ECONNABORTED` if the session has ended.
     pub(crate) fn wait_for(&self, found: Vec<Found>) -> io::Result<Vec<Found>> {
         let mut dead = Vec::new();
         let mut watched: Vec<_> = found
@@ -126,7 +129,8 @@ impl OtherJobs {
         }
     }
 
-    /// Removes what dead jobs have left. What belongs to another user stays: nobody waits for it again in this session.
+    /// Removes the remains of dead jobs. Entries of another user are left, and this session does not wait for them
+    /// again.
     pub(crate) fn end(&self, dead: Vec<Found>) {
         for (parent, job) in dead {
             drop(SharedJobDirectory::end_dead(
@@ -145,7 +149,7 @@ impl OtherJobs {
         Ok(())
     }
 
-    /// Looks at a job again, and returns it if its fate is not clear.
+    /// Checks a job again. Returns it if its state is still unclear.
     fn unless_clear(
         &self,
         mut job: WatchedJob,
@@ -166,7 +170,7 @@ impl OtherJobs {
     }
 }
 
-/// The jobs in a directory; none in one that may not be listed, into which whoever knows a name may still go.
+/// Returns no jobs for a directory that may not be listed, although a user who knows a name may still open that entry.
 pub(crate) fn none_if_closed(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
     match jobs {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),

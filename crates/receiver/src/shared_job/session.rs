@@ -1,4 +1,4 @@
-//! The part of a session in a job, and how it begins.
+//! A session in a job of several receivers, and how it begins.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,25 +21,25 @@ use crate::shared_job::journals;
 use crate::shared_job::other_jobs::Found;
 use crate::shared_job::takeover::take_over;
 
-/// The part that a session has in a job.
+/// One session's part in a job.
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
     pub(crate) directory: SharedJobDirectory,
-    /// The session's directory in that of the job.
+    /// The session's directory inside the job's directory.
     pub(crate) session: Arc<JobSession>,
     pub(crate) job: SharedJobId,
     pub(crate) flushes: Flushes,
     pub(crate) groups: Lock<FlushedGroups>,
-    /// Where this receiver writes a heartbeat of the job.
+    /// The heartbeat of the job, if this receiver writes it.
     pub(crate) heart: Option<Arc<Heart>>,
     /// The name of its journal.
     journal: Name,
-    /// The length in bytes of the journal in which nothing is recorded.
+    /// Length in bytes of the journal without any records.
     journal_bytes_empty: i64,
 }
 
 impl Drop for SharedJobSession {
-    /// Takes away a journal in which nothing is recorded: on a storage that is full each try would leave one more.
+    /// Removes a journal without records. On a full storage, each retry would otherwise leave another one.
     fn drop(&mut self) {
         let directory = self.directory.fd();
         if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
@@ -52,7 +52,7 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
     Ok(stat_at(directory, name)?.st_size)
 }
 
-/// What writes the heartbeat of a job, by a thread of its own.
+/// Writes the heartbeat of a job on a separate thread.
 #[derive(Debug)]
 pub(crate) struct Heart {
     heartbeat: Lock<Heartbeat>,
@@ -61,7 +61,7 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Writes the first beat: nobody finds the directory of a job that is alive without one for long.
+    /// Writes the first beat, so that the directory of a live job is not without a heartbeat for long.
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
         heartbeat.beat(None)?;
         Ok(Self {
@@ -71,7 +71,7 @@ impl Heart {
         })
     }
 
-    /// Writes a beat each second in which the head is known to be alive, until it is stopped.
+    /// Writes a beat every second while the head is known to be alive, until it is stopped.
     pub(crate) fn run(&self, lease: &Lease) {
         let mut is_stopped = self.is_stopped.lock();
         while !*is_stopped {
@@ -88,7 +88,7 @@ impl Heart {
         }
     }
 
-    /// Has it end. No beat is written after this.
+    /// Stops the heartbeat. No beat is written after this call.
     pub(crate) fn stop(&self) {
         *self.is_stopped.lock() = true;
         self.stopped.notify_all();
@@ -96,20 +96,20 @@ impl Heart {
     }
 }
 
-/// Flushes that cover all who have asked before they began.
+/// Numbers the flush requests, so that one flush can cover all requests made before it began.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     pub(crate) asked: AtomicU64,
-    /// The last of those who have asked that a flush has covered.
+    /// The number of the last request that a flush has covered.
     pub(crate) covered: Lock<u64>,
 }
 
-/// How often a heartbeat is written.
+/// Interval between two heartbeats.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// How old a ping may be that shows that the head is alive: two of the pings that go out each second.
+/// Maximum age of a ping that proves that the head is alive. It equals two pings, since one is sent every second.
 const PROVED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Refuses what cannot be done in a job.
+/// Refuses options that are not possible in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
         (open.grant.is_some(), "a copy by a grant"),
@@ -132,13 +132,13 @@ pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     }
 }
 
-/// The refusal of what cannot be done in a job.
+/// Returns the refusal for an option that is not possible in a job.
 pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     let text = format!("{what} is not possible in a job of several receivers");
     Refusal::new(RefusalCode::Protocol, text)
 }
 
-/// The refusal of a session of a job that is not at this target.
+/// Returns the refusal for a session whose job does not exist at this target.
 pub(crate) fn not_under_way(job: SharedJobId) -> Refusal {
     refuse(job, &SharedJobError::NotUnderWay)
 }
@@ -168,8 +168,9 @@ fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
 }
 
 impl SharedJobSession {
-    /// Begins the part of a session in a job, with its journal. Of a job that this refuses to begin nothing is left,
-    /// since its head begins it elsewhere; or the refusal says that it has begun and failed.
+    /// Begins a session in a job, with its journal. If this fails for a new job, everything it created is removed, so
+    /// that the job's head can begin the job on another receiver. If it cannot be removed, the refusal reports that the
+    /// job has begun and failed.
     pub(crate) fn begin(
         target: &Tree,
         opening: &SharedJobOpening,
@@ -180,7 +181,7 @@ impl SharedJobSession {
         let root = target
             .open_directory(&RelPath::root())
             .map_err(|error| refuse(job, &error.into()))?;
-        // Nobody would end what an opening begins whose sender has gone.
+        // If the sender has gone, nobody would end a job that is begun here.
         let permit = target.lease().permit();
         drop(permit.map_err(|errno| refuse(job, &io::Error::from(errno).into()))?);
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
@@ -242,7 +243,7 @@ impl SharedJobSession {
         Ok((session, journal))
     }
 
-    /// Takes over what dead jobs have left in this target, as far as that can be done, before it is removed.
+    /// Takes over the remains of dead jobs at this target, as far as possible, before they are removed.
     pub(crate) fn take_over(&self, dead: &[Found], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
             if let Ok(dead) = SharedJobDirectory::open_proven(parent, *job) {

@@ -1,9 +1,9 @@
-//! What a dead job has left at the target of the session that begins another: the parts of large files, with the groups
-//! that its journals say are flushed.
+//! Takes over the remains of a dead job at the target of a new job's session: the parts of large files, with the groups
+//! that its journals list as flushed.
 //!
-//! **Invariant:** a group counts in the new job only for the very part that has been moved into it. So each group that
-//! counts is recorded anew. No part is moved that a receiver was about to publish. The journals themselves stay behind:
-//! they may name parts that have gone, whose inodes other files may get.
+//! **Invariant:** a group counts in the new job only for the very part that was moved into it. Each group that counts
+//! is therefore recorded again. A part that a receiver was about to publish is not moved. The journals themselves are
+//! not taken over: they may name parts that no longer exist and whose inode numbers other files may get.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,10 +14,10 @@ use crate::resume::journal::{Journal, UnfinishedFile};
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::journals;
 
-/// Takes over the parts of a dead job. Journals that are longer than `bytes_max` tell nothing.
+/// Takes over the parts of a dead job. Journals longer than `bytes_max` are ignored.
 ///
 /// # Errors
-/// The system's error. What has been taken over by then counts.
+/// Returns an I/O error if a part cannot be moved or recorded. Everything taken over before the error counts.
 pub(crate) fn take_over(
     dead: &SharedJobDirectory,
     session: &JobSession,
@@ -33,7 +33,7 @@ pub(crate) fn take_over(
         }
     }
     session.flush_part_names()?;
-    // the files of the session itself have low numbers
+    // The session's own files have low numbers.
     for (number, file) in (0..u64::MAX).rev().zip(files) {
         if taken.contains(&key(&file)) {
             journal.adopt(number, &file).map_err(io::Error::other)?;
