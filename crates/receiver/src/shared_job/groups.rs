@@ -26,7 +26,7 @@ use crate::rights::quota::{Booking, Quota};
 use crate::shared_job::journals::{OpenedJournal, journals_in};
 use crate::store::large_files::came::Came;
 
-/// Identifies a part by its name and inode number.
+/// A part, identified by its name and inode number.
 pub(crate) type PartKey = (Name, u64);
 
 /// The groups that count.

@@ -170,7 +170,8 @@ impl OtherJobs {
     }
 }
 
-/// Returns no jobs for a directory that may not be listed, although a user who knows a name may still open that entry.
+/// Returns the jobs in a directory, or none if the directory may not be listed. Such a directory may still be entered
+/// by anyone who knows a name in it.
 pub(crate) fn none_if_closed(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
     match jobs {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),

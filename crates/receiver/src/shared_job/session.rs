@@ -52,7 +52,7 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
     Ok(stat_at(directory, name)?.st_size)
 }
 
-/// Writes the heartbeat of a job on a separate thread.
+/// The writer of a job's heartbeat, which runs on a separate thread.
 #[derive(Debug)]
 pub(crate) struct Heart {
     heartbeat: Lock<Heartbeat>,
@@ -96,7 +96,7 @@ impl Heart {
     }
 }
 
-/// Numbers the flush requests, so that one flush can cover all requests made before it began.
+/// The flush requests of a session, numbered so that one flush can cover all requests made before it began.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     pub(crate) asked: AtomicU64,
@@ -106,7 +106,7 @@ pub(crate) struct Flushes {
 
 /// Interval between two heartbeats.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// Maximum age of a ping that proves that the head is alive. It equals two pings, since one is sent every second.
+/// Maximum age of the last ping that still proves that the head is alive. A ping is sent every second.
 const PROVED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Refuses options that are not possible in a job.

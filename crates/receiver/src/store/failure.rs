@@ -61,8 +61,8 @@ pub(crate) fn failed_to_enter(tree: &Tree, path: &RelPath) -> impl Fn(io::Error)
     |error| (entering(tree, path, &error), error)
 }
 
-/// Returns the operation that failed when a directory was opened, or created if it did not exist. Only for a permission
-/// error can the two not be told apart by the error, so this function tries to open the directory.
+/// Returns the operation that failed when a directory was opened, or created if it did not exist. A permission error
+/// may come from either operation, so this function then tries to open the directory again.
 pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let is_closed = || {
@@ -76,16 +76,16 @@ pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operat
     }
 }
 
-/// The fault of a file that did not have to be sent because an entry that must be kept already has its name.
+/// The fault of a file that is not stored because an existing entry of that name is kept.
 pub(crate) const ALREADY_THERE: FaultCause =
     FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
-/// The error for a directory that blocks an entry and is protected by a rule, or contains a protected entry. No file
-/// system returns this error or the two errors below.
+/// The error for a directory that does not give way because a rule protects it or an entry in it. No file system
+/// returns this error or the two errors below.
 pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
-/// The error for a directory that blocks an entry and contains a reserved name.
+/// The error for a directory that does not give way because it contains a reserved name.
 pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;
-/// The error for a directory that blocks an entry and contains more entries than the removal limit still allows.
+/// The error for a directory that does not give way because it contains more entries than may still be removed.
 pub(crate) const REMOVED_ENOUGH: Errno = Errno::KEYEXPIRED;
 
 /// Returns whether the failure is a lack of space on the file system or in a quota.

@@ -8,7 +8,7 @@
 //!
 //! The data is flushed before the file's length and time are set, even for small files: unlike newly allocated blocks,
 //! overwritten blocks are not ordered before the inode. A file that already has the right length and time but must be
-//! changed (`--checksum`) is first extended and flushed.
+//! changed (`--checksum`) is first extended and flushed, so that it looks unfinished.
 //!
 //! Staging directories are only used for new directories and are not affected. If somebody else creates a file in such
 //! a directory before the directory is renamed into place, a rename replaces that file. A transfer does not resume an
@@ -82,7 +82,7 @@ impl TargetTree {
         self.view.keeper.rules.in_place && Existing::is_alone(directory, name)
     }
 
-    /// Finishes a file that was changed in place, unless somebody else was seen to change it as well. The data is
+    /// Finishes a file that was changed in place, provided that no other process was seen to change it. The data is
     /// flushed before the file looks finished, because overwritten blocks may reach the disk later than the length and
     /// the time.
     pub(crate) fn finish_in_place(

@@ -95,7 +95,7 @@ pub(crate) enum GroupCopy {
     First,
     /// Another copy is being written. This copy is settled with it.
     Waiting,
-    /// Another copy has been written.
+    /// Another copy has been written, or the file is already complete.
     Late,
 }
 

@@ -253,7 +253,7 @@ impl<'a> Placer<'a> {
     }
 
     /// Creates a staging directory for a path that is blocked by a file or link. The blocking entry is kept until the
-    /// directory is published. If no staging directory is possible, it is removed immediately.
+    /// directory is published. If no staging directory is possible, the blocking entry is removed immediately.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job of several receivers, nothing waits under a hidden name in the target.
         if self.transfer.target.shared_job.is_some() {
@@ -401,7 +401,7 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Returns a side directory for the files of a run, if it pays off and the files may be renamed into place
+    /// Returns a side directory for the files of a run, if it pays off and the files may get their final names
     /// immediately.
     fn side_directory(
         &self,

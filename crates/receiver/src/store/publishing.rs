@@ -335,7 +335,7 @@ impl Suspect {
 
 type Found = (Suspect, io::Result<()>);
 
-/// The files that are already flushed when they are checked.
+/// States which files are already flushed when they are checked.
 #[derive(Clone, Copy)]
 enum Flushed<'a> {
     All,

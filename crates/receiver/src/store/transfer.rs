@@ -372,8 +372,8 @@ impl Transfer {
     /// Ends a large file with a fault, unless it has already ended. Groups that were written are kept for a later
     /// transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: FaultCause) {
-        // While it holds the turn, another thread that looks for parts to remove sees the file either as unfinished or
-        // among the spare parts.
+        // Threads that look for parts to remove wait for this turn, so they find the file either unfinished or among
+        // the spare parts.
         let _turn = fault.code.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {

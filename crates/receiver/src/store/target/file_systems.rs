@@ -333,12 +333,12 @@ impl FileSystems {
 
 #[cfg(test)]
 impl FileSystems {
-    /// Whether a flush would flush anything.
+    /// Returns whether a flush would flush anything.
     pub(crate) fn knows_any(&self) -> bool {
         !self.known.lock().is_empty()
     }
 
-    /// File systems with a flush that never ends, and no patience.
+    /// Creates a set whose flushes never end and are immediately late.
     pub(crate) fn that_are_late() -> Self {
         Self {
             patience: Duration::ZERO,
@@ -347,7 +347,7 @@ impl FileSystems {
         }
     }
 
-    /// File systems whose flushes are calls of `flush`, on a thread of its own.
+    /// Creates a set whose flushes call `flush` on a separate thread.
     pub(crate) fn flushed_by(flush: impl Fn() -> Result<(), Errno> + Send + 'static) -> Self {
         let (flusher, work) = unbounded::<Work>();
         thread::spawn(move || {

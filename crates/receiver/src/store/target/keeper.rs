@@ -17,7 +17,7 @@ use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
 
-/// Decides which metadata is preserved. See the module.
+/// The policy for preserving metadata, and the counts of metadata that was not preserved. See the module.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pub(crate) rules: Rules,

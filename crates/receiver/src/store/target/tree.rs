@@ -432,7 +432,7 @@ impl TargetTree {
         verdict
     }
 
-    /// Sets the metadata that differs, as far as it is known here.
+    /// Sets the differing metadata of a file, as far as it is known here.
     fn settle(
         &self,
         place: NameAt<'_>,
