@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(missing_of(5, None, &[0, 2, 4]), [(1, 1), (3, 1)]);
         assert_eq!(missing_of(5, None, &[1, 2]), [(0, 1), (3, 2)]);
         assert_eq!(missing_of(5, None, &[4, 3, 2, 1, 0]), []);
-        // nobody counts to the end of it
+        // The groups are not counted one by one.
         assert_eq!(
             missing_of(4_000_000_000, None, &[7]),
             [(0, 7), (8, 3_999_999_992)]

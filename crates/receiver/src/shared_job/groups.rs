@@ -346,14 +346,14 @@ mod tests {
         assert_eq!(world.counted(), [(0, 1)]);
         world.flush(3).unwrap();
         assert_eq!(world.counted(), [(0, 1), (1, 2), (2, 3)]);
-        // the same bytes again are no less safe, and others are
+        // Writing the same bytes again keeps a group safe. Writing other bytes does not.
         world.write(0, &[1, 9]).unwrap();
         assert_eq!(world.counted(), [(0, 1), (2, 3)]);
         world.flush(world.end).unwrap();
         assert_eq!(world.counted(), [(0, 1), (1, 9), (2, 3)]);
     }
 
-    /// Whoever may write to the job's directory can put a journal of any length there.
+    /// Anyone who may write to the job's directory can create a journal of any length there.
     #[test]
     fn what_a_journal_says_is_booked_before_it_is_kept_and_given_back() {
         let mut world = World::new(10_000);

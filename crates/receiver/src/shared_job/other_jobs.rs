@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
     }
 
-    /// Source and target of a local push are in one process, whose lease never ends.
+    /// The source and target of a local push are in one process, whose lease never ends.
     #[test]
     fn a_session_that_is_stopped_waits_no_longer() {
         let (_home, root) = place();

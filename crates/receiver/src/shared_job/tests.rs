@@ -1,4 +1,4 @@
-//! Sessions of several receivers in one directory, over the memory transport.
+//! Sessions of several receivers that write into one directory, over the memory transport.
 
 mod commits;
 mod mover;
@@ -47,7 +47,7 @@ use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::open_staged;
 use crate::{Session, SessionError, run_session};
 
-/// The numbers below `count` in an order that `seed` chooses.
+/// Returns the numbers below `count` in an order determined by `seed`.
 fn shuffled(count: u32, mut seed: u64) -> Vec<u32> {
     let mut order: Vec<_> = (0..count).collect();
     for last in (1..order.len()).rev() {
@@ -84,7 +84,7 @@ fn open(job: Option<SharedJobOpening>) -> Open {
     }
 }
 
-/// Each session is of a run of its own.
+/// Returns a new run number for each session.
 fn rand_run() -> [u8; 16] {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut run = [0; 16];
@@ -130,7 +130,7 @@ fn file(text: &str, mode: u32, contents: &[u8]) -> BatchEntry {
     })
 }
 
-/// A large file whose every group and byte differs.
+/// Returns the contents of a large file in which all groups differ.
 fn contents(groups: u32, rest: usize) -> Vec<u8> {
     let bytes = usize::try_from(GROUP_BYTES).unwrap() * groups as usize + rest;
     (0..bytes)
@@ -158,10 +158,10 @@ fn head(to: &str, contents: &[u8]) -> FileHead {
     }
 }
 
-/// Mode, group, time, contents and access control list of an entry; of directories neither mode nor time.
+/// Mode, group, time, contents and access control list of an entry. Directories have neither mode nor time.
 type Shown = (u32, u32, Option<i64>, Vec<u8>, Vec<u8>);
 
-/// Everything below a directory but the job's own.
+/// Returns everything below a directory except for the job's own entries.
 fn tree(root: &Path) -> BTreeMap<PathBuf, Shown> {
     let mut found = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
@@ -203,7 +203,7 @@ fn job_directory(root: &Path) -> PathBuf {
     root.join(format!(".zmove-job-{JOB}"))
 }
 
-/// The directory of the parts of large files.
+/// Returns the directory that contains the parts of large files.
 fn parts_directory(root: &Path) -> PathBuf {
     let entries = std::fs::read_dir(job_directory(root)).unwrap();
     let mut paths = entries.map(|entry| entry.unwrap().path());
@@ -227,7 +227,7 @@ fn journals_of(root: &Path) -> Vec<PathBuf> {
     paths.filter(is_journal).collect()
 }
 
-/// The groups of a part that count, read anew.
+/// Reads the journals again and returns the groups of a part that count.
 fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
     let mut groups = FlushedGroups::new(&Quota::default());
     let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
@@ -239,7 +239,8 @@ fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
         .collect()
 }
 
-/// One receiver dies with half of its groups, which count; others bring the rest, and both commit at once.
+/// One receiver dies after it has flushed half of the groups. Others receive the rest, and both commit at the same
+/// time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     for seed in 0..4_u64 {
@@ -270,7 +271,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert!(!home.path().join("d/e/large").exists());
         one.declare(1, &head);
         other.declare(9, &head);
-        // one group comes again, and one comes twice
+        // One group arrives again, and one arrives twice.
         order[3..6]
             .iter()
             .for_each(|group| one.chunk(1, *group, &contents));
@@ -293,7 +294,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     }
 }
 
-/// Closes the job by its last session: nothing of it is left then, and no session is opened.
+/// Closes the job through its last session. Nothing of the job is left afterwards, and no session can be opened.
 async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     assert_eq!(
         last.order(SharedJobOrder::Close).await,
@@ -319,7 +320,7 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     assert_eq!(late.err().unwrap().code, RefusalCode::NotUnderWay);
 }
 
-/// A node that loses its power may have told of groups that it has not flushed.
+/// A node that loses power may have recorded groups that it has not flushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_count_when_they_are_flushed() {
     let home = tempfile::tempdir().unwrap();
@@ -368,8 +369,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made
-/// anew could have the inode of the first one, whose groups count.
+/// Work is assigned again after the file has been committed and somebody has removed it. A new part could get the inode
+/// of the first one, whose groups count.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();
@@ -397,7 +398,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     late.finish().await;
 }
 
-/// A commit is ordered every second until all is there.
+/// A commit is ordered every second until all groups exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_been_read_of_a_journal_is_not_read_again() {
     let home = tempfile::tempdir().unwrap();
@@ -432,8 +433,8 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.finish().await;
 }
 
-/// Another receiver has done the same work, and committed the file: what comes late is passed over, and the flush of
-/// what had come before gives the file its time once more.
+/// Another receiver has done the same work and committed the file. Late groups are ignored, and flushing the earlier
+/// ones sets the file's time again.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time() {
     let home = tempfile::tempdir().unwrap();
@@ -454,7 +455,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
         panic!("not committed")
     };
     let there = home.path().join("large");
-    // as if the write of a group before had been late
+    // Simulate a delayed write of an earlier group.
     std::fs::File::options()
         .write(true)
         .open(&there)
@@ -472,7 +473,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     late.finish().await;
 }
 
-/// The receiver has stored something when the job ends.
+/// The receiver has already stored something when the job ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_goes_on_after_the_end_of_the_job_names_nothing_and_settles_nothing() {
     let home = tempfile::tempdir().unwrap();
@@ -564,7 +565,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     mover.finish().await;
 }
 
-/// Whoever could write there could forge what the receivers of a job believe of each other.
+/// Anyone who could write there could forge the records that the receivers of a job rely on.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transfer_writes_into_the_directory_of_a_job() {
     let home = tempfile::tempdir().unwrap();
@@ -588,7 +589,7 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
     of_the_job.finish().await;
 }
 
-/// Two receivers make the same new directories, and one that has a directory open loses it.
+/// Two receivers create the same new directories, and one of them loses a directory that it has open.
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     let home = tempfile::tempdir().unwrap();
@@ -630,7 +631,7 @@ fn root(home: &Path) -> Arc<OwnedFd> {
     Arc::new(std::fs::File::open(home).unwrap().into())
 }
 
-/// The directory of the job, which is made where there is none.
+/// Opens the directory of the job, and creates it if it does not exist.
 fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
     SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
 }
@@ -698,7 +699,7 @@ fn what_has_no_name_when_the_job_ends_gets_none() {
     assert_eq!(tree(home.path()), before);
 }
 
-/// A writer has found the part, and then another receiver has committed the file.
+/// A writer has opened the part, and then another receiver has committed the file.
 #[test]
 fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let home = tempfile::tempdir().unwrap();
@@ -738,7 +739,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     write();
     shared.has_written(FileId(1)).unwrap();
     assert_eq!(there(), 77);
-    // a client of a network file system may send it when it flushes
+    // A client of a network file system may send the write only when it flushes.
     write();
     transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
@@ -770,7 +771,7 @@ fn a_part_is_flushed_again_only_when_it_has_been_written_to() {
     transfer.parts.flush_shared(shared).unwrap_err();
 }
 
-/// Nobody may take a flush of nothing for one of what was written.
+/// A flush that covers nothing must not count as a flush of the written groups.
 #[test]
 fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in() {
     let home = tempfile::tempdir().unwrap();
@@ -798,14 +799,14 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     );
     let parts = std::fs::read_dir(parts_directory(home.path())).unwrap();
     assert_eq!(parts.count(), 1, "others may write the part");
-    // a writer may have been at it still
+    // A writer may not have finished yet.
     transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
     let groups = flushed_groups(&job_directory(home.path()), key);
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
-/// A part with so many flushed groups, as the journal has it.
+/// Creates a part with `groups` flushed groups, and records them in the journal.
 fn flushed_part(
     session: &JobSession,
     journal: &Journal,
@@ -837,7 +838,7 @@ fn flushed_part(
     (staged, (part, inode))
 }
 
-/// Another receiver has given a file its name, or has given it up: nobody asks this one for its commit.
+/// Another receiver has renamed the file into place or has given it up, so this one is not asked to commit it.
 #[test]
 fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
     const GROUPS: usize = 80;
@@ -898,7 +899,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     );
 }
 
-/// The files wait for their names elsewhere, and go into whatever has the name of their directory by then.
+/// The files wait elsewhere to be renamed, and then move into the directory that exists under the path at that time.
 #[test]
 fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
     let home = tempfile::tempdir().unwrap();
@@ -917,7 +918,8 @@ fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
     }
 }
 
-/// Makes a directory that gives a group and an access control list to what is made in it, if there are such lists.
+/// Creates a directory whose entries inherit a group and an access control list, if the file system supports such
+/// lists.
 fn make_heritable(directory: &Path) -> rustix::io::Result<()> {
     std::fs::create_dir(directory).unwrap();
     if rustix::process::geteuid().is_root() {
@@ -943,7 +945,7 @@ fn make_heritable(directory: &Path) -> rustix::io::Result<()> {
     )
 }
 
-/// Files, and symbolic links of which one has a group of its own.
+/// Returns files and symbolic links. One of the links has its own group.
 fn small_entries() -> Vec<BatchEntry> {
     let target = || b"to".as_slice().into();
     let group = Account {
@@ -967,7 +969,8 @@ fn small_entries() -> Vec<BatchEntry> {
     ]
 }
 
-/// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.
+/// Entries inherit nothing from the job's directory, but a group and an access control list from the target's
+/// directories.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
     let keeping = |kinds| Keeping {

@@ -571,7 +571,7 @@ mod tests {
         }
     }
 
-    /// Groups of a hole do not come, or one of them, and what comes beyond that makes nothing of the file.
+    /// At most one group of a hole is sent. Any further group does not complete the file again.
     #[test]
     fn a_file_is_whole_when_its_data_is() {
         let home = tempfile::tempdir().unwrap();
@@ -627,7 +627,8 @@ mod tests {
         );
     }
 
-    /// A head of 75 bytes says so, and a lane's own thread takes it: going through the groups would take minutes.
+    /// A declaration of 75 bytes can claim this, and a lane's own thread processes it. Iterating over the groups would
+    /// take minutes.
     #[test]
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
@@ -647,7 +648,7 @@ mod tests {
         );
     }
 
-    /// The time of this thread alone, whatever else the machine does.
+    /// Returns the CPU time of this thread, which does not depend on the load of the machine.
     pub(super) fn cpu_time() -> Duration {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         time.try_into().unwrap()

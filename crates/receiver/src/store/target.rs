@@ -686,7 +686,7 @@ mod tests {
         );
     }
 
-    /// The directory above it need not be readable, and is not to blame.
+    /// The parent directory does not need to be readable and is not the cause.
     #[test]
     fn a_target_that_may_not_be_listed_is_named_itself() {
         let home = tempfile::tempdir().unwrap();
@@ -712,7 +712,7 @@ mod tests {
             .unwrap();
     }
 
-    /// The owner of the directory above a root could make the root a link to anywhere.
+    /// The owner of the directory above a root could replace the root by a link to any directory.
     #[test]
     fn a_root_that_another_user_has_made_a_link_is_refused() {
         let home = tempfile::tempdir().unwrap();
@@ -833,7 +833,7 @@ mod tests {
             !resolve("above/new", directory()),
             "it is not of this transfer"
         );
-        // No mode comes for these targets.
+        // These targets do not receive a mode.
         assert!(!resolve(
             "tops",
             TargetShape::Directory {

@@ -445,7 +445,7 @@ mod tests {
     use zmove_types::{FileId, GROUP_BYTES, Timestamp};
     use zmove_wire::{FaultCode, FileHead};
 
-    /// A transfer to a directory of its own, with a file of so many bytes that has been declared.
+    /// Creates a transfer to a new directory, in which a file of `bytes` bytes has been declared.
     fn declared(bytes: u64) -> (tempfile::TempDir, Transfer, Arc<LargeFile>) {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("target")).unwrap();
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_get_its_size_leaves_nothing() {
-        // The size is more than any file system takes.
+        // No file system allows a file of this size.
         let (home, transfer, file) = declared((u64::from(u32::MAX) - 1) * GROUP_BYTES);
         let (operation, error) =
             open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap_err();
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!((names("target"), names("journal")), (1, 1));
     }
 
-    /// There may be no other place.
+    /// There may be only one turn.
     #[test]
     fn a_writer_gives_its_place_to_those_who_place_its_batch() {
         let home = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! The commit of a large file.
+//! Committing a large file.
 
 use zmove_disk::Staged;
 
 use super::*;
 
-/// The part of a file of two groups, all of which has been written to it.
+/// Creates the part of a file of two groups and writes all of its groups.
 fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Staged> {
     transfer
         .files
@@ -23,7 +23,7 @@ fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Stag
     part
 }
 
-/// A receiver was stopped before it had published the part, and another has written to it since.
+/// A receiver was stopped before it had published the part, and another one has written to the part since.
 #[test]
 fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_source() {
     let home = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_sourc
     assert!(!there.exists(), "once is enough");
 }
 
-/// A push of many large files would else keep in memory what nobody asks for again.
+/// Otherwise a push of many large files would keep groups in memory that are never needed again.
 #[test]
 fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     let home = tempfile::tempdir().unwrap();

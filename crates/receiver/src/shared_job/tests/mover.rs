@@ -1,10 +1,10 @@
-//! A sender that is paired with a receiver of its own by the memory transport.
+//! A sender with its own receiver, connected by the memory transport.
 
 use super::*;
 use crate::rights::grant::Owning;
 use crate::rights::grant::Rights;
 
-/// A sender with a receiver of its own.
+/// A sender with its own receiver.
 pub(super) struct Mover {
     writer: ControlWriter,
     inbox: Inbox<ToSender>,
@@ -19,7 +19,7 @@ pub(super) struct Mover {
 }
 
 impl Mover {
-    /// Stores the first group of a file, and ends the work that brought it.
+    /// Stores the first group of a file and settles it.
     pub(super) async fn first_group(&mut self, head: &FileHead, contents: &[u8]) {
         self.declare(1, head);
         self.chunk(1, 0, contents);
@@ -127,7 +127,7 @@ impl Mover {
         self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
     }
 
-    /// Takes what the receiver says next; false when it says nothing more.
+    /// Processes the next message of the receiver. Returns `false` if there are no more messages.
     async fn hear(&mut self, stored: &mut usize) -> bool {
         let Some(Ok(message)) = self.inbox.recv().await else {
             return false;
@@ -162,7 +162,7 @@ impl Mover {
         true
     }
 
-    /// Waits until so many more items are stored.
+    /// Waits until `items` more items are stored.
     pub(super) async fn stored(&mut self, items: usize) {
         let mut stored = 0;
         while stored < items {
@@ -197,7 +197,7 @@ impl Mover {
         self.answer(number).await
     }
 
-    /// Has the receiver name and flush what was sent.
+    /// Orders the receiver to publish and flush everything that was sent.
     pub(super) async fn settle(&mut self) -> SharedJobResult {
         self.order(SharedJobOrder::Settle).await
     }
@@ -209,7 +209,7 @@ impl Mover {
         .await
     }
 
-    /// Ends the session well.
+    /// Ends the session successfully.
     pub(super) async fn finish(mut self) {
         let announce = ToReceiver::Announce {
             items: self.items,
@@ -221,7 +221,7 @@ impl Mover {
         self.session.await.unwrap().unwrap();
     }
 
-    /// Waits until the receiver ends the session; returns how many items it has stored.
+    /// Waits until the receiver ends the session. Returns the number of items that it has stored.
     pub(super) async fn broken(mut self) -> usize {
         let mut stored = 0;
         while stored == 0 && self.hear(&mut stored).await {}
@@ -230,7 +230,7 @@ impl Mover {
         stored
     }
 
-    /// Ends it as if the sender had died.
+    /// Ends the session as if the sender had died.
     pub(super) async fn die(self) {
         drop((self.writer, self.inbox, self.lane));
         self.session.await.unwrap().unwrap_err();

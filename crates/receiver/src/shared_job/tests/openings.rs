@@ -60,7 +60,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     assert_eq!(mode(), 0o755, "another transfer sets it at its end");
 }
 
-/// The answers to an opening that may begin the job, and to one that finds it under way.
+/// Returns the answers to an opening that may begin the job and to an opening of a job in progress.
 fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
     [Beginning::Allowed, Beginning::UnderWay].map(|beginning| {
         let home = tempfile::tempdir().unwrap();

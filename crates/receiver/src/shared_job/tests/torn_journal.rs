@@ -1,8 +1,8 @@
-//! A journal that ends anywhere, as after a crash of its writer.
+//! A journal that is truncated at any byte, as after a crash of its writer.
 
 use super::*;
 
-/// A node may die, and its storage client with it, at each byte of its journal.
+/// A node and its storage client may die after any byte of its journal.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_torn_journal_a_beginning_counts() {
     let home = tempfile::tempdir().unwrap();

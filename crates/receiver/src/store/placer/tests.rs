@@ -1,4 +1,4 @@
-//! The placing of batches, and their publication.
+//! Placing batches and publishing them.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -29,17 +29,17 @@ pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> 
     transfer_of(7, home, journals)
 }
 
-/// The opening of a transfer to that directory.
+/// Returns the opening of a transfer to this directory.
 pub(crate) fn open_at(home: &Path) -> Open {
     Open::new(home.as_os_str().as_encoded_bytes().to_vec(), [0; 16])
 }
 
-/// A transfer of that number.
+/// Creates a transfer with this number as its id.
 pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
     transfer_by(&ReceiverConfig::default(), number, home, journals)
 }
 
-/// A transfer of a key of which one thread is at work at a time.
+/// Creates a transfer whose key allows only one running thread at a time.
 pub(crate) fn transfer_with_one_place(
     number: u8,
     home: &Path,
@@ -48,7 +48,7 @@ pub(crate) fn transfer_with_one_place(
     transfer_of_key(&Quota::with_one_place(), number, home, journals)
 }
 
-/// A transfer of the key that has this quota.
+/// Creates a transfer of the key with this quota.
 pub(crate) fn transfer_of_key(
     quota: &Quota,
     number: u8,
@@ -62,7 +62,7 @@ pub(crate) fn transfer_of_key(
     transfer_by(&config, number, home, journals)
 }
 
-/// What `work` returns, unless a thread waits with a place for another that needs one.
+/// Returns the result of `work`. Panics if a thread waits for another thread while it holds the only turn.
 #[track_caller]
 pub(crate) fn without_a_standstill<T: Send>(
     transfer: &Transfer,
@@ -72,7 +72,7 @@ pub(crate) fn without_a_standstill<T: Send>(
         let (done_in, done) = crossbeam_channel::bounded(1);
         scope.spawn(move || done_in.send(work()));
         let done = done.recv_timeout(Duration::from_secs(120));
-        // who waits leaves
+        // Threads that wait for a turn give up.
         transfer.stopping.store(true, Ordering::Relaxed);
         done.expect("nobody waits for who waits")
     })
@@ -106,7 +106,7 @@ fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
 }
 
-/// Gives a file this mode, and the time that all metadata have here.
+/// Sets this mode, and the modification time that all test metadata has.
 fn dress(path: &Path, mode: u32) {
     let file = File::open(path).unwrap();
     Wanted::mode_and_time(&metadata(mode))
@@ -128,7 +128,7 @@ fn metadata(mode: u32) -> Metadata {
     )
 }
 
-/// Files of one byte each, with these names and numbers.
+/// Returns `count` files of one byte each, whose names are the prefix and a number.
 pub(crate) fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
     let file = |number: u32| {
         let name = name(&format!("{prefix}{number}"));
@@ -153,7 +153,7 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
     batch.faults()
 }
 
-/// Places a group as far as possible before anything is published.
+/// Places a group without publishing it.
 pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
     let batch = PendingBatch::new(ItemId(1), SenderKnowledge::Needed, None);
     placer.place_groups(
@@ -165,7 +165,7 @@ pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<Pendi
     batch
 }
 
-/// The names that are not hidden.
+/// Returns the names that are not hidden.
 fn visible(directory: &Path) -> Vec<String> {
     names(directory)
         .into_iter()
@@ -196,7 +196,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
     let (first, second) = (transfer(home.path()), transfer(home.path()));
     let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
     assert_eq!(place(&mut maker, directory_entry("", "d")), []);
-    // The guest opens the directory, while the maker may still replace it by a staging directory.
+    // The guest opens the directory while the maker may still replace it by a staging directory.
     assert_eq!(place(&mut guest, directory_entry("", "d")), []);
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     assert_eq!(place(&mut guest, files("d", "g", 9)), []);
@@ -210,7 +210,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
 fn no_directory_is_made_before_there_is_a_turn_for_it() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
-    // The session ends as while a thread waits for its turn.
+    // The session ends while a thread waits for its turn.
     transfer.stopping.store(true, Ordering::Relaxed);
     let mut placer = Placer::new(&transfer);
     begin(&mut placer, directory_entry("deep/down", "d"));
@@ -284,7 +284,7 @@ fn batches_of_one_new_directory_get_their_names_together() {
         [""; 0],
         "nothing has its name"
     );
-    // Each of the files holds its batch.
+    // Each file holds a reference to its batch.
     assert_eq!(
         (Arc::strong_count(&one), Arc::strong_count(&other)),
         (9, 2),
@@ -329,7 +329,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
         .into_hidden_name()
         .unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // Its name is changed to that of another process, which had this one's number.
+    // Change the name to that of an earlier process with the same process number.
     let mut parts: Vec<_> = own.split('-').collect();
     parts[5] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
@@ -338,7 +338,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     assert_eq!(names(&directory), [own], "that of a live process stays");
 }
 
-/// Mixed trees: no flush is needed to go on below a directory that has no name yet.
+/// Entries below a directory that is not published yet can be placed without a flush.
 #[test]
 fn what_is_below_a_staging_directory_appears_with_it() {
     let home = tempfile::tempdir().unwrap();
@@ -412,7 +412,7 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     );
 }
 
-/// The thread that makes a directory may report that only when another has put a file into it, or far below it.
+/// The thread that creates a directory may report it only after another thread has put a file into it or far below it.
 #[test]
 fn a_directory_that_is_used_is_not_fresh() {
     for below in ["d", "d/x/y/z"] {
@@ -506,7 +506,8 @@ fn a_guessed_file_that_is_there_by_now_stays() {
     }
 }
 
-/// Two transfers may bring the same tree at once: what is known of the metadata by then must not be set again.
+/// Two transfers may send the same tree at the same time. Metadata that the existing file already has must not be set
+/// again.
 #[test]
 fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs_beside_goes() {
     for (mode, stays) in [(0o4755, b"y"), (0o644, b"x")] {
@@ -561,7 +562,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         let mut transfer = transfer(home.path());
         transfer.target.view.keeper.rules.overwrite = overwrite;
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 2));
-        // The existing file is newer than the one that comes.
+        // The existing file is newer than the new one.
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
@@ -578,7 +579,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
     }
 }
 
-/// What is below has its final name already, in the directory that does not get its own.
+/// The entries below already have their final names, but their parent directory does not get its own.
 #[test]
 fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     let home = tempfile::tempdir().unwrap();
@@ -609,7 +610,7 @@ impl Drop for ClearOnDrop<'_> {
     }
 }
 
-/// A writer has the staging directory open while that is merged.
+/// A writer has the staging directory open while it is merged.
 #[test]
 fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     let home = tempfile::tempdir().unwrap();
@@ -619,7 +620,7 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        // Also where an assertion fails, so that the thread ends.
+        // Clear the flag even if an assertion fails, so that the thread ends.
         let _guard = ClearOnDrop(&publishing);
         let linking = scope.spawn(|| {
             let mut placer = Placer::new(&transfer);
@@ -655,7 +656,7 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     assert_eq!(names(home.path()), ["d"]);
 }
 
-/// The staging directory is begun while the directory above it is being published, and that is merged.
+/// The staging directory is created while its parent directory is being published and merged.
 #[test]
 fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let home = tempfile::tempdir().unwrap();
@@ -710,7 +711,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
             begin(&mut placer, files("d/few", "g", 2)),
         ];
         std::fs::create_dir(home.path().join("d/few")).unwrap();
-        // The existing file is newer than the one that comes.
+        // The existing file is newer than the new one.
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
@@ -850,7 +851,7 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
     assert_eq!((hidden_in("whole"), hidden_in("begun")), (2, 4));
 }
 
-/// A transfer on late storage to a target with a directory `d`.
+/// Creates a transfer on storage with high latency, to a target with a directory `d`.
 fn late_transfer(home: &Path, durability: Durability) -> Transfer {
     std::fs::create_dir(home.join("d")).unwrap();
     let mut transfer = transfer(home);
@@ -946,7 +947,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     assert_eq!(names(home.path()), ["d"]);
 }
 
-/// The kernel reports a failed flush once, and then calls the pages clean.
+/// The kernel reports a failed flush only once and then treats the pages as clean.
 #[test]
 fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     let home = tempfile::tempdir().unwrap();
@@ -962,7 +963,7 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
             .unwrap();
         directory.join(name)
     };
-    // The data is changed as if it had not reached the storage.
+    // Change the data as if it had not reached the storage.
     std::fs::write(hidden("there"), "0").unwrap();
     std::fs::write(hidden("").join("f5"), "0").unwrap();
     transfer.publisher.suspect();
@@ -978,7 +979,7 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     }
 }
 
-/// The flush may have been for what had been written of the file then.
+/// The flush may have failed for data of this file that was already written.
 #[test]
 fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
     let home = tempfile::tempdir().unwrap();
@@ -989,7 +990,7 @@ fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the
     let written = transfer.publisher.take().files;
     let failed_flushes = transfer.publisher.failed_flushes();
     transfer.publisher.suspect();
-    // All that belonged to a generation by then has been looked at.
+    // Everything that belonged to a generation by then has been checked.
     drop(transfer.publisher.take());
     let hidden = names(&home.path().join("there")).remove(0);
     std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
@@ -1015,7 +1016,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
         .into_iter()
         .find(|name| name.starts_with(".zmove-"))
         .unwrap();
-    // The data is changed as if it had not reached the storage.
+    // Change the data as if it had not reached the storage.
     std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
     publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
@@ -1025,7 +1026,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     );
 }
 
-/// A file that `--checksum` has hashed may be another one by the time that the sender reports it as equal.
+/// A file that `--checksum` has hashed may have changed by the time the sender reports it as equal.
 #[test]
 fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let home = tempfile::tempdir().unwrap();
@@ -1033,7 +1034,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let at = |name: &str| home.path().join(name);
     for name in ["same", "changed"] {
         std::fs::write(at(name), "compared").unwrap();
-        // An old time, so that a change is not of the same tick of the clock.
+        // Set an old time, so that a change does not fall into the same clock tick.
         dress(&at(name), 0o644);
     }
     std::fs::hard_link(at("same"), at("linked")).unwrap();
@@ -1044,7 +1045,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
         .unwrap();
     for text in ["same", "changed", "linked"] {
         let there = FileIdentity::at(&directory, &name(text)).unwrap();
-        // A file that has changed within the last tick of a clock is not remembered.
+        // A file that changed in the last clock tick is not remembered.
         while !transfer
             .target
             .compared
@@ -1079,7 +1080,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     );
 }
 
-/// Nobody compares or publishes in a directory before it is known whether a job there is alive.
+/// Nothing in a directory is compared or published before the state of each job there is known.
 #[test]
 fn whoever_comes_while_a_directory_is_swept_waits() {
     let publisher = Publisher::default();

@@ -1,4 +1,4 @@
-//! What is written while a flush is under way.
+//! Data that is written while a flush is in progress.
 
 use std::path::Path;
 use std::thread;
@@ -15,20 +15,20 @@ use crate::store::placer::tests::{begin, files, transfer_with_journals};
 use crate::store::publishing::publisher::Publisher;
 use crate::store::target::file_systems::FileSystems;
 
-/// A flush that begins, and ends as it is told to.
+/// A flush whose end and result are controlled by the test.
 struct HeldFlush {
     began: Receiver<()>,
     ends: Sender<Result<(), Errno>>,
 }
 
-/// A transfer whose flushes are held.
+/// Creates a transfer whose flushes are controlled by the test.
 fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     let (begins, began) = bounded(0);
     let (ends, ended) = bounded(0);
     let mut transfer = transfer_with_journals(home, Some(journals.to_owned()));
     transfer.target.view.keeper.rules.durability = Durability::End;
     transfer.target.file_systems = FileSystems::flushed_by(move || {
-        // A test that has failed holds no flush.
+        // A test that has failed no longer controls its flushes.
         if begins.send(()).is_ok() {
             ended.recv().unwrap_or(Ok(()))
         } else {
@@ -39,7 +39,7 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
 }
 
 impl HeldFlush {
-    /// Publishes, and does `meanwhile` while the flush for that is under way, which then ends with `result`.
+    /// Publishes, and calls `meanwhile` during the flush, which then ends with `result`.
     fn publish<T>(
         &self,
         transfer: &Transfer,
@@ -56,7 +56,7 @@ impl HeldFlush {
     }
 }
 
-/// The kernel reports to the flush that fails what it could not write of the next generation as well.
+/// A failed flush may also have failed for data of the next generation, and the kernel reports that only once.
 #[test]
 fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
     let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -73,7 +73,7 @@ fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storag
         .unwrap()
         .unwrap()
         .path();
-    // The data is changed as if it had not reached the storage.
+    // Change the data as if it had not reached the storage.
     std::fs::write(hidden, "0").unwrap();
     flush.publish(&transfer, Ok(()), || ());
     assert_eq!(batch.faults().len(), 1);
@@ -132,7 +132,7 @@ fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     assert_eq!(flushed(), [true, true]);
 }
 
-/// In a job of several receivers a sender waits for the names.
+/// In a job of several receivers, the sender waits until files are published.
 #[test]
 fn the_thread_that_publishes_wakes_soon_after_the_first_file_of_a_generation() {
     let publisher = Publisher::new(Duration::from_millis(1));

@@ -151,7 +151,7 @@ mod tests {
         let name = Name::from_bytes(b"f").unwrap();
         let look = FileIdentity::at(&directory, &name).unwrap();
         let compared = ComparedFiles::new(&Quota::default());
-        // The clock may have been set back since, and the change be as late as any.
+        // The clock may have been set back since, and the change may be as recent as any other.
         for (seconds, is_remembered) in [(-3600, true), (3600, false)] {
             let ctime = Timestamp {
                 seconds: look.ctime.seconds + seconds,

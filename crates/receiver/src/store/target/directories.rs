@@ -169,7 +169,7 @@ mod tests {
         let mut more = 0;
         loop {
             let its_own = Arc::new(RelPath::clone(&path));
-            // as its batch and a run of that have it
+            // The batch of the path and a run of that batch hold references too.
             let _others = [Arc::clone(&its_own), Arc::clone(&its_own)];
             if directories
                 .remember(&its_own, None, Metadata::default())

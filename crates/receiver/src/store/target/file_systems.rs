@@ -373,7 +373,7 @@ mod tests {
 
     use super::*;
 
-    /// A file system that has become read-only since something was written to it does not report that by itself.
+    /// A file system does not report that it has become read-only since the last write.
     #[test]
     fn a_file_system_that_has_become_read_only_is_not_flushed() {
         let script = "mount -t tmpfs none /mnt && mkdir /mnt/d && echo ready && read -r _ &&

@@ -286,7 +286,7 @@ mod tests {
         );
     }
 
-    /// Without its group a program would lend the rights of the receiver's own.
+    /// Without its group, a program would lend the privileges of the receiver's group.
     #[test]
     fn each_of_setuid_and_setgid_needs_what_it_lends_to_be_kept() {
         let metadata = Metadata {

@@ -1,4 +1,4 @@
-//! A part that an earlier transfer has left of a changed file, beside the file's old version.
+//! Resuming from a part of a changed file next to the file's old version.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use zmove_wire::{EntryGroup, SourceEntry, SourceKind, SourceMark, SourceMetadata
 const GROUPS: u32 = 4;
 const BYTES: u64 = GROUPS as u64 * GROUP_BYTES;
 
-/// A target that holds an old version of a file, and a place for journals.
+/// A target with an old version of a file, and a directory for journals.
 struct World {
     home: tempfile::TempDir,
     source: SourceVersion,
@@ -48,7 +48,7 @@ impl World {
         self.home.path().join("target/large")
     }
 
-    /// The old version, of groups with these bytes.
+    /// Writes the old version, whose groups consist of these bytes.
     fn write_old(&self, groups: &[u8]) {
         let contents: Vec<_> = groups.iter().flat_map(|byte| block(*byte)).collect();
         std::fs::write(self.old(), contents).unwrap();
@@ -61,7 +61,8 @@ impl World {
         transfer
     }
 
-    /// Runs a transfer that breaks when these groups have come. What was written besides is not journalled.
+    /// Runs a transfer that breaks after these groups were received. The groups in `besides` are written but not
+    /// journaled.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
         let transfer = self.transfer(1);
         let directory = transfer
@@ -114,7 +115,7 @@ impl World {
         self.request_of(self.source.bytes)
     }
 
-    /// A request about the file as if it had so many bytes.
+    /// Returns a request about the file as if it had this size.
     fn request_of(&self, bytes: u64) -> Vec<EntryGroup> {
         let SourceVersion {
             mtime,
@@ -138,7 +139,7 @@ impl World {
         }]
     }
 
-    /// Offers the file and declares it; returns it with the groups that are held.
+    /// Offers the file and declares it. Returns the file and the groups that are held.
     fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
         let groups = self.request();
         let comparison = compare_all(transfer, 9, &groups);
@@ -165,7 +166,7 @@ impl World {
     }
 }
 
-/// Puts a group into the part whose value was sent; `None` where none was.
+/// Copies a group whose hash value was sent into the part. Returns `None` if no hash value was sent.
 fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let base = file.base.as_ref().unwrap();
     let cv = base.cv(index)?;
@@ -237,7 +238,7 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept()
         },
     ] {
         let world = World::new();
-        // The other group is as in a part that began as a copy, or was written to and not journalled.
+        // The other group is that of a part that started as a clone, or was written but not journaled.
         world.break_off(&[(1, 12)], &[(2, 3)]);
         let transfer = world.transfer(2);
         let (file, _) = world.declare(&transfer);
@@ -276,7 +277,7 @@ fn a_part_alone_goes_on_as_what_it_is() {
         (vec![Verdict::Resume], 0)
     );
     world.write_old(&[1, 2, 3, 4]);
-    // the next one takes its journals
+    // The next transfer takes over its journals.
     drop(transfer);
     let mut never = world.transfer(3);
     never.target.view.keeper.rules.delta = false;
@@ -305,7 +306,7 @@ fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
     assert_eq!(groups(GROUP_BYTES), [(0, whole)]);
 }
 
-/// The length is only what the request says.
+/// The length is only a claim of the request.
 #[test]
 fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     let world = World::new();
