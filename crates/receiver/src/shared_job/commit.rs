@@ -100,7 +100,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Renames a part into place if all its groups count.
+    /// Renames a part into place if all of its groups have been flushed.
     fn publish(
         &self,
         transfer: &Transfer,
@@ -181,7 +181,7 @@ impl SharedJobSession {
         Ok(SharedJobResult::Committed { inode })
     }
 
-    /// Returns the groups of a part that do not count.
+    /// Returns the groups of a part that the journals do not list as flushed.
     fn missing_of(&self, head: &FileHead, part: &PartKey) -> io::Result<Vec<GroupRange>> {
         let mut groups = self.groups.lock();
         groups.read_on(self.directory.fd(), &self.session)?;
@@ -220,8 +220,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
     part.sync_all().map_err(failed_to(Operation::Flush))
 }
 
-/// Returns the ranges of groups with data that do not count. A file may have a billion groups, so only the groups that
-/// do count are iterated.
+/// Returns the ranges of groups with data that are missing from `came`. A file may have a billion groups, so only the
+/// groups in `came` are iterated.
 fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = came
         .iter()

@@ -29,7 +29,7 @@ use crate::store::large_files::came::Came;
 /// A part, identified by its name and inode number.
 pub(crate) type PartKey = (Name, u64);
 
-/// The groups that count.
+/// The groups that count, as listed by the journals of a job.
 #[derive(Debug)]
 pub(crate) struct FlushedGroups {
     /// The journals that have been read, by name.

@@ -66,7 +66,7 @@ pub(crate) struct Transfer {
     pub(crate) allowance: Option<Arc<Allowance>>,
     /// The number of entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
-    /// Entries to which names of the source lead under another spelling.
+    /// Existing entries that names of the source reach in another spelling, and that must not be removed.
     pub(crate) spared: Spared,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     brought: Option<Arc<Lock<Brought>>>,

@@ -114,7 +114,7 @@ impl Base {
             Some(data) => new.make_holes(data)?,
             None => {}
         }
-        // A clone is read instead of the old version, because its bytes are those that count.
+        // A clone is read instead of the old version, because its bytes are the ones that will be published.
         let old = old
             .filter(|_| !in_place)
             .and_then(|old| for_reading(old, direct));

@@ -1,9 +1,10 @@
 //! Side directories: when storage latency is high, files for an existing directory are created in hidden directories
 //! inside it. Each is linked from there to its final name as soon as it has been flushed.
 //!
-//! The kernel creates and renames entries of a directory one at a time, and waits for the storage each time. A file
-//! that is created under a hidden name in the final directory takes this lock twice, for four or five requests. A file
-//! that is linked takes it once, for two requests. Meanwhile, other threads can use the final directory.
+//! The kernel creates and renames entries of a directory one at a time, and holds the directory's lock while it waits
+//! for the storage. A file that is created under a hidden name in the final directory takes this lock twice, for four
+//! or five requests. A file that is linked takes it once, for two requests. Meanwhile, other threads can use the final
+//! directory.
 //!
 //! Side directories are used only if each file is flushed individually, or nothing is flushed. Otherwise a file must
 //! not get its name before the flush of the whole file system. They are also used only if no entry has the file's name,

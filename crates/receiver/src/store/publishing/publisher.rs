@@ -521,8 +521,8 @@ impl Publisher {
         longer(current.began, wait_max) || longer(current.touched, self.idle_max)
     }
 
-    /// Records new work. Wakes the publishing thread for the first work of a generation, since it may be sleeping
-    /// longer.
+    /// Records new work. The first work of a generation wakes the publishing thread, which might otherwise sleep too
+    /// long.
     fn touch(&self, state: &mut PublisherState) {
         if state.current.touch() {
             self.changed.notify_all();
@@ -634,8 +634,8 @@ impl FillingGuard<'_> {
             book(filling);
             filling.writers -= 1;
         }
-        // Only `take` waits for later writers, and the publishing thread for the first one. Writers call this after
-        // every few files, and each notification would wake that thread although it has nothing to do yet.
+        // Notify only if `take` is waiting or these are the first files of a generation. Writers call this after every
+        // few files, and each notification would wake the publishing thread although it has nothing to do yet.
         let is_waited_for = current.touch() || state.closing;
         drop(state);
         if is_waited_for {
