@@ -1,5 +1,5 @@
-//! Files and directories as the mover needs them: positional I/O, paths that stay beneath their root, and a commit
-//! that gives a file its final name only when it is whole.
+//! File system access for transfers: positional I/O, paths that stay beneath their root, and a commit that renames a
+//! file to its final name only when the file is complete.
 //!
 //! ```no_run
 //! use zmove_disk::{Lease, Permit, Replace, Staged, Tree, set_file_mtime};

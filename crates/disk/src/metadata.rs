@@ -1,4 +1,5 @@
-//! The attributes of entries: what they are, what a file system keeps of them, and what a directory passes on.
+//! The metadata of entries: how it is read and set, which of it a file system stores, and which of it new entries
+//! inherit.
 
 pub(crate) mod attributes;
 pub(crate) mod entry;

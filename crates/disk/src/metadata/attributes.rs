@@ -1,8 +1,8 @@
-//! The calls that change the attributes of an entry: its mode, owner, times and extended attributes.
+//! System calls that change the mode, owner, times or extended attributes of an entry.
 //!
-//! **Invariant:** nothing else in this crate or in the receiver's makes these calls. Each takes a [`Permit`], so none
-//! is made after the sender has gone. An entry under a hidden name needs none ([`Permit::for_hidden`]). Calls that
-//! change one entry together share one permit.
+//! **Invariant:** neither the rest of this crate nor the receiver makes these calls directly. Each function takes a
+//! [`Permit`], so no attribute changes after the connection to the sender is lost. An entry with a hidden name needs no
+//! real permit (see [`Permit::for_hidden`]). Calls that together change one entry share one permit.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -63,7 +63,7 @@ impl Descriptor<'_> {
     }
 }
 
-/// Sets the times of an entry by its name. A link is not followed.
+/// Sets the times of the entry `name`. Does not follow a symbolic link.
 pub(crate) fn set_times_at(
     _permit: Permit<'_>,
     directory: impl AsFd,
@@ -78,7 +78,7 @@ pub(crate) fn set_times_at(
     )
 }
 
-/// Sets the group of an entry by its name. A link is not followed.
+/// Sets the group of the entry `name`. Does not follow a symbolic link.
 pub(crate) fn set_group_at(
     _permit: Permit<'_>,
     directory: impl AsFd,
@@ -94,10 +94,11 @@ pub(crate) fn set_group_at(
     )
 }
 
-/// Sets the times of an open directory to what they are: a change that leaves no trace.
+/// Sets the times of an open directory to their current values. This gives the directory something to flush without a
+/// visible change.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn renew_times(permit: Permit<'_>, directory: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(directory)?;
     let time = |tv_sec, nanoseconds: u64| Timespec {

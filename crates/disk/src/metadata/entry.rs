@@ -1,4 +1,4 @@
-//! Entries of a file system: their identity, by which a change is noticed, and their mode and times.
+//! The identity of file system entries, used to detect changes, and functions that set their mode and times.
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,14 +21,14 @@ use open_own::open_own;
 use proven::ProvenKinds;
 use xattrs::Descriptor;
 
-/// The properties of a source file that must not differ between the first look and the last.
+/// The properties of a source file that must not change between the first and the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.
     pub bytes: u64,
-    /// When the contents last changed.
+    /// Time of the last change of the contents.
     pub mtime: Timestamp,
-    /// When anything last changed, as the kernel alone can set it.
+    /// Time of the last change of the contents or the inode. Only the kernel can set it.
     pub ctime: Timestamp,
     /// The inode number.
     pub inode: u64,
@@ -40,34 +40,34 @@ pub struct FileIdentity {
     pub ids: Ids,
     /// Whether the entry is a regular file.
     pub regular: bool,
-    /// How many names it has.
+    /// Number of hard links.
     pub names: u64,
 }
 
 impl FileIdentity {
-    /// Looks at an open file.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::from_stat(&rustix::fs::fstat(file)?))
     }
 
-    /// Looks at an entry of a directory without following a link.
+    /// Returns the identity of the entry `name` of a directory. Does not follow a symbolic link.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
         Ok(Self::from_stat(&stat_at(directory, name)?))
     }
 
-    /// Mode and time to be carried over.
+    /// Returns the mode and modification time, which a transfer copies.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
         Metadata::new(self.mode, self.mtime)
     }
 
-    /// What a look at an entry says.
+    /// Converts the result of a `stat` call.
     #[must_use]
     pub fn from_stat(stat: &Stat) -> Self {
         Self {
@@ -94,29 +94,29 @@ pub(crate) fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     }
 }
 
-/// The device and inode of an open file.
+/// Returns the device and inode number of an open file.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::fstat(file)?))
 }
 
-/// The device and inode of the entry with that name; a symbolic link is not followed.
+/// Returns the device and inode number of the entry `name`. Does not follow a symbolic link.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn number_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<FileNumber> {
     Ok(of_stat(&stat_at(directory, name)?))
 }
 
-/// Whether an entry of a directory is a directory itself, without following a link.
+/// Returns whether the entry `name` is a directory. Does not follow a symbolic link.
 pub(crate) fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
     stat_at(parent, name)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Whether two open files are one; `false` where the system cannot tell.
+/// Returns whether two descriptors refer to the same file, or `false` if the system cannot tell.
 #[must_use]
 pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((number_of(one), number_of(other)), (Ok(one), Ok(other)) if one == other)
@@ -129,13 +129,16 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     }
 }
 
-/// Sets the metadata of a regular file if it still is what it was `judged` to be; returns what it did not get.
-/// Anything else is not even opened: a device may do something then, and nobody but its owner says who may use
-/// it. A change of the same length between the last look and the time cannot be noticed.
+/// Sets the metadata of a regular file if the file still matches `judged`. Returns the parts that could not be set.
+///
+/// Other entries are not even opened, because opening a device can have side effects. The access control of such an
+/// entry is left to its owner. A write that keeps the length, made after the last check and before the time is set,
+/// goes unnoticed.
 ///
 /// # Errors
-/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed, or that has
-/// other names and is to get another owner, `EPERM` for one of another user, whose mode and time are that user's.
+/// Returns the system's error, `EINVAL` if the entry is not a regular file, `EBUSY` if the file has changed or has
+/// other hard links and its owner would change, and `EPERM` if another user owns the file and only that user may set
+/// its mode and time.
 pub fn retouch(
     lease: &Lease,
     directory: BorrowedFd<'_>,
@@ -150,7 +153,7 @@ pub fn retouch(
     }
     let file = open_own(lease, directory, name)?;
     let opened = FileIdentity::of(&file)?;
-    // Where opening the file took another mode, its last change is that.
+    // `open_own` may change the mode for a moment, which updates the ctime.
     let is_it = FileIdentity {
         ctime: there.ctime,
         ..opened
@@ -171,19 +174,19 @@ pub fn retouch(
     Ok(misses)
 }
 
-/// Whether a file would get another owner and keeps its own, since it has other names: a local user may have given one
-/// of these to a file of somebody else. Only a new file gets that owner.
+/// Returns whether the owner of a file must not change because the file has other hard links. A local user may have
+/// created one of these links to a file that belongs to somebody else. The owner of a new file can always be set.
 fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
     wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
 }
 
-/// Whether an entry with these owners did not get its mode or its time because it belongs to another user.
+/// Returns whether setting the mode or time of an entry with owner `has` failed because another user owns it.
 #[must_use]
 pub fn is_refused_to_others(has: Ids, misses: &[Miss]) -> bool {
     misses.iter().any(Miss::is_of_an_owner) && is_of_another_user(has)
 }
 
-/// Whether an entry with these owners belongs to another user, for whom this thread may not act.
+/// Returns whether an entry with owner `has` belongs to another user and this thread lacks `CAP_FOWNER`.
 #[must_use]
 pub fn is_of_another_user(has: Ids) -> bool {
     let may_act_for_all =
@@ -191,21 +194,21 @@ pub fn is_of_another_user(has: Ids) -> bool {
     has.user != rustix::process::geteuid().as_raw() && !may_act_for_all()
 }
 
-/// Whether this thread may give files to other users; where that is unknown, it counts as able to.
+/// Returns whether this thread may give files to other users. Returns `true` if its capabilities cannot be read.
 pub(crate) fn may_give_away() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
-/// Sets the modification time of an open file, and the present as its time of access: some file systems ignore a
-/// request that sets one of the two alone.
+/// Sets the modification time of an open file, and its access time to the current time. Both are set because some file
+/// systems ignore a request that sets only one of them.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn set_file_mtime(permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
     Ok(Descriptor::Open(file.as_fd()).set_times(&permit, &with_access_now(mtime))?)
 }
 
-/// Timestamps that set the modification time, and the present as the time of access.
+/// Returns timestamps that set the modification time to `mtime` and the access time to the current time.
 pub(crate) fn with_access_now(mtime: Timestamp) -> Timestamps {
     Timestamps {
         last_access: Timespec {
@@ -230,7 +233,7 @@ pub(crate) mod tests {
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// [`super::retouch`], where no file system has shown yet what it keeps.
+    /// Calls [`super::retouch`] without any proven kinds of metadata.
     fn retouch(
         directory: BorrowedFd<'_>,
         name: &Name,
@@ -247,7 +250,7 @@ pub(crate) mod tests {
         )
     }
 
-    /// Gives a file mode and time.
+    /// Sets the mode and time of a file.
     pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
         let wanted = Wanted::mode_and_time(metadata);
         let misses = wanted.set(
@@ -330,7 +333,7 @@ pub(crate) mod tests {
         .unwrap();
     }
 
-    /// What another program writes must not look as old as what was compared.
+    /// Contents that another program has written must not get the time of the contents that were compared.
     #[test]
     fn a_file_that_has_changed_since_it_was_judged_keeps_its_time() {
         let home = tempfile::tempdir().unwrap();

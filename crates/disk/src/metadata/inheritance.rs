@@ -1,5 +1,5 @@
-//! What a directory gives to entries that are made in it, for those that are made elsewhere and then get a name in it:
-//! the group of one with the setgid bit, and the access control list of one that has a default.
+//! Attributes that new entries inherit from their directory: the group of a setgid directory and its default access
+//! control list. A file that was created elsewhere gets them before it is linked into the directory.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use crate::metadata::entry::metadata::set_mode_if_allowed;
 use crate::metadata::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, Descriptor, default_acl};
 use crate::publishing::lease::Permit;
 
-/// What a directory gives to entries that are made in it.
+/// The attributes that new entries of a directory inherit.
 #[derive(Debug, Default)]
 pub(crate) struct Inheritance {
     group: Option<Gid>,
@@ -22,7 +22,7 @@ pub(crate) struct Inheritance {
 }
 
 impl Inheritance {
-    /// Looks at a directory.
+    /// Reads the inheritable attributes of a directory.
     pub(crate) fn of(directory: BorrowedFd<'_>) -> io::Result<Self> {
         let stat = rustix::fs::fstat(directory)?;
         let is_setgid = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
@@ -33,8 +33,8 @@ impl Inheritance {
         })
     }
 
-    /// Gives it to a file that was made elsewhere; its mode is still to be set. Returns whether there was anything to
-    /// give.
+    /// Sets the inherited attributes on a file that was created elsewhere. The caller still has to set the mode.
+    /// Returns whether anything changed.
     pub(crate) fn give_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
         let entry = Descriptor::Open(file.as_fd());
         let mut given = false;
@@ -51,7 +51,7 @@ impl Inheritance {
         Ok(given)
     }
 
-    /// Gives an entry that is no file, by its hidden name in a directory, the group.
+    /// Sets the inherited group of an entry other than a regular file, by its hidden name in a directory.
     pub(crate) fn give_group(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let Some(group) = self.group else {
             return Ok(());
@@ -60,7 +60,7 @@ impl Inheritance {
     }
 }
 
-/// Has a directory with a hidden name give nothing to what is made in it.
+/// Makes new entries of a directory with a hidden name inherit nothing.
 pub(crate) fn give_nothing(directory: BorrowedFd<'_>) -> io::Result<()> {
     if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
         set_mode_if_allowed(Permit::for_hidden(), directory, Mode::RWXU)?;

@@ -1,7 +1,7 @@
-//! How file systems store times, found by trial: a time is set on a file and read back.
+//! Determines how a file system stores times: sets a time on a file and reads it back.
 //!
-//! File systems differ in the smallest difference that they store (a nanosecond, a microsecond, a second, two seconds)
-//! and in the earliest and the latest time. Beyond those the kernel silently takes the nearest time that they have.
+//! File systems differ in the resolution of the times that they store (1 ns, 1 µs, 1 s or 2 s) and in the earliest and
+//! latest time. The kernel silently replaces a time outside that range with the nearest one inside it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,35 +18,37 @@ use crate::opening::by_name::{create_at, unlink_at};
 use crate::publishing::lease::{Lease, Permit};
 use crate::staging::hidden::make_hidden;
 
-/// How each file system that a transfer meets stores times. Each is tried once, when a time has to be judged that is
-/// not there as it should be and may nevertheless be what the file system makes of it.
+/// How each file system stores times. A file system is probed once, when an existing time differs from the wanted one
+/// and the difference may be due to rounding.
 #[derive(Debug, Default)]
 pub struct KeptTimes {
     asked: Lock<HashMap<u64, Arc<Lock<Option<Keeping>>>>>,
-    /// What lets a trial give a file a hidden name, which changes the time of its directory. `None` for an inspection.
+    /// Permits a probe to create a file with a hidden name, which changes the time of its directory. `None` for an
+    /// inspection.
     lease: Option<Lease>,
 }
 
 /// The resolution and range of the times that one file system stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keeping {
-    /// The smallest difference of two times, in nanoseconds.
+    /// The resolution in nanoseconds.
     unit_ns: u64,
-    /// The earliest time, where there is one.
+    /// The earliest time, or `None` if no limit was found.
     earliest: Option<Timestamp>,
-    /// The latest time, where there is one.
+    /// The latest time, or `None` if no limit was found.
     latest: Option<Timestamp>,
 }
 
 impl KeptTimes {
-    /// For an inspection, which changes nothing: tries a file system only with a file that has no name. Where there
-    /// are no such files, the unit is that of the directory's change time, and no range is known.
+    /// Returns an instance for an inspection, which changes nothing. It probes a file system only with a file that has
+    /// no name (`O_TMPFILE`). If the file system does not support such files, the resolution is derived from the ctime
+    /// of the directory and the range is unknown.
     #[must_use]
     pub fn of_inspection() -> Self {
         Self::default()
     }
 
-    /// For a transfer, which may change its target under this lease.
+    /// Returns an instance for a transfer, which may change its target under this lease.
     #[must_use]
     pub fn under(lease: Lease) -> Self {
         Self {
@@ -55,14 +57,15 @@ impl KeptTimes {
         }
     }
 
-    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system
-    /// that cannot be tried, since nothing can be created in the directory, is taken for one that stores every time.
+    /// Returns whether the file system stores `source` as the time `there`, for an entry of `directory`. If the file
+    /// system cannot be probed because nothing can be created in the directory, it is assumed to store every time
+    /// exactly.
     #[must_use]
     pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
         there == source || may_be_kept(there, source) && self.kept(directory, source) == there
     }
 
-    /// What the file system of a directory makes of a time, as far as that can be tried.
+    /// Returns the time that the file system of a directory would store for `time`, or `time` if it cannot be probed.
     #[must_use]
     pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
         self.keeping(directory.as_fd())
@@ -75,7 +78,7 @@ impl KeptTimes {
         if let Some(keeping) = *known {
             return Ok(keeping);
         }
-        // A failure is not remembered: another directory of the same file system may allow the trial.
+        // A failure is not remembered, because the probe may succeed in another directory of the same file system.
         let probe = match Probe::unnamed(directory) {
             Ok(probe) => probe,
             Err(_) => match &self.lease {
@@ -88,7 +91,8 @@ impl KeptTimes {
         Ok(keeping)
     }
 
-    /// The result for one file system, behind a lock of its own: one that hangs while it is tried holds up no other.
+    /// Returns the result for one file system. Each result has its own lock, so a file system that hangs while it is
+    /// probed does not block the others.
     fn file_system(&self, device: u64) -> Arc<Lock<Option<Keeping>>> {
         let mut asked = self.asked.lock();
         Arc::clone(asked.entry(device).or_default())
@@ -96,11 +100,11 @@ impl KeptTimes {
 }
 
 impl Keeping {
-    /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
+    /// Determines the resolution and range by setting times on a probe file and reading them back.
     fn ask(probe: &Probe<'_>) -> io::Result<Self> {
         let usual = probe.keeps(USUAL)?;
         let Some(unit_ns) = units_ns().find(|unit| cut(USUAL, *unit) == usual) else {
-            // It changes times in another way than by cutting, or ignores them: only the same time counts as equal.
+            // The file system rounds times in another way or ignores them, so only equal times count as equal.
             return Ok(Self {
                 unit_ns: 1,
                 earliest: None,
@@ -120,8 +124,8 @@ impl Keeping {
         })
     }
 
-    /// Infers the resolution from the time at which the directory was last changed. The kernel sets that time, and cuts
-    /// off what the file system cannot store.
+    /// Infers the resolution from the ctime of the directory. The kernel sets that time and truncates it to the
+    /// resolution of the file system.
     fn seen(directory: BorrowedFd<'_>) -> io::Result<Self> {
         let changed = FileIdentity::of(directory)?.ctime;
         let unit_ns = units_ns().rev().find(|unit| cut(changed, *unit) == changed);
@@ -141,7 +145,7 @@ impl Keeping {
     }
 }
 
-/// A time cut down to a whole unit.
+/// Truncates a time to a multiple of the unit.
 fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
     let Timestamp { seconds, nanos } = time;
     let unit_seconds =
@@ -159,13 +163,13 @@ fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
     }
 }
 
-/// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
+/// An empty file on which times are set. It has no name, or a hidden name that is removed on drop.
 struct Probe<'a> {
     file: File,
     named: Option<HiddenProbe<'a>>,
 }
 
-/// A file with a hidden name in a directory, which had these properties before.
+/// The hidden name of a probe file, with the properties that its directory had before.
 struct HiddenProbe<'a> {
     lease: &'a Lease,
     directory: BorrowedFd<'a>,
@@ -210,7 +214,7 @@ impl Drop for Probe<'_> {
             return;
         };
         let _best_effort = unlink_at(named.directory, &named.name);
-        // Leave the directory with the time that it had.
+        // Restore the modification time of the directory.
         if let Ok(permit) = named.lease.permit() {
             let _best_effort = set_file_mtime(permit, named.directory, named.before.mtime);
         }
@@ -218,18 +222,18 @@ impl Drop for Probe<'_> {
 }
 
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// A time that every file system can store: an odd second, and no digit of the fraction is 0.
+/// A time that every file system can store. Its seconds are odd and no digit of its fraction is 0, so any rounding
+/// shows.
 const USUAL: Timestamp = Timestamp {
     seconds: 1_000_000_001,
     nanos: 987_654_321,
 };
-/// About 35,000 years: beyond the range of file systems that have a limit. More may overflow where a server counts in
-/// nanoseconds.
+/// About 35,000 years, which is beyond the range of every file system that has a limit. A larger value could overflow
+/// on a server that counts in nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
-/// that explains an answer counts.
+/// The resolutions of file systems in nanoseconds, in ascending order: powers of ten up to 1 s, and 2 s.
 fn units_ns() -> impl DoubleEndedIterator<Item = u64> {
     (0..10)
         .map(|zeros| 10_u64.pow(zeros))
@@ -294,7 +298,7 @@ mod tests {
         assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
     }
 
-    /// The file system behaves as was found, and the trial has left nothing behind.
+    /// The file system stores times as the probe predicts, and the probe leaves nothing behind.
     #[test]
     fn a_file_system_is_believed() {
         let home = tempfile::tempdir().unwrap();
@@ -348,7 +352,8 @@ mod tests {
             let hanging = times.file_system(device);
             let hangs = hanging.lock();
             scope.spawn(|| times.kept(&directory, at(7, 1)));
-            // One reference is in the table, one here, one with the thread that is about to try the file system.
+            // One reference is in the table, one is held here, and one by the thread that is about to probe the file
+            // system.
             while Arc::strong_count(&hanging) < 3 {
                 std::thread::yield_now();
             }

@@ -1,19 +1,20 @@
-//! An entry's metadata as a whole, in an order in which nobody may ever do more with the entry than in the end.
+//! Sets all metadata of an entry, in an order that never grants more access than the final state does.
 //!
 //! ```text
 //!  owner ─► mode, narrowed ─► attributes of users ─► access control lists ─► rights ─► mode ─► time
 //! ```
 //!
-//! To give an entry away takes its setuid and setgid bits and its capabilities, and to set an access control list sets
-//! a part of its mode; so these come later. What cannot be set is reported and left, and the rest is set.
+//! Changing the owner clears the setuid and setgid bits and the file capabilities, and setting an access control list
+//! changes part of the mode. So these are set after the owner and the list. A value that cannot be set is reported and
+//! skipped, and the remaining values are still set.
 //!
-//! A file system that refuses to set a value, or reports success and ignores it, does not keep that value. Either is a
-//! [`Miss`]; [`ProvenKinds`] says when a value is read back. Both times are always set together: some file systems
-//! ignore a request that sets one of them alone.
+//! A file system may refuse to set a value, or report success and ignore the value. Both cases are a [`Miss`].
+//! [`ProvenKinds`] decides when a value is read back. Both times are always set together, because some file systems
+//! ignore a request that sets only one of them.
 //!
-//! **Invariant:** an entry that did not get its owner or its group has no setuid and setgid bits, unless they are to be
-//! carried whoever owns it: they would lend the rights of whoever does. One that did not get its access control list
-//! gives its group no more than the list does.
+//! **Invariant:** an entry whose owner or group could not be set has no setuid and setgid bits, unless these bits are
+//! copied regardless of the owner. Otherwise they would grant the privileges of the wrong owner. If the access control
+//! list could not be set, the mode of the entry grants its group no more than the list does.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -28,52 +29,54 @@ use super::{may_give_away, timespec, timestamp};
 use crate::metadata::storable_times::{is_beyond_range, is_held_everywhere, may_be_kept};
 use crate::publishing::lease::Permit;
 
-/// The metadata that an entry is to have.
+/// The metadata to set on an entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted<'a> {
     /// Permission bits.
     pub mode: u32,
-    /// The modification time; none leaves what there is.
+    /// The modification time. `None` leaves both times unchanged.
     pub mtime: Option<Timestamp>,
-    /// The time of access, where that is set with the other.
+    /// The access time. `None` keeps the current one.
     pub atime: Option<Timestamp>,
-    /// The owner, where one is to be set; [`Account::NO_ID`] where there is none of its name.
+    /// The user ID of the owner. `None` keeps the current owner. [`Account::NO_ID`] means that no user with the wanted
+    /// name exists.
     pub owner: Option<u32>,
-    /// The group, likewise.
+    /// The group ID, with the same special values as `owner`.
     pub group: Option<u32>,
-    /// All that there is to be of extended attributes; those of other kinds than `kinds` do not count.
+    /// The complete list of extended attributes. Attributes whose kind is not in `kinds` are ignored.
     pub xattrs: &'a [Xattr],
-    /// The kinds of attributes that are set, and removed where none is wanted.
+    /// The kinds of extended attributes to set. Attributes of these kinds that are not in `xattrs` are removed.
     pub kinds: Kinds,
-    /// Whether owner and group may be set at all; they are told as missed where they may not and differ.
+    /// Whether the owner and group may be set at all. If not, a difference is reported as a miss.
     pub may_own: bool,
-    /// Whether setuid and setgid bits depend on the owner.
+    /// Whether setuid and setgid bits are dropped when the owner or group could not be set.
     pub set_ids_with_owner: bool,
 }
 
-/// A part of its metadata that an entry did not get, and the reason.
+/// A part of the metadata that could not be set, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// The kind of the part.
     pub kind: Kinds,
-    /// The system's error; [`Miss::IGNORED`] where the system reported success.
+    /// The system's error, or [`Miss::IGNORED`] if the system reported success.
     pub error: Errno,
 }
 
 impl Miss {
-    /// The error for a value that the file system accepted and did not keep.
+    /// The error for a value that the file system accepted but did not store.
     pub const IGNORED: Errno = Errno::OPNOTSUPP;
-    /// The error for a time that the file system cannot hold: the entry has the nearest one that it can.
+    /// The error for a time outside the range of the file system. The entry has the nearest time that can be stored.
     pub const BEYOND_RANGE: Errno = Errno::OVERFLOW;
 
-    /// Whether this is a mode or a time that only the owner of the entry may set.
+    /// Returns whether the miss is a mode or time that only the owner of the entry may set.
     #[must_use]
     pub fn is_of_an_owner(&self) -> bool {
         let is_refused = matches!(self.error, Errno::PERM | Errno::ACCESS);
         is_refused && Kinds::MODE.and(Kinds::TIMES).has_any(self.kind)
     }
 
-    /// Whether an error says that the file system or its rules refuse a value, and not that the storage fails.
+    /// Returns whether an error means that the file system or its rules refuse a value, rather than that the storage
+    /// failed.
     pub(crate) fn is_refusal(error: Errno) -> bool {
         matches!(
             error,
@@ -82,14 +85,14 @@ impl Miss {
     }
 }
 
-/// The mode bits by which a program gets the rights of its file's owner and group.
+/// The setuid and setgid bits, which let a program run with the privileges of its file's owner and group.
 pub(crate) const SET_IDS: u32 = 0o6000;
-/// The bits of a mode that a file system which stores no modes never changes: vfat and the like store write permission
-/// alone.
+/// Mode bits that never change on a file system without modes. vfat and similar file systems store only the write
+/// permission.
 const READ_AND_EXECUTE: u32 = 0o555;
 
 impl Wanted<'_> {
-    /// Mode and modification time, and nothing else.
+    /// Returns metadata that consists of the mode and the modification time only.
     #[must_use]
     pub fn mode_and_time(metadata: &Metadata) -> Self {
         Self {
@@ -99,10 +102,10 @@ impl Wanted<'_> {
         }
     }
 
-    /// Sets all that the entry does not have, and returns each part that the entry did not get.
+    /// Sets every value that differs from the entry's current one, and returns the values that could not be set.
     ///
     /// # Errors
-    /// The system's error where the storage fails.
+    /// Returns the system's error if the storage fails.
     pub fn set(
         &self,
         permit: Permit<'_>,
@@ -112,7 +115,7 @@ impl Wanted<'_> {
         self.set_from(permit, entry, &entry.stat()?, proven)
     }
 
-    /// The same for an entry that has these properties.
+    /// Sets the metadata like [`Self::set`], for an entry whose current properties are `stat`.
     pub(crate) fn set_from(
         &self,
         permit: Permit<'_>,
@@ -141,13 +144,14 @@ impl Wanted<'_> {
         Ok(setting.misses)
     }
 
-    /// Whether an entry that has these owners would get another; then the kernel takes what capabilities it has.
+    /// Returns whether [`Self::set`] would change the owner or group of an entry that has the owners `has`. The kernel
+    /// then removes the file's capabilities.
     #[must_use]
     pub fn gives_away(&self, has: Ids) -> bool {
         self.may_own && !self.is_met(has, self.mode)
     }
 
-    /// The owners that an entry which has these ones does not get where none may be set.
+    /// Returns a miss for each of owner and group that differs from `has`, for use when ownership cannot be set.
     #[must_use]
     pub fn missing_owners(&self, has: Ids) -> Vec<Miss> {
         let user = self
@@ -167,8 +171,8 @@ impl Wanted<'_> {
             .collect()
     }
 
-    /// The owners that an entry which has these ones would not get, found without trying: a process that may not give
-    /// entries away gives its own ones to groups that it is in, and does no more.
+    /// Returns the owner and group changes that this process could not make, without trying them. An unprivileged
+    /// process can only change the group of its own entries, and only to a group that it belongs to.
     #[must_use]
     pub fn owners_out_of_reach(&self, has: Ids) -> Vec<Miss> {
         let mut missing = self.missing_owners(has);
@@ -184,7 +188,8 @@ impl Wanted<'_> {
         missing
     }
 
-    /// Whether an entry that has these owners, this mode and these attributes has all of it, but for its time.
+    /// Returns whether an entry with these owners and this mode needs no change. Times and extended attributes are not
+    /// compared.
     #[must_use]
     pub fn is_met(&self, ids: Ids, mode: u32) -> bool {
         let has = |wanted: Option<u32>, has| wanted.is_none_or(|wanted| wanted == has);
@@ -192,24 +197,24 @@ impl Wanted<'_> {
     }
 }
 
-/// Whether this process is in a group.
+/// Returns whether this process belongs to a group.
 fn is_in_group(group: u32) -> bool {
     let others = rustix::process::getgroups().unwrap_or_default();
     rustix::process::getegid().as_raw() == group
         || others.iter().any(|other| other.as_raw() == group)
 }
 
-/// The setting of one entry.
+/// The progress of setting the metadata of one entry.
 struct Setting<'a> {
     wanted: &'a Wanted<'a>,
     permit: &'a Permit<'a>,
     entry: Descriptor<'a>,
     form: FileType,
-    /// The mode that the entry has now, where that is known.
+    /// The current mode of the entry, or `None` if it is unknown.
     mode: Option<u32>,
     misses: Vec<Miss>,
     device: u64,
-    /// The kinds that the entry's file system has shown to keep.
+    /// The kinds of metadata that the entry's file system is known to store.
     kept: Kinds,
     proven: &'a ProvenKinds,
 }
@@ -225,11 +230,12 @@ impl Setting<'_> {
             self.misses.extend(self.wanted.missing_owners(has));
             return Ok(());
         }
-        // what it allows its group now may be more than it allows that in the end
+        // The current mode may grant the new group more access than the final mode does.
         self.narrow();
         match self.entry.give_to(self.permit, user, group) {
             Ok(()) => {}
-            // who may not give it away may give it to another of their groups
+            // A process that may not change the owner may still be able to change the group to another of its own
+            // groups.
             Err(error) if user.is_some() && group.is_some() => {
                 self.miss(Kinds::OWNER, error);
                 if let Err(error) = self.entry.give_to(self.permit, None, group) {
@@ -245,7 +251,7 @@ impl Setting<'_> {
                 error,
             ),
         }
-        // the kernel takes bits from what is given away
+        // The kernel clears mode bits when the owner changes.
         self.mode = None;
         if !self.is_kept(Kinds::OWNERSHIP) {
             let stat = self.entry.stat()?;
@@ -305,7 +311,7 @@ impl Setting<'_> {
         Ok(())
     }
 
-    /// Sets or removes an attribute. Who owns an entry and may not write to it has to allow that first.
+    /// Sets or removes an attribute. If the mode denies the owner write access, it is widened first.
     fn change(
         &mut self,
         name: &[u8],
@@ -331,13 +337,13 @@ impl Setting<'_> {
         let Some(kind) = Kinds::of_xattr(&set.name) else {
             return;
         };
-        // a server may put a list of its own form in order
+        // A server may normalize an NFSv4 access control list.
         if self.is_kept(kind) || self.has_missed(kind) || *set.name == *NFS4_ACL {
             return;
         }
         match self.entry.value(&set.name) {
             Ok(Some(value)) if *value == *set.value => self.prove(kind),
-            // the kernel stores a list that says no more than the mode as that mode
+            // The kernel stores a list that is equivalent to a mode as that mode.
             Ok(None) if kind == Kinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
             Ok(_) => self.miss(kind, Miss::IGNORED),
             Err(error) => self.miss(kind, error),
@@ -349,7 +355,7 @@ impl Setting<'_> {
         if self.has_missed(Kinds::ACLS) {
             mode = mode_without_acl(mode, self.wanted.xattrs);
         }
-        // those of directories lend no rights
+        // On a directory, these bits do not grant privileges.
         let lends = self.form == FileType::RegularFile && self.wanted.set_ids_with_owner;
         if lends && self.has_missed(Kinds::OWNERSHIP) {
             mode &= !SET_IDS;
@@ -367,7 +373,8 @@ impl Setting<'_> {
         }
     }
 
-    /// The kernel drops the setgid bit from a file whose group the user is not in, so that bit is always read back.
+    /// Reads back the mode that was set. The kernel clears the setgid bit of a file whose group the user is not in, so
+    /// a mode with setuid or setgid bits is always read back.
     fn read_back_mode(&mut self, set: u32) -> io::Result<()> {
         if self.is_kept(Kinds::MODE) && set & SET_IDS == 0 {
             return Ok(());
@@ -452,7 +459,7 @@ impl Setting<'_> {
     }
 
     fn set_mode_to(&self, mode: u32) -> rustix::io::Result<()> {
-        // links have no mode of their own
+        // Symbolic links have no mode of their own.
         if self.form == FileType::Symlink {
             Ok(())
         } else {
@@ -460,7 +467,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Allows nobody but the owner anything, and the owner no more than there is now and in the end.
+    /// Removes all access except the owner's, and limits the owner's access to that of the final mode.
     fn narrow(&mut self) {
         let narrowed = self.wanted.mode & OWNER_ALL;
         if self.mode != Some(narrowed) && self.set_mode_to(narrowed).is_ok() {
@@ -478,10 +485,10 @@ impl Setting<'_> {
 pub(crate) const OWNER_ALL: u32 = 0o700;
 const OWNER_WRITES: u32 = 0o200;
 const NFS4_ACL: &[u8] = b"system.nfs4_acl";
-/// The bytes of a list with an owner, a group and all others, and nobody else.
+/// The size in bytes of an access control list with only an owner, an owning group and others.
 const PLAIN_ACL_BYTES: usize = 4 + 3 * 8;
 
-/// The times that an entry has.
+/// The current times of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FoundTimes {
     mtime: Timestamp,
@@ -497,7 +504,7 @@ impl FoundTimes {
     }
 }
 
-/// Sets the mode of an open entry, unless its file system refuses that.
+/// Sets the mode of an open entry. Ignores a refusal by the file system.
 pub(crate) fn set_mode_if_allowed(
     permit: Permit<'_>,
     entry: BorrowedFd<'_>,

@@ -1,7 +1,8 @@
-//! The opening of our own entries although their mode forbids that.
+//! Opens entries of this process's user whose mode forbids opening them.
 //!
-//! **Invariant:** the mode is only changed of an entry that has been looked at: it is held by a descriptor that can do
-//! nothing else, and changed and opened by way of `/proc`, so that another entry may have its name by then.
+//! **Invariant:** only the mode of the checked entry is changed. An `O_PATH` descriptor holds that entry, and its mode
+//! is changed and the entry opened through `/proc/self/fd`. So it does not matter if another entry takes over the name
+//! in between.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +16,7 @@ use super::xattrs::{Descriptor, by_descriptor};
 use crate::opening::by_name::{READ, open_at};
 use crate::publishing::lease::{Lease, Permit};
 
-/// A handle of an entry: a descriptor that can do nothing else (`O_PATH`), with mode and owner.
+/// An `O_PATH` descriptor of an entry, with the entry's mode and owner.
 #[derive(Debug)]
 pub(crate) struct EntryHandle {
     fd: OwnedFd,
@@ -23,11 +24,11 @@ pub(crate) struct EntryHandle {
     owner: u32,
 }
 
-/// Opens a file of our own to be read, also one that its owner may not read. One whose mode allows that need not be a
-/// regular file.
+/// Opens an entry for reading. If the mode forbids that, a regular file is made readable for a moment first. An entry
+/// whose mode allows reading need not be a regular file.
 ///
 /// # Errors
-/// The system's error, `ELOOP` for a symbolic link, and what [`Lease::permit`] returns.
+/// Returns the system's error, `ELOOP` for a symbolic link, and the errors of [`Lease::permit`].
 pub fn open_own(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     match open_at(directory, name, READ) {
         Err(Errno::ACCESS) => open_forbidden(lease, directory, name),
@@ -35,21 +36,21 @@ pub fn open_own(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Re
     }
 }
 
-/// Opens a regular file to be read although its mode forbids that, and restores the mode.
+/// Opens a regular file for reading although its mode forbids that, then restores the mode.
 fn open_forbidden(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let held = EntryHandle::hold(directory, name, FileType::RegularFile)?;
-    // One permit for both changes, so that the mode is restored even if the sender goes meanwhile.
+    // One permit covers both changes, so that the mode is restored even if the sender disconnects in between.
     let permit = lease.permit()?;
     let opened = held.open(&permit, held.mode | Mode::RUSR, OFlags::RDONLY);
     held.set_mode(&permit, held.mode)?;
     Ok(opened?.into())
 }
 
-/// Holds an entry of this kind that has just been made and has no other name: whatever gets its name from now on, what
-/// is done is done to it.
+/// Returns an `O_PATH` descriptor of an entry that was just created. Later operations on the descriptor affect this
+/// entry even if its name is reused.
 ///
 /// # Errors
-/// What the system says, `EACCES` for something of another kind, `EBUSY` for what has other names.
+/// Returns the system's error, `EACCES` if the entry is of another kind, and `EBUSY` if it has other hard links.
 pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::Result<OwnedFd> {
     let EntryHandle { fd, .. } = EntryHandle::hold(directory, name, kind)?;
     if rustix::fs::fstat(&fd)?.st_nlink == 1 {
@@ -60,10 +61,10 @@ pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::R
 }
 
 impl EntryHandle {
-    /// Holds the entry with that name, without following a link.
+    /// Returns a handle of the entry `name`. Does not follow a symbolic link.
     ///
     /// # Errors
-    /// The system's error, `EACCES` for an entry of another kind.
+    /// Returns the system's error, or `EACCES` if the entry is of another kind.
     pub(crate) fn hold(
         directory: BorrowedFd<'_>,
         name: &Name,
@@ -72,7 +73,7 @@ impl EntryHandle {
         Self::of(open_at(directory, name, OFlags::PATH)?, kind)
     }
 
-    /// Takes an entry that a descriptor holds already; see [`hold`](Self::hold).
+    /// Returns a handle for an existing `O_PATH` descriptor. See [`hold`](Self::hold).
     pub(crate) fn of(fd: OwnedFd, kind: FileType) -> rustix::io::Result<Self> {
         let stat = rustix::fs::fstat(&fd)?;
         let is_kind = FileType::from_raw_mode(stat.st_mode) == kind;
@@ -88,7 +89,8 @@ impl EntryHandle {
         }
     }
 
-    /// Opens the entry with all rights of its owner, who must be the user of this process, added to its mode.
+    /// Opens the entry after adding all owner permissions to its mode. Fails unless the owner is the user of this
+    /// process.
     pub(crate) fn open_up(
         &self,
         permit: &Permit<'_>,
@@ -102,7 +104,7 @@ impl EntryHandle {
         }
     }
 
-    /// Sets `mode`, and then opens the file with `flags`, which that mode must allow.
+    /// Sets the mode of the entry and then opens it with `flags`, which the mode must permit.
     pub(crate) fn open(
         &self,
         permit: &Permit<'_>,
@@ -140,7 +142,7 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Root may open the file anyway.
+    /// Only meaningful for users other than root, who may open the file anyway.
     #[test]
     fn a_file_that_its_owner_may_not_read_is_read_and_keeps_its_mode() {
         let home = tempfile::tempdir().unwrap();

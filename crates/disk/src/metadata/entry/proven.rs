@@ -1,24 +1,24 @@
-//! The kinds of metadata that each file system has shown to keep.
+//! The kinds of metadata that each file system is known to store.
 //!
-//! Some file systems report success when a mode, an owner, an attribute or a time is set, and ignore it (vfat,
-//! ntfs-3g, bindfs). So each value is read back after it was set, until the file system has kept one value of that kind
-//! that it did not have before. A file system that keeps none is read each time, and each missing value is counted.
+//! Some file systems report success when a mode, owner, attribute or time is set, and ignore it (vfat, ntfs-3g,
+//! bindfs). So each value is read back after it is set, until the file system has stored a new value of that kind once.
+//! On a file system that ignores the values, every value is read back and each missing value is counted.
 
 use std::collections::HashMap;
 
 use zmove_types::{Kinds, Lock};
 
-/// The kinds that are proven, by file system.
+/// The proven kinds, by device number of the file system.
 #[derive(Debug, Default)]
 pub struct ProvenKinds(Lock<HashMap<u64, Kinds>>);
 
 impl ProvenKinds {
-    /// The kinds that the file system on this device has shown to keep.
+    /// Returns the kinds that the file system on this device is known to store.
     pub(crate) fn of(&self, device: u64) -> Kinds {
         self.0.lock().get(&device).copied().unwrap_or(Kinds::NONE)
     }
 
-    /// Notes that the file system on this device has kept these kinds.
+    /// Records that the file system on this device stores these kinds.
     pub(crate) fn prove(&self, device: u64, kinds: Kinds) {
         let mut known = self.0.lock();
         let proven = known.entry(device).or_default();

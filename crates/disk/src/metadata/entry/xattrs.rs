@@ -1,7 +1,8 @@
-//! Extended attributes, access control lists among them: read whole, and made what they are to be.
+//! Extended attributes, including access control lists: reads all of an entry's attributes, and sets or removes single
+//! ones.
 //!
-//! What an attribute holds is opaque here, but for two things that a mode needs to know of a POSIX access
-//! control list (acl(5)): who has one shows its mask in the mode where others show what their group may.
+//! Values are opaque except for POSIX access control lists (acl(5)). If an entry has such a list, the group bits of its
+//! mode show the list's mask instead of the permissions of the group.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -14,26 +15,26 @@ use zmove_uring::list_xattrs_at;
 
 use crate::publishing::lease::Permit;
 
-/// An entry by a descriptor.
+/// A descriptor of an entry.
 #[derive(Clone, Copy, Debug)]
 pub enum Descriptor<'a> {
-    /// An entry that is open.
+    /// A descriptor of an opened entry.
     Open(BorrowedFd<'a>),
-    /// What is held by a descriptor that can do nothing else (`O_PATH`).
+    /// A descriptor opened with `O_PATH`.
     PathOnly(BorrowedFd<'a>),
 }
 
-/// An entry by its name in a directory; a link is not followed.
+/// An entry given by its name in a directory. A symbolic link is not followed.
 #[derive(Clone, Copy, Debug)]
 pub struct NameAt<'a> {
     /// The directory.
     pub directory: &'a OwnedFd,
-    /// The name in it.
+    /// The name in that directory.
     pub name: &'a Name,
 }
 
 impl<'a> NameAt<'a> {
-    /// That name in that directory.
+    /// Returns a reference to the entry `name` of `directory`.
     #[must_use]
     pub fn new(directory: &'a OwnedFd, name: &'a Name) -> Self {
         Self { directory, name }
@@ -43,11 +44,11 @@ impl<'a> NameAt<'a> {
 /// The extended attributes of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FoundXattrs {
-    /// The attributes, in the ascending order of their names.
+    /// The attributes in ascending order of their names.
     pub list: Vec<Xattr>,
-    /// The kinds of those that are left out: there is [more](Xattr::ENTRY_BYTES_MAX) than is carried.
+    /// The kinds of attributes that were left out because they exceed the [size limit](Xattr::ENTRY_BYTES_MAX).
     pub too_much: Kinds,
-    /// The kinds of those that this user may not read.
+    /// The kinds of attributes that could not be read, for example because this user may not read them.
     pub unread: Kinds,
     /// The attributes of the entry that are never copied.
     pub never_copied: NeverCopied,
@@ -57,31 +58,31 @@ pub struct FoundXattrs {
 const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The access control list that a directory gives to new entries.
 const DEFAULT: &[u8] = b"system.posix_acl_default";
-/// The two as the kernel takes them.
+/// The two names as C strings, for system calls.
 pub(crate) const ACCESS_NAME: &CStr = c"system.posix_acl_access";
 pub(crate) const DEFAULT_NAME: &CStr = c"system.posix_acl_default";
 
-/// A thing of which extended attributes can be read.
+/// An entry whose extended attributes can be read.
 pub trait HasXattrs: Copy {
-    /// Writes all names, each with a NUL behind it.
+    /// Writes the names of all attributes into `buffer`, each terminated by a NUL. Returns the length.
     ///
     /// # Errors
-    /// What the system says, `ERANGE` where the buffer is too short.
+    /// Returns the system's error, `ERANGE` if the buffer is too short.
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize>;
 
-    /// Writes what an attribute holds.
+    /// Writes the value of an attribute into `buffer`. Returns the length.
     ///
     /// # Errors
-    /// What the system says, `ERANGE` where the buffer is too short.
+    /// Returns the system's error, `ERANGE` if the buffer is too short.
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize>;
 
-    /// The type of the entry's file system (`f_type`); `None` where it cannot be found.
+    /// Returns the type of the entry's file system (`f_type`), or `None` if it cannot be determined.
     fn file_system(self) -> Option<i64>;
 
-    /// Reads the attributes of these kinds; none where the file system has none.
+    /// Reads the attributes of these kinds. Returns no attributes if the file system does not support them.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     fn xattrs(self, kinds: Kinds) -> io::Result<FoundXattrs> {
         let (names, never_copied) = names(self, kinds)?;
         let mut found = FoundXattrs {
@@ -112,7 +113,8 @@ pub trait HasXattrs: Copy {
         Ok(found)
     }
 
-    /// Whether the file system can have user attributes and access control lists, as far as they are among these kinds.
+    /// Returns whether the file system supports the given kinds. Only user attributes and access control lists are
+    /// checked.
     fn may_have(self, kinds: Kinds) -> bool {
         let names = [(Kinds::XATTRS, c"user.zmove"), (Kinds::ACLS, ACCESS_NAME)];
         let mut asked = names.iter().filter(|(kind, _)| kinds.has_any(*kind));
@@ -123,7 +125,7 @@ pub trait HasXattrs: Copy {
     }
 }
 
-/// The names of those of these kinds, in ascending order, and the names that are never copied.
+/// Returns the names of the attributes of these kinds in ascending order, and the attributes that are never copied.
 fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>, NeverCopied)> {
     let list = list(of)?;
     let mut named = Vec::new();
@@ -140,8 +142,9 @@ fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>,
     Ok((named, never_copied))
 }
 
-/// Whether an attribute is an access control list in the form of XFS. XFS shows each list a second time under such a
-/// name. It is kept as the list that it is. Other file systems store the name like any other.
+/// Returns whether an attribute is XFS's own form of an access control list. XFS lists each access control list a
+/// second time under such a name, and the list is copied in its POSIX form. Other file systems store an attribute of
+/// this name like any other.
 fn is_list_of_xfs(of: impl HasXattrs, name: &[u8]) -> bool {
     name.starts_with(XFS_ACL) && of.file_system() == Some(XFS_MAGIC)
 }
@@ -160,7 +163,8 @@ fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
     read_whole(Xattr::VALUE_BYTES_MAX, |room| of.get_into(name, room))
 }
 
-/// What `read` writes into a buffer that is as long as it needs.
+/// Returns the bytes that `read` writes into a buffer. Retries with a buffer of `longest` bytes if a short one does not
+/// suffice.
 fn read_whole(
     longest: usize,
     read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
@@ -182,7 +186,7 @@ impl HasXattrs for NameAt<'_> {
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         let Self { directory, name } = self;
         match list_xattrs_at(directory, name.as_os_str(), buffer) {
-            // The path through /proc costs three times as much: 3 µs more for each entry of a scan.
+            // This path through /proc is three times as slow: it adds 3 µs per entry to a scan.
             Err(Errno::NOSYS | Errno::PERM) => rustix::fs::llistxattr(self.path(), buffer),
             listed => listed,
         }
@@ -230,7 +234,7 @@ impl HasXattrs for Descriptor<'_> {
 }
 
 impl Descriptor<'_> {
-    /// The value of an attribute; `None` where the entry does not have it.
+    /// Returns the value of an attribute, or `None` if the entry does not have it.
     pub(super) fn value(self, name: &[u8]) -> rustix::io::Result<Option<Vec<u8>>> {
         let name = CString::new(name).map_err(|_has_a_nul| Errno::INVAL)?;
         match get(self, &name) {
@@ -246,7 +250,7 @@ impl Descriptor<'_> {
         name: &[u8],
         value: &[u8],
     ) -> rustix::io::Result<()> {
-        // there it would replace the access control list of the entry
+        // On XFS this would replace the access control list of the entry.
         if is_list_of_xfs(self, name) {
             return Err(Errno::OPNOTSUPP);
         }
@@ -255,7 +259,7 @@ impl Descriptor<'_> {
 
     pub(super) fn remove_xattr(self, permit: &Permit<'_>, name: &[u8]) -> rustix::io::Result<()> {
         let removed = self.erase_xattr(permit, name);
-        // it has gone meanwhile
+        // Another process has removed the attribute.
         if removed == Err(Errno::NODATA) {
             Ok(())
         } else {
@@ -264,12 +268,12 @@ impl Descriptor<'_> {
     }
 }
 
-/// Whether what is made in a directory gets an access control list from it.
+/// Returns whether new entries inherit an access control list from this directory.
 pub(crate) fn gives_acl(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::fgetxattr_query(directory, DEFAULT).is_ok_and(|bytes| bytes > 0)
 }
 
-/// The access control list that what is made in a directory gets from it, if any.
+/// Returns the access control list that new entries inherit from this directory, if any.
 pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
     let has_none = |error| matches!(error, Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS);
     match get(Descriptor::Open(directory), DEFAULT_NAME) {
@@ -279,22 +283,23 @@ pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8
     }
 }
 
-/// The mode with which an entry that has these attributes, and shows `mode`, gives nobody more than they do where
-/// its access control list is not kept: what is said of its group stands in the place of the mask.
+/// Returns the mode to set if the access control list of an entry with `mode` and `xattrs` cannot be stored. The group
+/// bits of `mode` are the list's mask, so they are limited to the permissions of the owning group. The result grants
+/// nobody more than the list does.
 #[must_use]
 pub fn mode_without_acl(mode: u32, xattrs: &[Xattr]) -> u32 {
     let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else {
         return mode;
     };
-    // what cannot be read gives the group nothing
+    // A malformed list grants the group nothing.
     let group = group_of(&acl.value).unwrap_or(0);
     mode & !GROUP_BITS | mode & group << 3
 }
 
 const GROUP_BITS: u32 = 0o070;
 
-/// What an access control list gives the owning group: its header has 4 bytes and each entry 8, a tag, what may
-/// be done, and a number.
+/// Returns the permissions of the owning group in an access control list. The list has a header of 4 bytes. Each entry
+/// has 8 bytes: a tag, the permissions and an ID.
 fn group_of(acl: &[u8]) -> Option<u32> {
     const GROUP_OBJ: u16 = 4;
     let entries = acl.get(4..)?.chunks_exact(8);
@@ -309,9 +314,9 @@ pub(crate) fn by_descriptor(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Room for most values, and for the names that most entries have.
+/// Large enough for most values, and for the names of most entries.
 const SHORT_BYTES: usize = 512;
-/// The most that Linux lists.
+/// The largest list of names that Linux returns.
 const NAMES_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]
@@ -333,7 +338,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A list that gives a user more than the group.
+    /// Returns an access control list that grants a user more than the group.
     pub(crate) fn acl_of_a_user() -> Vec<u8> {
         acl(&[(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)])
             .value
@@ -359,7 +364,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// By descriptor, by name, and as what is only held.
+    /// Reads by descriptor, by name, and by an `O_PATH` descriptor.
     #[test]
     fn attributes_are_read_whole_in_the_order_of_their_names() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What an entry gets of the metadata that is wanted.
+//! Tests of setting the metadata of an entry.
 
 use super::*;
 use std::fs::File;
@@ -35,7 +35,8 @@ fn xattr(name: &str, value: &[u8]) -> Xattr {
     }
 }
 
-/// An access control list in which user 7 may read and write, the group may read, and the mask lets all through.
+/// Returns an access control list in which user 7 may read and write, the group may read, and the mask restricts
+/// nothing.
 fn acl(group: u8, mask: u8) -> Xattr {
     let entry = |tag: u8, may: u8, id: u32| [&[tag, 0, may, 0][..], &id.to_le_bytes()].concat();
     let none = u32::MAX;
@@ -110,7 +111,7 @@ fn a_file_gets_what_it_lacks_and_loses_what_it_is_not_to_have() {
     );
 }
 
-/// A mode of 0660 with the list says that the group may read; without it, that the group may write.
+/// With the list, a mode of 0660 lets the group read. Without the list, it would let the group write.
 #[test]
 fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     let file = file();
@@ -241,7 +242,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     );
 }
 
-/// The group of a file may be another one, which may do more with it now than in the end.
+/// The file may get another group, to which the current mode grants more access than the final mode does.
 #[test]
 fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
     let file = file();
@@ -272,7 +273,7 @@ fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
     assert_eq!(mode(&file), 0o640);
 }
 
-/// Root may write to it anyway.
+/// Only meaningful for users other than root, who may write to the file anyway.
 #[test]
 fn a_read_only_file_gets_attributes() {
     let file = file();
@@ -296,14 +297,14 @@ fn a_read_only_file_gets_attributes() {
     assert_eq!(mode(&file), 0o400);
 }
 
-/// Pretends that the file system has shown to keep nothing, or these kinds, and sets metadata.
+/// Sets metadata as if the file system were known to store only these kinds.
 fn set_where(file: &File, wanted: &Wanted<'_>, proven: &ProvenKinds) -> Vec<Miss> {
     wanted
         .set(Permit::for_hidden(), Descriptor::Open(file.as_fd()), proven)
         .unwrap()
 }
 
-/// A change of write permission alone proves nothing: vfat stores that and no other bit.
+/// A change of the write permission alone proves nothing, because vfat stores that bit but no others.
 #[test]
 fn a_kind_is_proven_by_a_change_that_was_kept() {
     let file = file();
@@ -326,7 +327,7 @@ fn a_kind_is_proven_by_a_change_that_was_kept() {
     assert_eq!(proven.of(device), Kinds::MODE.and(Kinds::TIMES));
 }
 
-/// The kernel takes the setgid bit from a file whose group its owner is not in, and reports success.
+/// The kernel clears the setgid bit of a file whose group its owner is not in, and reports success.
 #[test]
 fn a_setgid_bit_that_the_kernel_drops_is_missed() {
     if !rustix::process::geteuid().is_root() {
