@@ -1,4 +1,4 @@
-//! How entries are reached: beneath a root, by name, and on which mount.
+//! Opens entries beneath a root or by name, and finds the mounts that they are on.
 
 pub(crate) mod by_name;
 pub(crate) mod dead_mount;

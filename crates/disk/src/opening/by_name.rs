@@ -1,4 +1,4 @@
-//! Calls on the entry of a directory by its name; none of them follows a link of that name.
+//! System calls on an entry given by its name in a directory. None of them follows a symbolic link of that name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,39 +7,39 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Result;
 
-/// To read what may be no file: a FIFO is not waited for.
+/// Flags to open an entry of any kind for reading. Opening a FIFO with them does not block.
 pub const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
-/// Looks at an entry.
+/// Returns the properties of an entry.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn stat_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<Stat> {
     rustix::fs::statat(directory, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Opens what is there.
+/// Opens an existing entry.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn open_at(directory: impl AsFd, name: impl AsRef<OsStr>, flags: OFlags) -> Result<OwnedFd> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name.as_ref(), flags, Mode::empty())
 }
 
-/// Makes a file where nothing has the name.
+/// Creates a file. Fails if the name exists.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn create_at(directory: impl AsFd, name: impl AsRef<OsStr>, mode: Mode) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name.as_ref(), flags, mode).map(File::from)
 }
 
-/// Removes what is no directory.
+/// Removes an entry that is not a directory.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn unlink_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<()> {
     rustix::fs::unlinkat(directory, name.as_ref(), AtFlags::empty())
 }
@@ -47,7 +47,7 @@ pub fn unlink_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<()> {
 /// Removes an empty directory.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn remove_directory_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<()> {
     rustix::fs::unlinkat(directory, name.as_ref(), AtFlags::REMOVEDIR)
 }

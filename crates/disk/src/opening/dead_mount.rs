@@ -1,5 +1,5 @@
-//! Mounts whose file system is gone: a FUSE server that has ended, or a file server that has lost its state. Each
-//! access fails, and the error alone does not show that a mount is the cause.
+//! Mounts whose file system is gone, because a FUSE server has exited or a file server has lost its state. Every access
+//! fails, and the error alone does not show that the mount is the cause.
 
 use std::fmt;
 use std::io;
@@ -10,12 +10,13 @@ use zmove_types::Escaped;
 
 use crate::opening::proc::{Mount, mounts};
 
-/// The error of an operation on a path, for a message. It names the mount if the file system there is gone.
+/// The error of an operation on a path, formatted for a message. The message names the mount if its file system is
+/// gone.
 #[derive(Clone, Copy, Debug)]
 pub struct CauseAt<'a> {
     /// The error.
     pub error: &'a io::Error,
-    /// The path as the operation had it.
+    /// The path that was given to the operation.
     pub path: &'a Path,
 }
 
@@ -34,7 +35,7 @@ impl fmt::Display for CauseAt<'_> {
     }
 }
 
-/// Whether an error says that a file system is gone. ESTALE may also be about a single file.
+/// Returns whether an error means that a file system is gone. ESTALE can also be about a single file.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(
@@ -43,14 +44,14 @@ pub fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// The mount around a path, if its file system is gone.
+/// Returns the mount that a path lies on, if its file system is gone.
 fn dead_mount_around(path: &Path) -> Option<Mount> {
     let mount = Mount::around(&mounts(), &without_links(path)?)?;
     let asked = mount.point.metadata();
     asked.is_err_and(|error| is_gone(&error)).then_some(mount)
 }
 
-/// The path with the links resolved that can be resolved: nothing can be resolved behind a dead mount.
+/// Resolves the symbolic links of a path as far as possible. Nothing can be resolved below a dead mount.
 fn without_links(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     absolute.ancestors().find_map(|ancestor| {

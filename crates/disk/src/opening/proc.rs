@@ -1,5 +1,4 @@
-//! What the kernel reports about this host in `/proc` (proc(5)): which run of the system it is, and what is mounted
-//! where.
+//! Facts about this host that the kernel reports in `/proc` (proc(5)): the boot ID and the mounts.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
@@ -10,14 +9,14 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::metadata::entry::xattrs::by_descriptor;
 
-/// The kernel's number for this run of the system; `None` where it cannot be read, as in a service that sees of `/proc`
-/// only processes.
+/// Returns the kernel's boot ID, or `None` if it cannot be read. A service whose `/proc` shows only processes cannot
+/// read it.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
     read_id("/proc/sys/kernel/random/boot_id")
 }
 
-/// The number in a file of 32 hexadecimal digits, with or without dashes among them.
+/// Reads a 128-bit number from a file with 32 hexadecimal digits, with or without dashes.
 pub(crate) fn read_id(path: &str) -> Option<u128> {
     parse_id(std::fs::read_to_string(path).ok()?.trim_end())
 }
@@ -26,48 +25,50 @@ fn parse_id(text: &str) -> Option<u128> {
     u128::from_str_radix(&text.replace('-', ""), 16).ok()
 }
 
-/// A line of `mountinfo`.
+/// One line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The number that statx(2) reports as `stx_mnt_id`.
+    /// The mount ID, which statx(2) reports as `stx_mnt_id`.
     pub id: u64,
-    /// The file system's number, `MAJOR:MINOR`.
+    /// The device number of the file system, `MAJOR:MINOR`.
     pub device: String,
-    /// The directory of the file system that is mounted: `/`, or another where it is a bind mount.
+    /// The mounted directory of the file system: `/`, or another one for a bind mount.
     pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
     /// The file system's type, for example `xfs`.
     pub kind: String,
-    /// The device that is mounted, or the name that the file system gives instead.
+    /// The mounted device, or a name that the file system chooses.
     pub source: String,
-    /// The options as for mount(8), for example `ro` and `noatime`.
+    /// The mount options, as for mount(8), for example `ro` and `noatime`.
     pub options: Vec<String>,
 }
 
 impl Mount {
-    /// All mounts of a text like `/proc/self/mountinfo`, in its order; malformed lines are skipped.
+    /// Parses text in the format of `/proc/self/mountinfo` and returns the mounts in the same order. Malformed lines
+    /// are skipped.
     pub fn all(mountinfo: &[u8]) -> impl Iterator<Item = Self> {
         mountinfo
             .split(|byte| *byte == b'\n')
             .filter_map(Self::parse)
     }
 
-    /// The mount by which a file was opened. If the kernel does not report that, as before Linux 5.8, it is the one
-    /// that `path`, a path of the file without links, lies in.
+    /// Returns the mount that an open file lies on. If the kernel does not report the mount ID (before Linux 5.8), the
+    /// mount is found by `path`, a path of the file without symbolic links.
     #[must_use]
     pub fn of(mountinfo: &[u8], file: impl AsFd, path: &Path) -> Option<Self> {
         Self::opened(mountinfo, file).or_else(|| Self::around(mountinfo, path))
     }
 
-    /// The mount by which a file was opened; `None` if the kernel does not report it.
+    /// Returns the mount that an open file lies on, or `None` if the kernel does not report the mount ID.
     pub(crate) fn opened(mountinfo: &[u8], file: impl AsFd) -> Option<Self> {
         let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         let is_reported = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
         Self::all(mountinfo).find(|mount| is_reported && mount.id == stat.stx_mnt_id)
     }
 
-    /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
+    /// Returns the innermost mount that contains a path without symbolic links. Of several mounts at the same point,
+    /// the last one counts.
     #[must_use]
     pub fn around(mountinfo: &[u8], path: &Path) -> Option<Self> {
         let around = Self::all(mountinfo).filter(|mount| path.starts_with(&mount.point));
@@ -101,13 +102,14 @@ impl Mount {
     }
 }
 
-/// The mounts of this process, as the kernel reports them (`/proc/self/mountinfo`); empty if it does not.
+/// Returns the mounts of this process (`/proc/self/mountinfo`), or an empty text if the file cannot be read.
 #[must_use]
 pub fn mounts() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Whether something is mounted on an entry, which itself need not answer.
+/// Returns whether a file system is mounted on an entry. The entry itself is not accessed, so a dead mount does not
+/// matter.
 pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
     let path = std::fs::read_link(by_descriptor(directory.as_fd()));
     path.is_ok_and(|path| {
@@ -120,7 +122,7 @@ fn shown(field: &[u8]) -> String {
     String::from_utf8_lossy(&unescaped(field)).into_owned()
 }
 
-/// Decodes a field: the kernel writes blanks and backslashes as a backslash and three octal digits.
+/// Decodes a field of `mountinfo`. The kernel writes blanks and backslashes as a backslash and three octal digits.
 #[must_use]
 pub fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());

@@ -1,5 +1,5 @@
-//! Where directories are in their file systems, whatever the path by which they are reached: a bind mount shows a part
-//! of a file system at another path.
+//! Locations of directories inside their file systems, independent of the path that leads to them. A bind mount shows a
+//! part of a file system at a second path.
 
 use std::path::{Path, PathBuf};
 
@@ -7,20 +7,21 @@ use rustix::fs::{Mode, OFlags, open};
 
 use crate::opening::proc::Mount;
 
-/// The part of a file system at and below a path in it.
+/// A directory of a file system together with everything below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The file system's number, `MAJOR:MINOR`; empty if the kernel does not report mounts.
+    /// The device number of the file system, `MAJOR:MINOR`. Empty if the kernel does not report mounts.
     pub device: String,
-    /// The region's path in its file system; a path without links if the kernel does not report mounts.
+    /// The path of the region in its file system. If the kernel does not report mounts, an absolute path without
+    /// symbolic links.
     pub root: PathBuf,
-    /// The place where the region is mounted, relative to the path at which it was found.
+    /// The mount point of the region, relative to the path that was examined.
     pub below: PathBuf,
 }
 
 impl Region {
-    /// The parts of file systems that lie at and below a path without links; the path's own part comes first. `mounts`
-    /// is what [`mounts`](crate::mounts) returns.
+    /// Returns the regions at and below a path without symbolic links. The region of the path itself comes first,
+    /// followed by those mounted below it. `mounts` is the result of [`mounts`](crate::mounts).
     #[must_use]
     pub fn all_of(path: &Path, mounts: &[u8]) -> Vec<Self> {
         let opened = open(
@@ -54,14 +55,14 @@ impl Region {
         std::iter::once(own).chain(below).collect()
     }
 
-    /// The position of this region in another one that holds it.
+    /// Returns the path of this region relative to `other`, if `other` contains it.
     #[must_use]
     pub fn position_in(&self, other: &Self) -> Option<&Path> {
         let same = self.device == other.device;
         self.root.strip_prefix(&other.root).ok().filter(|_| same)
     }
 
-    /// The place where two regions overlap, relative to the path of this one and to that of the other.
+    /// Returns the path at which two regions overlap, relative to the examined path of each of them.
     #[must_use]
     pub fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
         if let Some(position) = self.position_in(other) {

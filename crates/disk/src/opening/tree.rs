@@ -1,7 +1,7 @@
-//! Directories beneath a root, opened so that no symbolic link and no `..` can lead out.
+//! Opens directories beneath a root so that no symbolic link and no `..` can lead outside it.
 //!
-//! **Invariant:** every descriptor this hands out was reached from the root's descriptor without following a link: by
-//! [`open_beneath`], or component by component with `O_NOFOLLOW` where directories are made on the way.
+//! **Invariant:** every returned descriptor was reached from the root's descriptor without following a link. It was
+//! opened by [`open_beneath`], or component by component with `O_NOFOLLOW` when missing directories are created.
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,7 +28,7 @@ pub(crate) mod trusted_path;
 
 pub use beneath::open_beneath;
 
-/// The root of a tree.
+/// A directory tree, given by the descriptor of its root.
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: Arc<OwnedFd>,
@@ -36,19 +36,19 @@ pub struct Tree {
     modes: DirectoryModes,
 }
 
-/// The modes of the directories in a tree that a transfer writes to.
+/// How the modes of directories are handled in a tree that a transfer writes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectoryModes {
-    /// Modes are set at the end. Until then new directories are closed to all but their owner, and directories that are
-    /// closed to their owner are opened.
+    /// Modes are set at the end of the transfer. Until that time, only the owner can access new directories, and
+    /// directories that deny access to their owner are opened up.
     #[default]
     SetAtTheEnd,
-    /// Modes are not set. A new directory has the usual mode from the start, and an existing one keeps its mode.
+    /// Modes are not set. A new directory gets the usual mode, and an existing directory keeps its mode.
     Kept,
 }
 
 impl DirectoryModes {
-    /// The mode with which a directory is made.
+    /// Returns the mode for creating a directory.
     pub(crate) const fn of_new(self) -> Mode {
         match self {
             Self::SetAtTheEnd => Mode::RWXU,
@@ -57,10 +57,10 @@ impl DirectoryModes {
     }
 }
 
-/// What the umask and inherited access control lists leave of this is the mode of a new directory.
+/// The mode of a new directory before the umask and inherited access control lists restrict it.
 const USUAL_MODE: Mode = Mode::from_bits_retain(0o777);
 
-/// How often an operation is tried again when another process changes the entry concerned meanwhile.
+/// Maximum number of attempts while other processes keep changing the entry.
 const RACES_MAX: usize = 16;
 
 pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
@@ -68,17 +68,17 @@ pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 const HELD: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
 impl Tree {
-    /// The tree at `path`, which may itself be reached through links.
+    /// Opens the tree at `path`. Symbolic links in `path` are followed.
     ///
     /// # Errors
-    /// The system's error, `ENOTDIR` when it is no directory.
+    /// Returns the system's error, `ENOTDIR` if `path` is not a directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Self::at(Arc::new(root)))
     }
 
-    /// The tree at an open directory.
+    /// Returns the tree whose root is an open directory.
     #[must_use]
     pub fn at(root: Arc<OwnedFd>) -> Self {
         Self {
@@ -88,13 +88,13 @@ impl Tree {
         }
     }
 
-    /// The same tree, with these modes of directories.
+    /// Returns the same tree with other directory modes.
     #[must_use]
     pub fn with_modes(self, modes: DirectoryModes) -> Self {
         Self { modes, ..self }
     }
 
-    /// A tree at another open directory, with the same lease and modes of directories.
+    /// Returns a tree at another open directory, with the same lease and directory modes.
     #[must_use]
     pub fn like_this_at(&self, root: Arc<OwnedFd>) -> Self {
         Self::at(root)
@@ -102,34 +102,34 @@ impl Tree {
             .under(self.lease.clone())
     }
 
-    /// The modes of directories.
+    /// Returns how the modes of directories are handled.
     #[must_use]
     pub fn modes(&self) -> DirectoryModes {
         self.modes
     }
 
-    /// The same tree, in which something is made or removed only under this lease.
+    /// Returns the same tree with another lease. Entries are created and removed only under that lease.
     #[must_use]
     pub fn under(self, lease: Lease) -> Self {
         Self { lease, ..self }
     }
 
-    /// The lease of the tree.
+    /// Returns the lease of the tree.
     #[must_use]
     pub const fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// The root's descriptor.
+    /// Returns the root's descriptor.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
-    /// Opens a directory that exists.
+    /// Opens an existing directory.
     ///
     /// # Errors
-    /// The system's error: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
+    /// Returns the system's error, for example `ENOENT`, `ENOTDIR` or `ELOOP` if the path does not lead to a directory.
     pub fn open_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if path.is_root() {
             return Ok(Arc::clone(&self.root));
@@ -137,11 +137,11 @@ impl Tree {
         Ok(Arc::new(open_beneath(self.fd(), path, DIRECTORY)?))
     }
 
-    /// Opens a directory that exists, also where its mode, or that of one on the way, closes it to its owner,
-    /// who is the user of this process: such directories get u+rwx first, unless modes are kept.
+    /// Opens an existing directory even if its mode, or the mode of a directory above it, denies access to its owner.
+    /// Such directories get u+rwx first, unless modes are kept. They must belong to the user of this process.
     ///
     /// # Errors
-    /// As [`open_directory`](Self::open_directory).
+    /// Returns the errors of [`open_directory`](Self::open_directory).
     pub fn open_own_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Err(error)
@@ -159,7 +159,7 @@ impl Tree {
         let mut names = path.components().map(OsStr::from_bytes).peekable();
         while let Some(name) = names.next() {
             let entered = match self.enter_own(directory.as_fd(), name) {
-                // The directory is another user's, which lets us through.
+                // The directory belongs to another user, who permits passing through it.
                 Err(Errno::ACCESS) if names.peek().is_some() => open_at(&directory, name, HELD)?,
                 entered => entered?,
             };
@@ -169,14 +169,14 @@ impl Tree {
         Ok(directory)
     }
 
-    /// Opens a directory that exists to look at what is in it, and changes no mode for that; `None` where its mode, or
-    /// that of one on the way, closes it to its owner, who is the user of this process.
+    /// Opens an existing directory to inspect its entries, without changing any mode. Returns `None` if the mode of the
+    /// directory, or of one above it, denies access to its owner and the owner is the user of this process.
     ///
     /// # Errors
-    /// As [`open_directory`](Self::open_directory).
+    /// Returns the errors of [`open_directory`](Self::open_directory).
     pub fn look_into(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
         let searched = self.open_directory(path).and_then(|directory| {
-            // A directory that may be read need not be one that may be searched.
+            // A directory can be readable without being searchable.
             open_at(&directory, ".", HELD)?;
             Ok(directory)
         });
@@ -195,18 +195,18 @@ impl Tree {
         if is_own { Ok(None) } else { Err(denied) }
     }
 
-    /// Opens a directory and makes what is missing of it, for the owner only (0700) where the final mode is set at the
-    /// end.
+    /// Opens a directory and creates its missing components. If modes are set at the end, new directories have mode
+    /// 0700 until that time.
     ///
     /// # Errors
-    /// The system's error, `ENOTDIR` or `ELOOP` when a file or link is in the way.
+    /// Returns the system's error, `ENOTDIR` or `ELOOP` if a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if self.modes == DirectoryModes::Kept {
             return self.create_directory(path);
         }
         match self.open_own_directory(path) {
             Ok(directory) => {
-                // The root itself is the user's: who sets its mode at the end asks for it by open_up.
+                // The root itself belongs to the user. A caller that sets its mode at the end uses `open_up`.
                 if !path.is_root() {
                     make_writable(&self.lease, directory.as_fd())?;
                 }
@@ -219,11 +219,12 @@ impl Tree {
         }
     }
 
-    /// The same of a directory in the root, or of the root itself, whose mode the caller sets at the end. Where it has
-    /// been opened up for that, the mode comes along that it had.
+    /// Opens a directory like [`ensure_directory`](Self::ensure_directory), for the root or a directory directly in it,
+    /// whose mode the caller sets at the end. If the mode was changed to grant access, the second value is the previous
+    /// mode.
     ///
     /// # Errors
-    /// As [`ensure_directory`](Self::ensure_directory).
+    /// Returns the errors of [`ensure_directory`](Self::ensure_directory).
     pub fn open_up(&self, path: &RelPath) -> io::Result<(Arc<OwnedFd>, Option<Mode>)> {
         let place = if path.is_root() {
             b"."
@@ -233,7 +234,7 @@ impl Tree {
         let before = stat_at(&self.root, OsStr::from_bytes(place));
         let directory = self.ensure_directory(path)?;
         if path.is_root() {
-            // Whoever may write there without its owner's permissions, as root, leaves them as they are.
+            // The mode is not changed if this process has access without the owner's permissions, for example as root.
             let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
             if rustix::fs::accessat(&directory, ".", all, AtFlags::EACCESS).is_err() {
                 make_writable(&self.lease, directory.as_fd())?;
@@ -245,19 +246,19 @@ impl Tree {
         Ok((directory, before))
     }
 
-    /// Sets the mode of the root, if this user may.
+    /// Sets the mode of the root. Ignores a refusal by the file system.
     ///
     /// # Errors
-    /// The system's error, and what [`Lease::permit`] returns.
+    /// Returns the system's error and the errors of [`Lease::permit`].
     pub fn set_root_mode(&self, mode: Mode) -> io::Result<()> {
         set_mode_if_allowed(self.lease.permit()?, self.fd(), mode)
     }
 
-    /// Opens a directory of the target path itself and makes what is missing of it with the usual permissions. Unlike
-    /// [`ensure_directory`](Self::ensure_directory) it removes nothing.
+    /// Opens a directory of the target path itself and creates its missing components with the usual mode. Unlike
+    /// [`ensure_directory`](Self::ensure_directory), it changes no mode of an existing directory.
     ///
     /// # Errors
-    /// The system's error, `ENOTDIR` when something else is there.
+    /// Returns the system's error, `ENOTDIR` if another kind of entry is in the way.
     pub fn create_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -266,11 +267,11 @@ impl Tree {
         self.make_missing(path, DirectoryModes::Kept)
     }
 
-    /// Makes the directory at a path of the user's own, and what is missing above it, with the usual permissions. Links
-    /// and `..` in the path are followed.
+    /// Creates the directory at a path that the user chose, and its missing parents, with the usual mode. Symbolic
+    /// links and `..` in the path are followed.
     ///
     /// # Errors
-    /// The system's error, and what [`Lease::permit`] returns.
+    /// Returns the system's error and the errors of [`Lease::permit`].
     pub fn make_with_parents(lease: &Lease, path: &Path) -> io::Result<()> {
         let make = |path: &Path| match make_directory(lease.permit()?, CWD, path, USUAL_MODE) {
             Err(error) if error != Errno::NOENT && path.is_dir() => Ok(()),
@@ -289,10 +290,10 @@ impl Tree {
         Ok(missing.into_iter().rev().try_for_each(make)?)
     }
 
-    /// Makes a directory in an open one; `false` when the name is taken.
+    /// Creates a directory in an open one. Returns `false` if the name exists.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn make_new(
         lease: &Lease,
         parent: BorrowedFd<'_>,
@@ -306,9 +307,9 @@ impl Tree {
         }
     }
 
-    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
-    /// Where modes are set at the end, the directories on the way are opened to their owner, but not the root itself,
-    /// which is the user's.
+    /// Opens a directory and creates its missing components. The path is walked in a loop, because it may have
+    /// thousands of components, too many for recursion. If modes are set at the end, the existing directories on the
+    /// way are made writable. The root is not, because it belongs to the user.
     fn make_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
         let opens_up = modes == DirectoryModes::SetAtTheEnd;
         let mut directory = Arc::clone(&self.root);
@@ -329,14 +330,14 @@ impl Tree {
         Ok(directory)
     }
 
-    /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
+    /// Opens a subdirectory. If it belongs to this user and its mode denies access, u+rwx is added to the mode first.
     fn enter_own(&self, parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         match open_at(parent, name, DIRECTORY) {
             Err(Errno::ACCESS) => {
                 let held = open_at(parent, name, HELD)?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 let permit = self.lease.permit()?;
-                // A directory that cannot be opened up is as closed as it was.
+                // If the mode cannot be changed, the directory remains inaccessible.
                 held.open_up(&permit, OFlags::RDONLY | OFlags::DIRECTORY)
                     .map_err(|_error| Errno::ACCESS)
             }
@@ -345,7 +346,7 @@ impl Tree {
     }
 }
 
-/// Enters a directory, and makes it if it does not exist.
+/// Opens a directory, and creates it if it does not exist.
 fn enter_or_make(
     enter: impl Fn() -> rustix::io::Result<OwnedFd>,
     make: impl Fn() -> rustix::io::Result<()>,
@@ -363,10 +364,10 @@ fn enter_or_make(
     Err(Errno::BUSY.into())
 }
 
-/// Opens the directory above an open one, by which that was reached.
+/// Opens the parent of an open directory.
 ///
 /// # Errors
-/// `ESTALE` where the open one has been moved since, and so leads elsewhere.
+/// Returns `ESTALE` if the parent is not `known`, which means that the open directory has been moved.
 pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
     let above = open_at(directory, "..", DIRECTORY)?;
     if number_of(&above)? == known {
@@ -376,8 +377,8 @@ pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<O
     }
 }
 
-/// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew
-/// at the end. Where this is not allowed, the create that follows fails.
+/// Makes a directory writable for its owner. A directory that an earlier transfer left read-only must accept files
+/// again, and its mode is set again at the end. If the mode cannot be changed, creating an entry fails later.
 pub(crate) fn make_writable(lease: &Lease, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mode = Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
@@ -438,7 +439,7 @@ mod tests {
         assert!(tree.open_directory(&path(&long)).is_ok());
     }
 
-    /// The thread has little stack, so that none of it may be used for each directory.
+    /// The thread has a small stack, so the code must not use stack space for each directory.
     #[test]
     fn a_path_of_thousands_of_directories_needs_no_more_stack_than_any() {
         let (home, tree) = tree();
@@ -466,7 +467,7 @@ mod tests {
         assert_eq!(gone, 6_001);
     }
 
-    /// The open does not wait for a FIFO, and does not open a device.
+    /// Opening the path neither blocks on a FIFO nor opens a device.
     #[test]
     fn nobody_waits_for_a_fifo_in_the_way_of_a_directory() {
         let (home, tree) = tree();

@@ -1,9 +1,8 @@
-//! Opens paths below one directory and never outside it, for the scan at the source and for all access to the
-//! target.
+//! Opens paths below a directory and never outside it. The scan of the source and all access to the target use it.
 //!
-//! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` has the kernel
-//! check the whole path; where it is missing or refused (old kernels, containers) the path is opened one
-//! component at a time, each with `O_NOFOLLOW`, which gives the same guarantee.
+//! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` makes the kernel check the
+//! whole path. If `openat2` is missing or refused (old kernels, containers), the path is opened one component at a time
+//! with `O_NOFOLLOW`, which gives the same guarantee.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +11,13 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 use zmove_types::RelPath;
 
-/// Whether `openat2` has been refused to this process: it is not tried again.
+/// Whether `openat2` was refused. It is then not tried again in this process.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Opens `path` beneath `root` without following any link, in as few system calls as its length allows.
+/// Opens `path` beneath `root` without following any link, in as few system calls as the length of the path allows.
 ///
 /// # Errors
-/// The system's error; `ELOOP` or `ENOTDIR` when a link is in the path.
+/// Returns the system's error, `ELOOP` or `ENOTDIR` if the path contains a link.
 pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
     if path.is_root() {
         return openat(root, c".", flags | ALWAYS, Mode::empty());
@@ -35,7 +34,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
 /// How much of a path one system call opens.
 #[derive(Clone, Copy)]
 enum Step {
-    /// A path of as many components as the kernel takes at once, checked by `openat2`.
+    /// The longest prefix of the path that the kernel accepts in one call, checked by `openat2`.
     Whole,
     /// One component, without following a link.
     Component,
@@ -67,11 +66,11 @@ impl Step {
                 return opened;
             }
         }
-        // The file was opened without waiting, and its owner holds a lease on it, perhaps for long.
+        // The file was opened with `O_NONBLOCK` while another process holds a lease on it, possibly for long.
         Err(Errno::AGAIN)
     }
 
-    /// Cuts a path into what is opened next and what is left, at a `/`.
+    /// Splits a path at a `/` into the part to open next and the rest.
     fn split(self, path: &[u8]) -> (&[u8], &[u8]) {
         let cut = match self {
             Self::Whole if path.len() <= STEP_BYTES_MAX => None,
@@ -84,9 +83,9 @@ impl Step {
     }
 }
 
-/// How often an operation is tried again when another process changes an entry of the path meanwhile.
+/// Maximum number of attempts while other processes keep changing an entry of the path.
 const RACES_MAX: usize = 16;
-/// Below `PATH_MAX` (4096 with the final NUL) with room to spare, above the longest component.
+/// Smaller than `PATH_MAX` (4096 including the final NUL) and larger than the longest component.
 const STEP_BYTES_MAX: usize = 4000;
 const ALWAYS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);

@@ -1,8 +1,9 @@
-//! Opens the directories that the clients of a daemon may reach.
+//! Opens the directories that the clients of a daemon may access.
 //!
-//! **Invariant:** on the way to a root no link is followed that lies in a root to which any client may write, at any
-//! depth: the client could have made it, as the user of this process, and would choose where this process reads and
-//! writes. Directories are compared by device and inode, so a bind mount of a root, or of a part of it, counts.
+//! **Invariant:** on the way to a root, no link is followed that lies at any depth in a root to which a client may
+//! write. A client could have created the link as the user of this process, and would choose the directory that this
+//! process reads and writes. Directories are compared by device and inode, so bind mounts of a root or of a part of it
+//! are covered.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -27,39 +28,39 @@ pub struct Roots {
     guard: RootGuard,
 }
 
-/// The rule by which the roots of a daemon are opened.
+/// The rule for opening the roots of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct RootGuard {
-    /// The roots to which some client may write.
+    /// The roots to which any client may write.
     writable: Arc<[PathBuf]>,
     own: OwnPaths,
 }
 
-/// The files and directories of a daemon itself, which no client may reach.
+/// The daemon's own files and directories, which no client may access.
 #[derive(Clone, Debug, Default)]
 pub struct OwnPaths(Arc<[OwnPath]>);
 
 #[derive(Debug)]
 struct OwnPath {
     path: PathBuf,
-    /// The directories around the path, and around each link on the way to it.
+    /// The directories that contain the path, and those that contain each link on the way to it.
     around: HashSet<FileNumber>,
 }
 
-/// A root to which some client may write.
+/// A root to which a client may write.
 struct WritableRoot<'a> {
     path: &'a Path,
     number: FileNumber,
 }
 
 impl Roots {
-    /// The roots of a client; a relative path of the client is beneath the first.
+    /// Creates the roots of a client. A relative path of the client is resolved beneath the first root.
     #[must_use]
     pub const fn new(paths: Vec<PathBuf>, guard: RootGuard) -> Self {
         Self { paths, guard }
     }
 
-    /// The paths of the roots.
+    /// Returns the paths of the roots.
     #[must_use]
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
@@ -68,13 +69,13 @@ impl Roots {
     /// Opens one of the roots.
     ///
     /// # Errors
-    /// As [`RootGuard::open`].
+    /// Returns the errors of [`RootGuard::open`].
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
         self.guard.open(root)
     }
 }
 
-/// The roots of the only client of a daemon, which may write to all of them.
+/// Creates the roots of a daemon's only client, which may write to all of them.
 impl From<Vec<PathBuf>> for Roots {
     fn from(paths: Vec<PathBuf>) -> Self {
         let guard = RootGuard::new(paths.clone().into(), OwnPaths::default());
@@ -83,7 +84,7 @@ impl From<Vec<PathBuf>> for Roots {
 }
 
 impl RootGuard {
-    /// The rule for a daemon whose clients may write to these roots.
+    /// Creates the rule for a daemon whose clients may write to the roots `writable`.
     #[must_use]
     pub const fn new(writable: Arc<[PathBuf]>, own: OwnPaths) -> Self {
         Self { writable, own }
@@ -92,18 +93,18 @@ impl RootGuard {
     /// Opens a root.
     ///
     /// # Errors
-    /// The system's error, and an error with a text for a link of another user, for a link in a root to which a client
-    /// may write, and for a root that has files of the daemon itself.
+    /// Returns the system's error, or an error with a message if the path contains a link of another user or a link in
+    /// a root to which a client may write, or if the root contains files of the daemon itself.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
         let opened = trusted_path::open_reached(&self.walk(root)?)?;
         Ok(Tree::at(Arc::new(opened)))
     }
 
-    /// The path without links of a directory that is to become a root. It is the path of the directory that was
-    /// opened, so nobody can exchange a name on the way between the check and its result.
+    /// Resolves the symbolic links in the path of a directory that is to become a root. The result is read from the
+    /// opened directory, so nobody can replace a component between the check and the result.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn resolve(&self, directory: &Path) -> io::Result<PathBuf> {
         let reached = self.walk(directory)?;
         let stat = rustix::fs::fstat(&reached)?;
@@ -123,10 +124,10 @@ impl RootGuard {
         Ok(reached)
     }
 
-    /// The roots to which some client may write, as far as they can be reached.
+    /// Returns the roots to which any client may write, except those that cannot be reached.
     ///
-    /// Clients decide where a root leads whose path goes through a link of theirs. So the roots whose paths have no
-    /// links are found first, and count when the others are found.
+    /// If the path of a root goes through a client's link, that client decides where the root leads. So the roots whose
+    /// paths have no links are resolved first, and no link inside them is followed to resolve the others.
     fn open_writable(&self) -> Vec<WritableRoot<'_>> {
         let without_links = self.reach(|_| Err(io::ErrorKind::PermissionDenied.into()));
         self.reach(|link| {
@@ -149,13 +150,13 @@ impl RootGuard {
 }
 
 impl OwnPaths {
-    /// The places of these files and directories, which need not exist.
+    /// Locates these files and directories, which need not exist.
     #[must_use]
     pub fn find(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         Self(paths.into_iter().map(OwnPath::find).collect())
     }
 
-    /// Refuses a root in which one of the paths lies.
+    /// Refuses a root that contains one of the paths.
     fn demand_outside(&self, root: FileNumber) -> io::Result<()> {
         let Some(own) = self.0.iter().find(|own| own.around.contains(&root)) else {
             return Ok(());
@@ -173,7 +174,7 @@ impl OwnPath {
     fn find(path: PathBuf) -> Self {
         let mut around = HashSet::new();
         let mut enclose = |place: &OwnedFd| {
-            // without /proc only the usual path is known
+            // Without /proc, only the usual path is known.
             around.extend(
                 Around::of(place)
                     .into_iter()
@@ -218,7 +219,7 @@ fn refused(root: &Path, link: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }
 
-/// A directory, and all directories above it under each path that leads to it.
+/// A directory, with all directories above it on every path that leads to it.
 struct Around {
     path: PathBuf,
     numbers: HashSet<FileNumber>,
@@ -242,12 +243,12 @@ impl Around {
     }
 }
 
-/// The path of an open directory. The kernel adds a word to that of one that was removed.
+/// Returns the path of an open directory. The kernel appends " (deleted)" to the path of a removed directory.
 fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new())?;
     let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-    // what is mounted nowhere has no path
+    // A directory outside all mounts has no absolute path.
     if path.is_absolute() {
         Ok(path)
     } else {
@@ -255,13 +256,13 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
     }
 }
 
-/// The directories at and above a path without links, as far as they exist.
+/// Returns the directories at and above a path without links, as far as they exist.
 fn above(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)
 }
 
-/// The paths that lead to a directory through the mounts of its file system.
+/// Returns the paths that lead to a directory through all mounts of its file system.
 fn paths_of(mounts: &[u8], mount: &Mount, path: &Path) -> Vec<PathBuf> {
     let Ok(below) = path.strip_prefix(&mount.point) else {
         return Vec::new();
@@ -280,7 +281,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// `data` and `data/in`, to which clients may write, `secret` and `outside`.
+    /// Creates `data` and `data/in`, to which clients may write, as well as `secret` and `outside`.
     fn yard() -> (tempfile::TempDir, RootGuard) {
         let home = tempfile::tempdir().unwrap();
         let real = home.path().canonicalize().unwrap();
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    /// A client has made the inner root a link to the root directory, so that all links would lie in that.
+    /// A client has replaced the inner root with a link to `/`, which contains all other links.
     #[test]
     fn a_link_outside_of_all_roots_is_followed() {
         let (home, guard) = yard();
@@ -363,7 +364,7 @@ mod tests {
         assert!(error.contains("belongs to user 65534"), "{error}");
     }
 
-    /// The paths have nothing in common, the directories do.
+    /// The two paths differ, but lead to the same directory.
     #[test]
     fn a_root_that_is_given_by_a_link_is_one_that_clients_write_to() {
         let (home, _) = yard();

@@ -1,6 +1,6 @@
-//! Opens a directory by a path in which other users may have a hand.
+//! Opens a directory by a path that other users may be able to change.
 //!
-//! **Invariant:** a link on the way is followed only if the caller allows it ([`LinkOnWay`]).
+//! **Invariant:** a symbolic link on the way is followed only if the caller allows it ([`LinkOnWay`]).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,24 +11,24 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// A link on the way to a directory.
+/// A symbolic link on the way to a directory.
 pub(crate) struct LinkOnWay<'a> {
-    /// The directory in which the link lies.
+    /// The directory that contains the link.
     pub(crate) directory: &'a OwnedFd,
     pub(crate) name: &'a OsStr,
     owner: u32,
 }
 
-/// The most links that are followed: as many as the kernel follows.
+/// Maximum number of links to follow, equal to the kernel's limit.
 const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl LinkOnWay<'_> {
-    /// Checks that the link belongs to root or to the user of this process. Any other owner of a directory on the way
-    /// could choose with a link where this process writes.
+    /// Checks that the link belongs to root or to the user of this process. Another owner of a directory on the way
+    /// could use a link to choose where this process writes.
     ///
     /// # Errors
-    /// An error with a text for a link of another user.
+    /// Returns an error with a message if the link belongs to another user.
     pub(crate) fn demand_own(&self) -> io::Result<()> {
         if self.owner == 0 || self.owner == rustix::process::geteuid().as_raw() {
             return Ok(());
@@ -41,19 +41,20 @@ impl LinkOnWay<'_> {
     }
 }
 
-/// Opens a directory that was [reached](walk), to be read.
+/// Opens a directory that [`walk`] has returned, for reading.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub(crate) fn open_reached(reached: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(reached, c".", flags, Mode::empty())?)
 }
 
-/// Goes to the entry at `path`, which the caller may not even be allowed to read.
+/// Returns an `O_PATH` descriptor of the entry at `path`. The entry need not be readable.
 ///
 /// # Errors
-/// The system's error, `ELOOP` for too many links, and the error of `may_follow` for the first link that it refuses.
+/// Returns the system's error, `ELOOP` if the path has too many links, or the error of `may_follow` for the first link
+/// that it refuses.
 pub(crate) fn walk(
     path: &Path,
     mut may_follow: impl FnMut(&LinkOnWay<'_>) -> io::Result<()>,
@@ -92,7 +93,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, from, WAYPOINT, Mode::empty())?)
 }
 
-/// The names of a path, with each `..`, the last one first.
+/// Splits a path into its components, last one first. Each `..` is included.
 #[must_use]
 pub fn path_parts(path: &Path) -> Vec<OsString> {
     let named = path
