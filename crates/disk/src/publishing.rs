@@ -1,4 +1,4 @@
-//! Final names: given, replaced and removed, and the lease without which none of it is done.
+//! Creates, replaces and removes final names, which requires a permit from the lease.
 
 pub(crate) mod final_names;
 pub(crate) mod lease;

@@ -1,8 +1,7 @@
-//! Small files of what earlier work has found, one line for each thing that it is about: a key without blanks, and what
-//! is known in JSON. The line written last is at the end, the first line names the format version, and the file is
-//! replaced atomically.
+//! Small files that store the results of earlier work. Each line holds a key without blanks and a value in JSON. The
+//! newest line is the last, the first line names the format version, and the file is replaced atomically.
 //!
-//! It is advice only: a file that cannot be read or parsed is of no use as a whole, and is written anew.
+//! The contents are advice only. A file that cannot be read or parsed is ignored and rewritten.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,7 +14,7 @@ use zmove_types::{Escaped, unix_now};
 
 use crate::replace_file::replace_file;
 
-/// A file that holds a value of this kind for each of its keys.
+/// A file that stores one value of type `V` per key.
 #[derive(Debug)]
 pub struct Remembered<V> {
     file: PathBuf,
@@ -24,14 +23,14 @@ pub struct Remembered<V> {
     values: PhantomData<fn() -> V>,
 }
 
-/// A value that is kept in a file.
+/// A value that is stored in such a file.
 pub trait Rememberable: Serialize + DeserializeOwned {
-    /// Whether a value that was read can have been written.
+    /// Returns whether a parsed value is plausible, which means that this program could have written it.
     fn is_possible(&self) -> bool;
 }
 
 impl<V: Rememberable> Remembered<V> {
-    /// A file with this first line, and at most so many others.
+    /// Creates a reference to a file with this first line and at most `lines_max` further lines.
     #[must_use]
     pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
         Self {
@@ -42,16 +41,16 @@ impl<V: Rememberable> Remembered<V> {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// What is remembered of `key`.
+    /// Returns the value of `key`.
     ///
     /// # Errors
-    /// The file cannot be read, or is no such file.
+    /// Returns an error if the file cannot be read or parsed.
     pub fn recall(&self, key: &str) -> io::Result<Option<V>> {
         Ok(self
             .read()?
@@ -60,11 +59,12 @@ impl<V: Rememberable> Remembered<V> {
             .map(|(_, value)| value))
     }
 
-    /// Remembers `value` of `key`, or nothing of it any more; lines beyond the most, the oldest, are forgotten. The
-    /// directory is made for its owner only if it is missing, as at the first push over ssh, which needs no keys here.
+    /// Stores `value` for `key`, or removes the key if `value` is `None`. The oldest lines beyond the limit are
+    /// dropped. A missing directory is created with mode 0700, which happens at the first push over ssh because that
+    /// needs no keys here.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn keep(&self, key: &str, value: Option<V>) -> io::Result<()> {
         let lines = self.read().unwrap_or_default();
         if value.is_none() && lines.iter().all(|(of, _)| of != key) {
@@ -86,7 +86,7 @@ impl<V: Rememberable> Remembered<V> {
         }
     }
 
-    /// The reason why a text cannot be parsed.
+    /// Explains why a text cannot be parsed.
     fn fault(&self, text: &str) -> String {
         let versioned = self.header.rsplit_once(' ').and_then(|(name, known)| {
             let found = text.lines().next()?.strip_prefix(name)?.trim();
@@ -101,7 +101,7 @@ impl<V: Rememberable> Remembered<V> {
         }
     }
 
-    /// The lines of the file's text; `None` unless each of them can be parsed.
+    /// Parses the text of the file. Returns `None` unless every line can be parsed.
     #[must_use]
     pub fn parse(&self, text: &str) -> Option<Vec<(String, V)>> {
         if text.is_empty() {
@@ -121,7 +121,7 @@ impl<V: Rememberable> Remembered<V> {
         }
     }
 
-    /// The text of a file that has these lines, and `value` of `key` in the place of what it had.
+    /// Returns the text of a file with these lines, in which `value` replaces the previous value of `key`.
     #[must_use]
     pub fn with(&self, mut lines: Vec<(String, V)>, key: &str, value: Option<V>) -> String {
         lines.retain(|(of, _)| of != key);
@@ -136,7 +136,7 @@ impl<V: Rememberable> Remembered<V> {
     }
 }
 
-/// The day, from 1970 on: by it, values are too old one day.
+/// Returns the number of days since 1970-01-01, which serves to discard old values.
 #[must_use]
 pub fn today() -> u64 {
     unix_now().as_secs() / (24 * 60 * 60)

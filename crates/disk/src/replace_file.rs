@@ -1,14 +1,14 @@
-//! Small files of advice: the loss of one costs time, never data.
+//! Atomic replacement of small advisory files. Losing such a file costs time, never data.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Replaces the text of `file` by way of a temporary name beside it, so that a reader sees the old text or the new,
-/// also where several replace it, on this host or another. Nothing is flushed.
+/// Replaces the text of `file` by renaming a temporary file next to it. A reader sees either the old or the new text,
+/// even if several processes or hosts replace the file concurrently. Nothing is flushed.
 ///
 /// # Errors
-/// The system's error; the old file then stays.
+/// Returns the system's error. The old file is kept in that case.
 pub fn replace_file(file: &Path, text: &str) -> io::Result<()> {
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())?;

@@ -1,7 +1,7 @@
-//! The calls that give or remove final names.
+//! System calls that create or remove final names.
 //!
 //! **Invariant:** nothing else in this crate renames, links or removes an entry under a name that others see. Each call
-//! takes a [`Permit`], so none is made after the sender has gone. Hidden names need none.
+//! takes a [`Permit`], so no name changes after the connection to the sender is lost. Hidden names need no permit.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -60,7 +60,7 @@ pub(crate) fn make_directory(
     rustix::fs::mkdirat(parent, name.as_ref(), mode)
 }
 
-/// Removes an entry that is no directory, or, by `AtFlags::REMOVEDIR`, an empty directory.
+/// Removes an entry that is not a directory, or an empty directory if `flags` has `AtFlags::REMOVEDIR`.
 pub(crate) fn remove(
     _permit: Permit<'_>,
     directory: impl AsFd,

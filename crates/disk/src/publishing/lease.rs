@@ -1,18 +1,20 @@
-//! The right of a receiver to publish, which it has only while its sender is alive.
+//! The right of a receiver to publish, which depends on a live sender.
 //!
-//! To *publish* is to give or remove a final name, to write into a file that has one, or to change attributes at the
-//! target. A receiver that was stopped, or whose storage did not answer, may wake up hours after its sender has gone.
-//! Another transfer may have stored newer data meanwhile. So each call that publishes takes a [`Permit`], and a
-//! [`Lease`] issues one only if the sender has echoed a ping that this receiver sent within the last ten seconds.
+//! To *publish* is to create or remove a final name, to write into a file that has one, or to change attributes at the
+//! target. A receiver that was suspended, or whose storage did not respond, may resume hours after its sender has
+//! disconnected. Another transfer may have stored newer data in the interval. So each call that publishes takes a
+//! [`Permit`]. A [`Lease`] issues a permit only if the sender has echoed a ping that this receiver sent in the last ten
+//! seconds.
 //!
-//! An echo may have waited in a buffer while this process slept. It counts from the time when the ping was *sent*, so
-//! an old echo proves nothing. Two rules cover sleeps that are shorter than ten seconds:
+//! An echo may have waited in a buffer while this process was suspended. Its age counts from the time when the ping was
+//! *sent*, so an old echo proves nothing. Two rules cover suspensions of less than ten seconds:
 //!
-//! - A process that has not run for half a second needs the echo of a ping that it sends after that.
-//! - So does a thread whose last call under a permit, or last flush, took longer than half a second.
+//! - After half a second in which no thread of this process ran, a permit requires the echo of a ping that is sent
+//!   afterwards.
+//! - The same holds for a thread whose last call under a permit, or last flush, took longer than half a second.
 //!
-//! **Invariant:** a permit cannot be stored or cloned, and is used up by one call. What remains possible after the
-//! sender has gone is therefore one call for each thread: the one that was permitted just before.
+//! **Invariant:** a permit cannot be stored or cloned, and one call uses it up. So after the sender has disconnected,
+//! each thread can make at most one more call, which was permitted just before.
 
 use std::cell::Cell;
 use std::fmt;
@@ -26,9 +28,9 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use zmove_types::Lock;
 
-/// The longest time after which a ping still proves that the sender is alive, from when it was sent.
+/// Maximum age of an echoed ping that still proves that the sender is alive, counted from when the ping was sent.
 pub const LEASE_MAX: Duration = Duration::from_secs(10);
-/// Whoever has not run for longer may have slept, and asks again.
+/// A process or thread that has not run for longer than this may have been suspended, and needs a new echo.
 pub const GAP_MAX: Duration = Duration::from_millis(500);
 
 /// The right to publish, shared by all threads of a session.
@@ -42,26 +44,27 @@ pub struct Permit<'a> {
     _issued: Option<Issued<'a>>,
 }
 
-/// The time since the host was started, in nanoseconds. It counts while the host sleeps.
+/// A clock that returns the time since the host booted, in nanoseconds, including the time during which the host was
+/// suspended.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// A lease that depends on pings.
+/// The state of a lease that depends on pings.
 struct Timed {
     clock: Clock,
     /// Sends a ping with this value to the sender.
     ping: Box<dyn Fn(u64) + Send + Sync>,
-    /// The control connection, if the kernel reports its end. A copy of the descriptor keeps a connection open, so it
-    /// goes with the lease.
+    /// A copy of the control connection's descriptor, if the kernel reports the end of that connection. The copy keeps
+    /// the connection open, so it is dropped when the lease ends.
     connection: RwLock<Option<OwnedFd>>,
-    /// When the newest ping was sent.
+    /// Time at which the newest ping was sent.
     asked: AtomicU64,
-    /// When the newest ping that has been echoed was sent.
+    /// Time at which the newest echoed ping was sent.
     proved: AtomicU64,
-    /// How long the last echo has taken.
+    /// Round-trip time of the last echo, in nanoseconds.
     echo_took: AtomicU64,
-    /// Pings that were sent before this prove nothing.
+    /// Echoes of pings that were sent before this time prove nothing.
     since: AtomicU64,
-    /// When some thread last ran.
+    /// Time at which any thread last recorded that it runs.
     ran: AtomicU64,
     ended: AtomicBool,
     waiting: Lock<()>,
@@ -74,41 +77,42 @@ struct Issued<'a> {
     at: u64,
 }
 
-/// Why there is no permit.
+/// The reason why no permit was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     Ended,
-    /// There is none until a ping is echoed that was sent at this time or later.
+    /// A permit requires the echo of a ping that was sent at this time or later.
     NeedsProofSince(u64),
 }
 
 impl Permit<'_> {
-    /// For an entry that has no final name yet, which needs no lease.
+    /// Returns a permit for an entry that has no final name yet. This requires no lease.
     pub const fn for_hidden() -> Self {
         Self { _issued: None }
     }
 }
 
 thread_local! {
-    /// Pings that were sent before this prove nothing to this thread.
+    /// Echoes of pings that were sent before this time prove nothing to this thread.
     static SINCE: Cell<u64> = const { Cell::new(0) };
-    /// How long this thread has waited for echoes, of all leases.
+    /// Total time for which this thread has waited for echoes, over all leases.
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// How long the calling thread has waited for permits. It waited for a sender, and not for storage.
+/// Returns the total time for which the calling thread has waited for permits. This is time spent on the sender, not on
+/// storage.
 pub(crate) fn waited_for_permits() -> Duration {
     WAITED.get()
 }
 
-/// How long whoever waits for an echo relies on being told that the connection has ended.
+/// Interval at which a thread that waits for an echo checks whether the connection has ended.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LEASE_NANOS: u64 = 10_000_000_000;
 pub(crate) const GAP_NANOS: u64 = 500_000_000;
 const _: () =
     assert!(LEASE_NANOS as u128 == LEASE_MAX.as_nanos() && GAP_NANOS as u128 == GAP_MAX.as_nanos());
 
-/// The clock of this host.
+/// Returns the clock of this host.
 #[must_use]
 pub fn boot_clock() -> Clock {
     Arc::new(|| {
@@ -119,14 +123,14 @@ pub fn boot_clock() -> Clock {
 }
 
 impl Lease {
-    /// A lease that holds for as long as this process lives: source and target are in one process.
+    /// Returns a lease that never ends, for a source and target in the same process.
     #[must_use]
     pub const fn constant() -> Self {
         Self(None)
     }
 
-    /// A lease that holds while the sender echoes what `ping` sends. `connection` is a copy of the control connection
-    /// if the kernel reports its end.
+    /// Returns a lease that holds while the sender echoes the values that `ping` sends. `connection` is a copy of the
+    /// control connection's descriptor, if the kernel reports the end of that connection.
     #[must_use]
     pub fn timed(
         clock: Clock,
@@ -149,16 +153,16 @@ impl Lease {
         })))
     }
 
-    /// The right to publish once. Waits for an echo if there is no recent one.
+    /// Issues the right to publish once. Waits for an echo if there is no recent one.
     ///
     /// # Errors
-    /// `ECONNABORTED` once the session has ended or its connection has hung up.
+    /// Returns `ECONNABORTED` if the session has ended or its connection has hung up.
     pub fn permit(&self) -> rustix::io::Result<Permit<'_>> {
         let issued = self.0.as_ref().map(|timed| timed.issue()).transpose()?;
         Ok(Permit { _issued: issued })
     }
 
-    /// Whether a permit would be issued now. This does not wait for an echo.
+    /// Returns whether a permit would be issued now. Does not wait for an echo.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.0
@@ -166,8 +170,8 @@ impl Lease {
             .is_none_or(|timed| timed.try_issue().is_ok())
     }
 
-    /// How long ago the newest ping was sent that the sender has echoed, if that is no longer than `within` and the
-    /// time that the last echo took, and in no case longer ago than a permit allows.
+    /// Returns the age of the newest echoed ping, counted from when it was sent. Returns `None` if the lease has ended,
+    /// or if the age exceeds [`LEASE_MAX`] or the sum of `within` and the round-trip time of the last echo.
     #[must_use]
     pub fn proof_age(&self, within: Duration) -> Option<Duration> {
         let Some(timed) = &self.0 else {
@@ -181,39 +185,40 @@ impl Lease {
         (!timed.is_over() && proved > 0 && age <= within).then(|| Duration::from_nanos(age))
     }
 
-    /// Notes that this process runs, and sends a ping, whose value it returns. To be called each second.
+    /// Sends a ping and returns its value. Also records that this process runs. Must be called once per second.
     pub fn ask(&self) -> u64 {
         self.0.as_ref().map_or(0, |timed| timed.ask())
     }
 
-    /// Notes that this process runs. To be called more often than each [`GAP_MAX`].
+    /// Records that this process runs. Must be called at intervals shorter than [`GAP_MAX`].
     pub fn tick(&self) {
         if let Some(timed) = &self.0 {
             timed.note_running();
         }
     }
 
-    /// Notes that the sender has echoed the ping that was sent with this value.
+    /// Records that the sender has echoed the ping with this value.
     pub fn echoed(&self, value: u64) {
         if let Some(timed) = &self.0 {
             timed.echoed(value);
         }
     }
 
-    /// From now on, pings that were sent before prove nothing.
+    /// Invalidates all pings that were sent so far: their echoes no longer prove anything.
     pub fn doubt(&self) {
         if let Some(timed) = &self.0 {
             timed.since.fetch_max((timed.clock)(), Ordering::AcqRel);
         }
     }
 
-    /// Whether the lease has ended: there is no permit any more.
+    /// Returns whether the lease has ended. No more permits are issued then.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
-    /// Makes a long call that publishes nothing. If it took long, this thread needs the echo of a later ping.
+    /// Runs a slow call that publishes nothing. If it takes longer than [`GAP_MAX`], this thread needs the echo of a
+    /// later ping.
     pub fn during<R>(&self, call: impl FnOnce() -> R) -> R {
         let _watched = self.0.as_ref().map(|timed| Issued {
             lease: timed,
@@ -222,7 +227,7 @@ impl Lease {
         call()
     }
 
-    /// Ends the lease: nothing is published any more, and whoever waits for an echo is told so.
+    /// Ends the lease. Nothing is published after this, and threads that wait for an echo get an error.
     pub fn end(&self) {
         if let Some(timed) = &self.0 {
             timed.end();
@@ -260,10 +265,10 @@ impl Timed {
         Ok(Issued { lease: self, at })
     }
 
-    /// Returns the time. After a gap, pings that were sent before it prove nothing.
+    /// Records that this thread runs, and returns the time. After a gap, earlier pings prove nothing.
     fn note_running(&self) -> u64 {
         let now = (self.clock)();
-        // First the gap is noted and then that this thread ran, so that no other thread overlooks the gap between.
+        // The gap is recorded before the run time, so that no other thread misses the gap.
         if now.saturating_sub(self.ran.load(Ordering::Acquire)) > GAP_NANOS {
             self.since.fetch_max(now, Ordering::AcqRel);
         }
@@ -279,7 +284,7 @@ impl Timed {
     }
 
     fn echoed(&self, value: u64) {
-        // A peer may send anything. What was never sent proves nothing.
+        // A peer may send any value. A value that was never sent proves nothing.
         if value <= self.asked.load(Ordering::Acquire) {
             let took = (self.clock)().saturating_sub(value);
             self.echo_took.store(took, Ordering::Release);
@@ -288,7 +293,8 @@ impl Timed {
         self.wake();
     }
 
-    /// Waits for an echo, the end, or a second, after which the connection is looked at again.
+    /// Waits until an echo is received, the lease ends, or a second has passed. The caller then checks the connection
+    /// again.
     fn wait_for_proof_since(&self, oldest: u64) {
         let began = Instant::now();
         let waiting = self.waiting.lock();
@@ -303,7 +309,8 @@ impl Timed {
         self.ended.load(Ordering::Acquire) || self.has_hung_up()
     }
 
-    /// Whether the kernel has heard of the end of the connection. This is an aid: some ends are never heard of.
+    /// Returns whether the kernel has noticed the end of the connection. This only helps to stop earlier, because the
+    /// kernel does not notice every end.
     fn has_hung_up(&self) -> bool {
         let connection = self
             .connection

@@ -1,4 +1,4 @@
-//! Hard links: an entry that has a name gets another.
+//! Hard links: adds another name to an existing entry.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,17 +15,17 @@ use crate::publishing::publish::{Replace, publish_file};
 use crate::publishing::special::is_special_at;
 use crate::staging::hidden::make_hidden;
 
-/// An entry that holds nothing by itself and may have several names.
+/// An entry that is neither a file nor a directory and may have several names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonRegular<'a> {
-    /// A symbolic link, and what it leads to.
+    /// A symbolic link, with its target.
     Symlink(&'a [u8]),
     /// A FIFO, socket or device.
     Special(Special),
 }
 
 impl NonRegular<'_> {
-    /// Whether a name leads to such an entry.
+    /// Returns whether the entry `name` is of this kind and has the same link target or device number.
     #[must_use]
     pub fn is_at(self, directory: &OwnedFd, name: &Name) -> bool {
         match self {
@@ -38,20 +38,21 @@ impl NonRegular<'_> {
     }
 }
 
-/// What became of a name that was to lead to a file.
+/// The result of creating a hard link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linked {
-    /// The name leads to the file now.
+    /// The link was created.
     Made,
-    /// The name has led to the file before.
+    /// The name was already a link to the file.
     There,
 }
 
-/// Has a name lead to the file that `first` leads to in another directory, if that is regular and `is_it`. No symbolic
-/// link is followed. What has the name goes in one step, unless nothing is to be replaced.
+/// Makes `new` a hard link to `first`, if `first` is a regular file that `is_it` accepts. Does not follow symbolic
+/// links. An existing entry is replaced atomically if `replace` allows it.
 ///
 /// # Errors
-/// The system's error; `ESTALE` where `first` leads to another file or to none, `EISDIR` when a directory has the name.
+/// Returns the system's error, `ESTALE` if `first` is missing or a different file, and `EISDIR` if `new` is a
+/// directory.
 pub fn place_link(
     lease: &Lease,
     first: NameAt<'_>,
@@ -59,7 +60,7 @@ pub fn place_link(
     is_it: impl Fn(&FileIdentity) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
-    // somebody may have put another file there between the two looks
+    // Another process may have replaced the file between the two checks.
     let is_it = |number: FileNumber| {
         let is_meant =
             |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
@@ -68,12 +69,12 @@ pub fn place_link(
     place(lease, first, new, is_it, replace)
 }
 
-/// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
-/// goes in one step, unless nothing is to be replaced.
+/// Makes `new` a hard link to `first`, if `first` is the given kind of entry. An existing entry is replaced atomically
+/// if `replace` allows it.
 ///
 /// # Errors
-/// The system's error; `ESTALE` where `first` leads to another entry or to none, `EISDIR` when a directory has the
-/// name.
+/// Returns the system's error, `ESTALE` if `first` is missing or a different entry, and `EISDIR` if `new` is a
+/// directory.
 pub fn place_link_to_non_regular(
     lease: &Lease,
     first: NameAt<'_>,
@@ -115,13 +116,13 @@ fn place(
         )
     };
     let (hidden, ()) = make_hidden(directory.as_fd(), link)?;
-    // somebody else may have given the first name to another entry since
+    // Another process may have replaced the entry at the first name since the check.
     let placed = if is_there(directory, &hidden) {
         publish_file(lease, directory, &hidden, name, replace)
     } else {
         Err(Errno::STALE.into())
     };
-    // A rename does nothing where another thread has just made the same link, and leaves the hidden name.
+    // If another thread has just created the same link, the rename does nothing and the hidden name remains.
     let _gone_as_a_rule = unlink_at(directory, &hidden);
     placed.map(|()| Linked::Made)
 }

@@ -1,4 +1,4 @@
-//! Final names: an entry that gets one replaces the one that has it in one step, or leaves that as it is.
+//! Moves entries to their final names. An existing entry is replaced atomically or left unchanged.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,21 +18,21 @@ use crate::publishing::final_names::{link, rename, rename_with, symlink};
 use crate::publishing::lease::Lease;
 use crate::staging::hidden::make_hidden;
 
-/// What happens to an entry that has the final name already.
+/// How to handle an existing entry with the final name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replace {
-    /// The old entry is replaced, in one step.
+    /// Replaces the existing entry atomically.
     Existing,
-    /// The old entry stays, and the new one gets no name: `EEXIST`.
+    /// Keeps the existing entry. The new entry is not renamed, and the call fails with `EEXIST`.
     Nothing,
 }
 
-/// Gives a file that has a hidden name its final one, in the same directory: across two the kernel renames
-/// one at a time on the whole file system.
+/// Renames a file from its hidden name to its final name in the same directory. The two names must share a directory
+/// because the kernel serializes renames between directories for the whole file system.
 ///
 /// # Errors
-/// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
-/// to be replaced, and what [`Lease::permit`] returns.
+/// Returns the system's error, `EISDIR` if the name is a directory, `EEXIST` if the name exists and must not be
+/// replaced, and the errors of [`Lease::permit`].
 pub fn publish_file(
     lease: &Lease,
     directory: &OwnedFd,
@@ -48,7 +48,7 @@ pub fn publish_file(
     )
 }
 
-/// The same for an entry of any directory of the file system.
+/// Renames an entry like [`publish_file`], from any directory of the file system.
 pub(crate) fn move_to(
     lease: &Lease,
     NameAt {
@@ -64,7 +64,7 @@ pub(crate) fn move_to(
     }
     let flags = RenameFlags::NOREPLACE;
     match rename_with(permit, from, hidden, directory, name, flags) {
-        // File systems that do not know the flag refuse to link over a name as well.
+        // If the file system does not support the flag, use a hard link, which also fails if the name exists.
         Err(Errno::INVAL | Errno::NOSYS) => {
             publish_from(lease, NameAt::new(from, hidden), directory, name)
         }
@@ -72,11 +72,11 @@ pub(crate) fn move_to(
     }
 }
 
-/// Gives a file of another directory its final name in `into`, which nothing may have, by a link: between two
-/// directories the kernel renames one file at a time on the whole file system.
+/// Moves a file from another directory to its final name in `into`. Fails if the name exists. The file is linked
+/// instead of renamed because the kernel serializes renames between directories for the whole file system.
 ///
 /// # Errors
-/// The system's error; `EEXIST` when something has that name, and what [`Lease::permit`] returns.
+/// Returns the system's error, `EEXIST` if the name exists, and the errors of [`Lease::permit`].
 pub fn publish_from(
     lease: &Lease,
     NameAt {
@@ -87,16 +87,17 @@ pub fn publish_from(
     name: &Name,
 ) -> io::Result<()> {
     link(lease.permit()?, directory, file, into, name)?;
-    // The file has its name; another one that stays goes with its directory, or is swept.
+    // The file has its final name. If the old name cannot be removed, it is removed later with its directory or by
+    // cleanup.
     let _goes_later = unlink_at(directory, file);
     Ok(())
 }
 
-/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time, and returns what
-/// the link did not get. `None` where something else has the name and nothing is to be replaced.
+/// Creates a symbolic link, or keeps an existing link with the same target, and sets its modification time. Returns the
+/// metadata that could not be set, or `None` if the name exists and must not be replaced.
 ///
 /// # Errors
-/// The system's error; `EISDIR` when a directory has that name, and what [`Lease::permit`] returns.
+/// Returns the system's error, `EISDIR` if the name is a directory, and the errors of [`Lease::permit`].
 pub fn place_symlink(
     lease: &Lease,
     directory: BorrowedFd<'_>,
@@ -144,7 +145,7 @@ fn replace_with_symlink(
     target: &[u8],
 ) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
-    // one with other names may be anybody's
+    // A link with other hard links may belong to another user.
     let is_alone = || FileIdentity::at(directory, name).is_ok_and(|there| there.names == 1);
     if there.is_ok_and(|there| there.as_bytes() == target) && is_alone() {
         return Ok(());

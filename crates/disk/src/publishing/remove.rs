@@ -1,10 +1,10 @@
-//! The removal of entries with all below them.
+//! Removes entries recursively.
 //!
-//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way back up it
-//! is the one that was left on the way down, and a link is removed as a link. However deep a tree is, no more than
-//! three of its descriptors are open at once, and however wide, names are kept of the deepest directories only and a
-//! few of each: an entry that is no directory is removed while it is read, and a directory of which not all is known is
-//! read again. What is mounted below stays, with the directories that it is in.
+//! **Invariant:** no symbolic link is followed. Each directory is opened by its name in its parent, and on the way back
+//! up the parent must still be the same directory. A link is removed as a link. However deep the tree is, at most three
+//! of its descriptors are open at a time. However wide it is, only a few names are kept for each of the deepest
+//! directories: an entry that is not a directory is removed while its directory is read, and a directory with more
+//! entries is read again. Mount points are kept, with the directories that contain them.
 
 use std::cell::Cell;
 use std::io;
@@ -24,14 +24,14 @@ use crate::publishing::final_names::remove;
 use crate::publishing::lease::Lease;
 use crate::staging::hidden::{is_hidden, is_left_over};
 
-/// The number of directories, the deepest ones, of which names are kept.
+/// The number of deepest directories for which names are kept.
 const LISTED_MAX: usize = 8;
-/// The number of names that are kept of each directory: 64 KiB if they are as long as names may be.
+/// The number of names to keep for each directory. Names of maximum length take 64 KiB.
 const NAMES_MAX: usize = 256;
-/// The most staying entries that are recognized when their directory is read again; with so many none is read on.
+/// Maximum number of retained entries to remember when a directory is reread. Rereading stops at this limit.
 const STAYING_MAX: usize = 65_536;
 
-/// The entries that may still be removed, by all threads that share it.
+/// The number of entries that may still be removed, shared by several threads.
 #[derive(Debug)]
 pub struct RemovalBudget {
     left: AtomicU64,
@@ -39,7 +39,7 @@ pub struct RemovalBudget {
 }
 
 impl RemovalBudget {
-    /// A budget of so many entries.
+    /// Creates a budget for this number of entries.
     #[must_use]
     pub const fn new(entries: u64) -> Self {
         Self {
@@ -48,24 +48,24 @@ impl RemovalBudget {
         }
     }
 
-    /// The number of entries that may still be removed.
+    /// Returns the number of entries that may still be removed.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// The number of entries that were removed because something else takes their place.
+    /// Returns the number of entries that were removed because another entry replaces them.
     #[must_use]
     pub fn replaced(&self) -> u64 {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Notes that so many of the removed entries were removed because something else takes their place.
+    /// Records that `entries` of the removed entries were replaced by others.
     pub fn note_replaced(&self, entries: u64) {
         self.replaced.fetch_add(entries, Ordering::Relaxed);
     }
 
-    /// Removes an entry by `unlink`, unless as many have been removed as may be, which is `EDQUOT`.
+    /// Removes an entry by calling `unlink`, or returns `EDQUOT` if the budget is used up.
     fn remove(&self, unlink: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
         let taken = self
             .left
@@ -79,8 +79,8 @@ impl RemovalBudget {
     }
 }
 
-/// Removes entries of a directory of `tree`; returns how many there were, with those below them. An entry that could
-/// not be removed is reported with its path in `tree`.
+/// Removes entries of a directory of `tree` recursively. Returns the number of removed entries. `failed` gets the path
+/// in `tree` of each entry that could not be removed.
 pub fn remove_entries<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -97,8 +97,9 @@ pub fn remove_entries<'n>(
     )
 }
 
-/// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays. The
-/// rest also stays when the budget is used up: the first entry of it is reported, with `EDQUOT`.
+/// Removes entries like [`remove_entries`], until `stops` returns true or the budget is used up. The remaining entries
+/// are kept. `stops` is called before each entry. When the budget is used up, `failed` gets the first remaining entry
+/// with `EDQUOT`.
 pub fn remove_entries_within<'n>(
     budget: &RemovalBudget,
     stops: impl Fn() -> bool,
@@ -120,7 +121,8 @@ pub fn remove_entries_within<'n>(
     }
 }
 
-/// Like [`remove_entries`], from the directory that is open as `opened`, and whose path may lead elsewhere by now.
+/// Removes entries like [`remove_entries`], from the open directory `opened`. Its path may lead to another directory by
+/// now.
 pub(crate) fn remove_entries_of<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -135,15 +137,15 @@ pub(crate) fn remove_entries_of<'n>(
     remove_from(allowed, || false, directory, opened, names, failed)
 }
 
-/// Removes an entry of a directory of our own, with all that is in it, as far as that can be.
+/// Removes an entry of one of our own directories recursively. Errors are ignored.
 pub(crate) fn remove_own(directory: &Arc<OwnedFd>, name: &Name) {
     let tree = Tree::at(Arc::clone(directory));
     let names = std::iter::once(name);
     let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
 }
 
-/// Removes a directory that is open, with all that is in it. Its name in `parent` may lead elsewhere by now: only an
-/// empty directory is removed by that name. `failed` gets the error of each entry that stays.
+/// Removes an open directory recursively. Its name in `parent` may belong to another directory by now, so only an empty
+/// directory is removed by that name. `failed` gets the error of each entry that could not be removed.
 pub fn remove_open_directory(
     parent: BorrowedFd<'_>,
     name: &Name,
@@ -199,7 +201,7 @@ fn remove_from<'n>(
     removed
 }
 
-/// What lets entries be removed.
+/// The lease and budget under which entries are removed.
 #[derive(Clone, Copy)]
 struct Allowed<'a> {
     lease: &'a Lease,
@@ -213,7 +215,7 @@ impl Allowed<'_> {
     }
 }
 
-/// The removal of one entry.
+/// The recursive removal of one entry.
 struct Removal<'a, F> {
     top: BorrowedFd<'a>,
     name: &'a Name,
@@ -222,7 +224,7 @@ struct Removal<'a, F> {
     /// The descriptor of the deepest of these directories.
     here: Option<OwnedFd>,
     entered: u64,
-    /// Entries that stay, by the numbers of their directories and their names.
+    /// Retained entries, identified by the number of their directory and their name.
     staying: HashOnlySet,
     removed: u64,
     allowed: Allowed<'a>,
@@ -231,22 +233,22 @@ struct Removal<'a, F> {
 
 struct RemovalLevel {
     name: Name,
-    /// The number of the directory among all that were entered.
+    /// The sequence number of the directory among all that were entered.
     number: u64,
     itself: FileNumber,
-    /// Subdirectories that are still to be entered.
+    /// Subdirectories that were not entered yet.
     directories: Vec<Name>,
-    /// Whether there may be entries that have not been read.
+    /// Whether there may be entries that have not been read yet.
     is_unread: bool,
-    /// Whether an entry has been removed since the last reading began.
+    /// Whether an entry was removed since the last reading of the directory began.
     has_shrunk: bool,
-    /// An entry that may belong to a running transfer, if there is one: it stays.
+    /// A hidden entry, if any, that is kept because it may belong to a running transfer.
     hidden: Option<Name>,
-    /// Whether an entry stays, which has been reported.
+    /// Whether an entry below was kept. Its error has been reported.
     stays: bool,
 }
 
-/// Whether more of a directory is to be read now.
+/// Whether to continue reading a directory.
 enum ListingStep {
     GoesOn,
     IsEnough,
@@ -281,7 +283,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         self.empty(stops)
     }
 
-    /// Removes the directories that were entered, with all that is in them.
+    /// Removes the entered directories recursively.
     fn empty(mut self, stops: &impl Fn() -> bool) -> u64 {
         while let Some(level) = self.levels.last_mut()
             && !stops()
@@ -304,7 +306,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// Goes on in a directory that has been opened.
+    /// Continues with a directory that has been opened.
     fn entered(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
         let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
@@ -325,8 +327,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         });
     }
 
-    /// Removes the entries of the deepest directory except subdirectories, and remembers the first names of
-    /// those.
+    /// Removes the entries of the deepest directory except subdirectories, and stores the names of the first
+    /// subdirectories.
     fn read(&mut self, stops: &impl Fn() -> bool) {
         if let Some(level) = self.levels.last_mut() {
             (level.is_unread, level.has_shrunk) = (false, false);
@@ -357,7 +359,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(ListingStep::GoesOn);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
-        // A hidden entry in a hidden directory belongs to the transfer that made that directory, and goes with it.
+        // A hidden entry in a hidden directory belongs to the same transfer as that directory, and is removed with it.
         let mut above = self.levels.iter().map(|level| &level.name);
         if is_hidden(bytes)
             && !above.any(|name| is_hidden(name.as_bytes()))
@@ -393,20 +395,19 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 level.has_shrunk = true;
                 self.removed += 1;
             }
-            // The entry is listed, and not there. It may be listed again, so this is no reason to read again.
+            // The entry is listed but does not exist. It may be listed again, so it must not cause another reading.
             Err(Errno::NOENT) => {}
             Err(error) => self.fail(Some(&name), error.into()),
         }
         Ok(ListingStep::GoesOn)
     }
 
-    /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that
-    /// is known to be of no use.
+    /// Removes the deepest directory, which should be empty. If it is not, it is read again, unless that cannot help.
     fn leave(&mut self, stops: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
             Err(error) => {
-                // There is no way back up.
+                // Without the parent, the removal cannot continue.
                 self.fail(None, error);
                 return self.levels.clear();
             }
@@ -442,7 +443,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// The directory above the deepest one; `None` where that is the top.
+    /// Opens the parent of the deepest directory. Returns `None` if that parent is the top.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let [.., above, _] = &self.levels[..] else {
             return Ok(None);
@@ -454,7 +455,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         above.transpose()
     }
 
-    /// Notes that an entry of the deepest directory stays, and so all directories above it.
+    /// Records that an entry of the deepest directory is kept, and therefore all directories above it.
     fn stay(&mut self, name: &Name) {
         self.levels.iter_mut().for_each(|level| level.stays = true);
         if let Some(level) = self.levels.last()
@@ -464,7 +465,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// Reports that an entry of the deepest directory, or that directory itself, could not be removed.
+    /// Reports that an entry of the deepest directory, or the directory itself if `name` is `None`, could not be
+    /// removed.
     fn fail(&mut self, name: Option<&Name>, error: io::Error) {
         match name {
             Some(name) => self.stay(name),
@@ -481,7 +483,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 }
 
-/// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
+/// Opens a directory to remove its contents. Changes its mode if the mode denies its owner reading or writing.
 fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     match open_at(parent, name, DIRECTORY) {
         Ok(directory) => {
@@ -502,13 +504,13 @@ fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Resu
     }
 }
 
-/// Refuses a directory on which something is mounted, or that is in another file system than one above it.
+/// Refuses a directory that is a mount point or lies on another file system than its parent.
 ///
 /// # Errors
-/// `EXDEV`, or the system's error.
+/// Returns `EXDEV` or the system's error.
 pub fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
-    // A bind mount may have its parent's device number; kernels before 5.8 do not report mount roots.
+    // A bind mount may have the device number of its parent. Kernels before 5.8 do not report mount roots.
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
     let is_mounted =
         known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
@@ -559,7 +561,7 @@ mod tests {
         assert!(outside.path().join("precious").exists());
     }
 
-    /// A directory counts with all that is in it, and the first entry that stays is told.
+    /// A directory and its contents count against the budget, and the first retained entry is reported.
     #[test]
     fn no_more_goes_than_the_budget_has() {
         let home = tempfile::tempdir().unwrap();
@@ -591,7 +593,7 @@ mod tests {
         );
     }
 
-    /// A receiver that was killed leaves files and staging directories, and nobody comes to their directory again.
+    /// A killed receiver leaves files and staging directories in a directory to which no later transfer may come.
     #[test]
     fn what_a_dead_process_has_left_goes_with_its_directory_and_what_a_live_one_has_does_not() {
         let home = tempfile::tempdir().unwrap();
@@ -608,7 +610,7 @@ mod tests {
         std::fs::write(staging.join("file"), "x").unwrap();
         std::fs::write(staging.join(".zmove-of-its-maker"), "x").unwrap();
         assert_eq!(remove(home.path(), &["gone"]), (7, vec![]));
-        // Two entries that stay: a copy, which is data, and one that is to outlive its maker.
+        // Two entries that are kept: a copy, which is data, and a lasting entry.
         let copied = dead_in(&home.path().join("elsewhere"), 3600);
         std::fs::create_dir(home.path().join("stays")).unwrap();
         for name in [copied.file_name().unwrap(), ".zmove-part-7".as_ref()] {
@@ -654,7 +656,7 @@ mod tests {
         );
     }
 
-    /// There are more names than are kept of any directory, at three depths.
+    /// At three depths, a directory has more entries than the number of names to keep.
     #[test]
     fn a_directory_of_which_not_all_names_are_kept_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -667,7 +669,7 @@ mod tests {
         assert_eq!(remove(home.path(), &["a"]), (entries as u64, vec![]));
     }
 
-    /// Twice as many entries stay as names are kept: each is reported once, and hides no other.
+    /// Twice as many entries are retained as names are kept. Each is reported once, and the others are still removed.
     #[test]
     fn what_stays_is_in_nobody_elses_way() {
         let home = tempfile::tempdir().unwrap();
@@ -689,8 +691,8 @@ mod tests {
         );
     }
 
-    /// The names of the others are forgotten while the first directory is emptied, and only a second reading finds
-    /// them.
+    /// The names of the other directories are dropped while the first one is emptied, and are only found by reading
+    /// again.
     #[test]
     fn what_is_beside_deep_directories_that_stay_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -722,11 +724,11 @@ mod tests {
                 open += targets.filter(|target| target.starts_with(&home)).count();
             },
         );
-        // With the directory from which the entry is removed, and that once more.
+        // Includes a second descriptor of the directory from which the entry is removed.
         assert!((1..=2 + 3).contains(&open), "{open}");
     }
 
-    /// A directory is moved out of the tree while what is in it is removed.
+    /// A directory is moved out of the tree while its contents are being removed.
     #[test]
     fn a_directory_that_is_moved_leads_nowhere_else() {
         let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

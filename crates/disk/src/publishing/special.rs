@@ -1,6 +1,8 @@
-//! FIFOs, sockets and devices: made under a hidden name, and given their own when they have all their metadata.
+//! Creates FIFOs, sockets and devices under a hidden name, and renames them to their final name once all their metadata
+//! is set.
 //!
-//! **Invariant:** none is ever opened: a device may do something then, and a FIFO waits.
+//! **Invariant:** none of them is ever opened, because opening a device can have side effects and opening a FIFO can
+//! block.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,12 +20,12 @@ use crate::publishing::lease::{Lease, Permit};
 use crate::publishing::publish::{Replace, publish_file};
 use crate::staging::hidden::make_hidden;
 
-/// Has a name be that of such an entry, and sets its metadata; returns what it did not get. What has the name and is
-/// another goes, unless nothing is to be replaced.
+/// Creates a FIFO, socket or device and sets its metadata. Returns the parts of the metadata that could not be set. An
+/// existing entry of the same kind is kept, and any other entry is replaced. With [`Replace::Nothing`], every existing
+/// entry is left unchanged. If this host or file system does not permit such an entry, its kind is returned as a miss.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name. That such an entry cannot be made here is no error:
-/// it is what is missed.
+/// Returns the system's error, `EISDIR` if the name is a directory.
 pub fn place_special(
     lease: &Lease,
     directory: &OwnedFd,
@@ -36,7 +38,7 @@ pub fn place_special(
     match stat_at(directory, name) {
         Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
         Ok(stat) if is(&stat, special) => {
-            // one with other names may be anybody's
+            // An entry with other hard links may belong to another user.
             if let Ok(held) = hold(directory.as_fd(), name, special) {
                 return wanted.set(lease.permit()?, Descriptor::PathOnly(held.as_fd()), proven);
             }
@@ -57,7 +59,7 @@ pub fn place_special(
         |name: &Name| rustix::fs::mknodat(directory, name.as_os_str(), form, Mode::empty(), device);
     let hidden = match make_hidden(directory.as_fd(), make) {
         Ok((hidden, ())) => hidden,
-        // the user may not make such an entry, or the file system has none
+        // The user may not create such an entry, or the file system does not support it.
         Err(error) if Miss::is_refusal(error) => return missed(error),
         Err(error) => return Err(error.into()),
     };
@@ -73,8 +75,8 @@ pub fn place_special(
     placed
 }
 
-/// Holds such an entry that has no other name. Somebody who may rename here could have exchanged it since it was made
-/// or looked at, for a device that must keep its owner and mode.
+/// Returns an `O_PATH` descriptor of such an entry, which must have no other hard link. Another process that may rename
+/// entries here could have replaced it with a device whose owner and mode must not change.
 fn hold(directory: BorrowedFd<'_>, name: &Name, special: Special) -> io::Result<OwnedFd> {
     let held = hold_new(directory, name, form(special))?;
     if is(&rustix::fs::fstat(&held)?, special) {
@@ -84,7 +86,7 @@ fn hold(directory: BorrowedFd<'_>, name: &Name, special: Special) -> io::Result<
     }
 }
 
-/// Whether an entry is such a one.
+/// Returns whether the entry `name` is of this kind and, for a device, has this number.
 #[must_use]
 pub fn is_special_at(directory: BorrowedFd<'_>, name: &Name, special: Special) -> bool {
     stat_at(directory, name).is_ok_and(|stat| is(&stat, special))
@@ -111,7 +113,7 @@ fn device(special: Special) -> u64 {
     }
 }
 
-/// Whether devices do nothing where they are (`nodev`).
+/// Returns whether the mount disables devices (`nodev`).
 fn is_without_devices(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::NODEV))
 }

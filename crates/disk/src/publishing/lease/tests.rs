@@ -1,4 +1,4 @@
-//! Leases by a clock of the test, without any sleep.
+//! Tests of leases with a simulated clock, so that no test sleeps.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 
-/// A lease with a clock of its own, and the pings that it has sent.
+/// A lease with a simulated clock, and the pings that it has sent.
 struct Lab {
     lease: Lease,
     now: Arc<AtomicU64>,
@@ -30,7 +30,7 @@ impl Lab {
             move |value| sent.send(value).unwrap(),
             connection,
         );
-        // threads of other cases may have been here
+        // Other tests may have run on this thread.
         SINCE.set(0);
         Self { lease, now, pings }
     }
@@ -41,7 +41,7 @@ impl Lab {
         self.lease.echoed(newest);
     }
 
-    /// Lets time pass while the process runs.
+    /// Advances the clock while the process runs.
     fn run_for(&self, nanos: u64) {
         for _step in 0..nanos / (100 * MILLI) {
             self.now.fetch_add(100 * MILLI, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Lab {
         }
     }
 
-    /// Lets time pass while nothing runs.
+    /// Advances the clock while the process is suspended.
     fn sleep_for(&self, nanos: u64) {
         self.now.fetch_add(nanos, Ordering::Relaxed);
     }
@@ -168,7 +168,7 @@ fn a_connection_that_hangs_up_ends_the_lease_at_once() {
     let lab = Lab::with(Some(ours.try_clone().unwrap().into()));
     lab.ask_and_echo();
     assert!(lab.lease.permit().is_ok());
-    // Closing it hangs up only if no child process has a copy of the descriptor.
+    // Closing the socket only hangs up if no child process has a copy of the descriptor.
     theirs.shutdown(std::net::Shutdown::Both).unwrap();
     assert_eq!(lab.lease.permit().map(drop), Err(Errno::CONNABORTED));
 }
