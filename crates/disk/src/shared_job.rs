@@ -1,4 +1,4 @@
-//! Jobs that receivers on several hosts write into one directory.
+//! Jobs in which receivers on several hosts write into one directory.
 
 pub(crate) mod directory;
 pub(crate) mod names;

@@ -1,28 +1,29 @@
-//! The directory of a job that receivers on several hosts write to one file system: `.zmove-job-ID` in the target.
+//! The directory of a job whose receivers on several hosts write to one file system: `.zmove-job-ID` in the target.
 //!
-//! | what is in it | who writes it |
+//! | entry | written by |
 //! |---|---|
-//! | `.zmove-PROCESS-SESSION/`: what has no final name yet | one session |
-//! | `.zmove-job-PROOF/`: the parts of large files ([`proof`]) | all sessions |
-//! | `journal-…`: which groups of the parts are flushed | one session each |
-//! | `heartbeat-…`: that the head is alive ([`heartbeats`]) | one session each |
+//! | `.zmove-PROCESS-SESSION/`: entries without a final name | one session |
+//! | `.zmove-job-PROOF/`: parts of large files ([`proof`]) | all sessions |
+//! | `journal-…`: records which groups of the parts are flushed | one session each |
+//! | `heartbeat-…`: shows that the head is alive ([`heartbeats`]) | one session each |
 //!
-//! **Invariant:** no session makes or names anything after the end of the job. No host can look up the processes of
-//! another, and a file lock may hold within one host only. What holds everywhere is that a directory which has been
-//! removed takes no new entries, and that what has no name cannot be renamed. A session whose sender has gone ends by
-//! its lease.
+//! **Invariant:** no session creates or renames anything after the end of the job. A host cannot look up the processes
+//! of another host, and a file lock may be effective on one host only. But on every file system, a removed directory
+//! accepts no new entries, and an entry that no longer exists cannot be renamed. A session that has lost its sender is
+//! stopped by its lease.
 //!
-//! A part of a large file is made once in a job. Before it gets its final name, a mark takes the place of its name here
-//! ([`JobSession::retire_part`]), so nobody begins it again, and what receivers record of it is never of two files: the
-//! inode of the first could be another's by then. What has the name of a part has never had a final name, under which
-//! others may change a file. So another job may take it over ([`JobSession::take_part`]).
+//! A part of a large file is created only once per job. Before it gets its final name, a mark replaces its name here
+//! ([`JobSession::retire_part`]), so no receiver creates it again. Otherwise a receiver's records about the part could
+//! refer to two files, because the inode number of the first may be reused. A file under the name of a part has never
+//! had a final name, where other programs could have changed it. So another job may take it over
+//! ([`JobSession::take_part`]).
 //!
-//! Directories of the target itself are made under their final names: another receiver that has come first is no
-//! error.
+//! Directories of the target itself are created under their final names. It is not an error if another receiver has
+//! created one first.
 //!
-//! All directories of a job belong to the receiver's user and are closed to all others (0700). If the head of a job has
-//! died, the next session that finds the directory removes it ([`heartbeats`]). Nothing is written into a directory, or
-//! removed from it, that no receiver has made as the directory of this very job ([`proof`]).
+//! All directories of a job belong to the receiver's user and deny access to other users (0700). If the head of a job
+//! has died, the next session that finds the directory removes it ([`heartbeats`]). A receiver only writes into a
+//! directory, or removes entries from it, if a receiver created it as the directory of this job ([`proof`]).
 
 mod heartbeats;
 mod job_session;
@@ -57,21 +58,21 @@ pub use self::job_session::{GroupOfNew, JOB_ENDED, JobSession, PART_GONE, PartFo
 #[derive(Debug)]
 pub struct SharedJobDirectory {
     directory: Arc<OwnedFd>,
-    /// The name of the directory of parts in it.
+    /// The name of the subdirectory that holds the parts.
     parts: Name,
 }
 
-/// Why a session cannot have a part in a job.
+/// The reason why a session cannot join a job.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SharedJobError {
-    /// The job has no directory here, and may not begin.
+    /// The job has no directory here, and this session may not create it.
     #[error("the job is not under way")]
     NotUnderWay,
     /// The directory belongs to another user.
     #[error("the directory of the job belongs to another user")]
     OfAnotherUser,
-    /// No receiver has made the directory as that of this job.
+    /// The directory was not created by a receiver as the directory of this job.
     #[error("the directory was not made as the directory of this job")]
     Foreign,
     /// A system call failed.
@@ -85,13 +86,13 @@ impl From<Errno> for SharedJobError {
     }
 }
 
-/// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
+/// The prefix of all hidden names. Removing a directory spares hidden entries unless the directory itself is hidden.
 const OWN_PREFIX: &str = ".zmove-";
-/// The beginning of the names of journals in the directory of a job.
+/// The prefix of the names of journals in the directory of a job.
 pub const JOURNAL_PREFIX: &str = "journal-";
-/// How long a directory that has just been made on another host may take to be seen here.
+/// The maximum time until a directory that was created on another host becomes visible here.
 pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
-/// How soon one looks again for it.
+/// The interval between two attempts to open such a directory.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &SharedJobError) -> bool {
@@ -107,7 +108,8 @@ fn name_of(job: SharedJobId) -> Name {
 }
 
 impl SharedJobDirectory {
-    /// Opens the directory of a job in a target.
+    /// Opens the directory of a job in a target, or creates it if `beginning` allows it. Waits up to [`UNSEEN_MAX`] for
+    /// the directory to become visible.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -130,7 +132,7 @@ impl SharedJobDirectory {
                     return Err(SharedJobError::NotUnderWay);
                 }
                 Err(error) if is_absent(&error) => {}
-                // who takes back what it has made takes the proof first
+                // A session that undoes the creation of the directory removes the proof first.
                 Err(SharedJobError::Foreign) if !is_last => {}
                 opened => return opened,
             }
@@ -138,27 +140,28 @@ impl SharedJobDirectory {
         }
     }
 
-    /// The name of the directory of a job.
+    /// Returns the name of the directory of a job.
     #[must_use]
     pub fn name(job: SharedJobId) -> Name {
         name_of(job)
     }
 
-    /// The directory.
+    /// Returns the descriptor of the directory.
     #[must_use]
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.directory
     }
 
-    /// Takes back what a session has made that was to begin a job and has failed: nobody is to find that under way.
-    /// Returns whether nothing is left of the job. Nothing is opened, which may be what has failed.
+    /// Removes the entries that a session created when it failed to begin a job, so that nobody takes the job for a
+    /// running one. Returns whether nothing of the job is left. Opens no file or directory, because opening may be the
+    /// operation that failed.
     pub fn take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
         let _done = Self::try_to_take_back(root, job, own);
         stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// The proof has another name meanwhile, and comes back where others have something in the directory.
+    /// The proof gets a hidden name first. It is renamed back if other sessions have entries in the directory.
     fn try_to_take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
         let name = name_of(job);
         let directory = Path::new(name.as_os_str());
@@ -175,7 +178,7 @@ impl SharedJobDirectory {
         }
     }
 
-    /// Begins a session's part in the job. `own` tells the session apart from all others that there ever are.
+    /// Begins a session of the job. No other session may ever have used the identifier `own`.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -191,10 +194,11 @@ impl SharedJobDirectory {
         })
     }
 
-    /// Ends the job, and removes its directory from the target. To be done again by whoever has no answer.
+    /// Ends the job and removes its directory from the target. May be repeated if the result of an earlier call is
+    /// unknown.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn close(
         &self,
         lease: &Lease,
@@ -203,13 +207,12 @@ impl SharedJobDirectory {
         patience: Duration,
     ) -> io::Result<()> {
         self.clear(patience)?;
-        // what is left goes with the next session that comes here
+        // The next session at this target removes what is left.
         let _best_effort = self.remove(lease, root, job, patience);
         Ok(())
     }
 
-    /// Ends a job that nobody leads any more, and removes its directory from the target, which may take until
-    /// `patience` is over.
+    /// Ends a job whose head has died, and removes its directory from the target. Retries until `patience` has passed.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -222,15 +225,15 @@ impl SharedJobDirectory {
         Ok(Self::open_proven(root, job)?.remove(lease, root, job, patience)?)
     }
 
-    /// Removes what has the name of a job and was not made as its directory, if it is an empty directory of this user:
-    /// whoever has ended the job may have been stopped then. Returns whether it has gone.
+    /// Removes an empty directory of this user that has the name of a job but no proof. It may be left by a receiver
+    /// that was interrupted while it ended the job. Returns whether the directory is gone.
     pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
         stat_at(root, name_of(job)).is_ok_and(|found| is_own(&found))
             && Self::try_to_remove(lease, root, job).is_ok()
     }
 
-    /// Removes the directory of a job that has ended from its target, which keeps its time and its mode. Sessions that
-    /// come late may put something into it until it has gone.
+    /// Removes the directory of an ended job from its target, and preserves the time and mode of the target. Late
+    /// sessions may create entries in the directory until it is removed.
     fn remove(
         &self,
         lease: &Lease,
@@ -252,7 +255,7 @@ impl SharedJobDirectory {
 
     fn try_to_remove(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         let before = FileIdentity::of(root)?;
-        // the mode of the target is set by now, and may forbid its owner to change what is in it
+        // The mode of the target has its final value at this point, and may deny its owner write access.
         let mode = Mode::from_raw_mode(rustix::fs::fstat(root)?.st_mode);
         let access = rustix::fs::accessat(
             root,
@@ -261,7 +264,7 @@ impl SharedJobDirectory {
             AtFlags::EACCESS,
         );
         let is_closed = access == Err(Errno::ACCESS);
-        // One for all of it: whoever opens up a directory closes it again.
+        // One permit for the whole change, so that the mode is always restored.
         let permit = lease.permit()?;
         if is_closed {
             Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;
@@ -279,7 +282,7 @@ impl SharedJobDirectory {
         Ok(())
     }
 
-    /// Removes what is in the directory, and the proof last.
+    /// Removes the entries of the directory, the proof last.
     fn clear(&self, patience: Duration) -> io::Result<()> {
         let entries = match Dir::read_from(&self.directory) {
             Err(Errno::NOENT | Errno::STALE) => return Ok(()),
@@ -298,7 +301,7 @@ impl SharedJobDirectory {
     }
 }
 
-/// Removes a directory with all that is in it, and what is put into it meanwhile.
+/// Removes a directory recursively, and retries if entries are added in the meantime.
 fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
     let began = Instant::now();
     let tree = Tree::at(Arc::clone(parent));
@@ -377,7 +380,7 @@ mod tests {
         assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(JOB_ENDED));
     }
 
-    /// Sessions that were stopped go on when the job has ended.
+    /// Suspended sessions resume after the end of the job.
     #[test]
     fn nothing_is_made_or_named_after_the_end_of_the_job() {
         let (home, root) = place();
@@ -439,7 +442,7 @@ mod tests {
         );
     }
 
-    /// The client of a network file system asks again where the answer was lost.
+    /// The client of a network file system repeats a request whose response was lost.
     #[test]
     fn a_name_that_was_given_although_the_call_failed_is_told_as_given() {
         let (home, root) = place();
@@ -455,13 +458,13 @@ mod tests {
         assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
         std::fs::rename(own(&hidden), at("f")).unwrap();
         look(&hidden, staged, Errno::NOENT).unwrap();
-        // without the flag that replaces nothing it is a link
+        // Without the flag for renaming without replacement, a hard link is used.
         std::fs::hard_link(at("f"), own(&hidden)).unwrap();
         look(&hidden, staged, Errno::EXIST).unwrap();
         assert_eq!(at("f").metadata().unwrap().nlink(), 1);
     }
 
-    /// Somebody who cleans by hand takes a file that waits for its name for rubbish.
+    /// A user who cleans up by hand may remove a file that has no final name yet.
     #[test]
     fn a_file_that_somebody_else_has_removed_is_not_told_as_named() {
         let (home, root) = place();
@@ -508,7 +511,7 @@ mod tests {
         }
     }
 
-    /// The job may be another host's, at work for weeks, or its directory restored from a backup.
+    /// The job may belong to another host and run for weeks, or its directory may have been restored from a backup.
     #[test]
     fn a_job_s_directory_is_known_by_its_name_and_stays() {
         let (home, root) = place();
@@ -529,7 +532,7 @@ mod tests {
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
-    /// Nothing can be renamed into it.
+    /// Nothing can be renamed into such a directory.
     #[test]
     fn a_directory_on_another_file_system_than_the_job_is_refused() {
         let (_home, root) = place();
@@ -561,7 +564,7 @@ mod tests {
         assert!(
             matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
         );
-        // the reason of the first stays
+        // The reason of the first call is kept.
         other
             .give_up_part(&part, of_other.file(), Errno::DQUOT)
             .unwrap();
@@ -572,7 +575,8 @@ mod tests {
         drop(home);
     }
 
-    /// One committer is stopped before its rename; meanwhile another commits, and work is handed out twice.
+    /// One receiver is suspended before its rename. Another one commits the part in the meantime, and work is assigned
+    /// twice.
     #[test]
     fn a_part_that_has_been_committed_is_not_begun_again() {
         let (home, root) = place();
@@ -625,7 +629,7 @@ mod tests {
         assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
     }
 
-    /// A receiver is stopped after each step of a commit. A user changes the file under its final name and removes it.
+    /// A receiver stops after each step of a commit. A user changes the file under its final name and removes it.
     #[test]
     fn a_part_that_has_had_its_final_name_is_neither_taken_over_nor_found() {
         let (home, root) = place();

@@ -1,20 +1,20 @@
-//! The files in the directory of a job by which others see that its head is alive.
+//! Files in the directory of a job that show other receivers that the head of the job is alive.
 //!
-//! Each receiver that the head talks to writes a *beat* into a file of its own there, another one each second: a
-//! number, and how long ago the receiver sent the newest ping that the head has echoed. Whoever finds the directory of
-//! a job that is not its own looks at these beats ([`WatchedJob`]) until it knows whether the job is alive. A network
-//! file system may show old directories and attributes for a minute, but what is opened anew is read anew. So a beat
-//! is written and read through a new descriptor each time, and times of files count nowhere.
+//! Each receiver that is connected to the head writes a *beat* into its own file there once per second. A beat holds a
+//! number and the age of the newest ping that the head has echoed. A session that finds the directory of another job
+//! reads these beats ([`WatchedJob`]) until it knows whether that job is alive. A network file system may show outdated
+//! directories and attributes for a minute, but a newly opened file is read from the server. So each beat is written
+//! and read through a new descriptor, and file times are never used.
 //!
-//! **What proves that a head is alive.** A head that has died leaves beats: those of the last seconds before its death,
-//! which slow storage may show late. A receiver writes its beats one after another. So a beat was made after the beat
-//! before it could be seen, and the head has echoed a ping that was sent no earlier than the age in it before that. If
-//! that is after the first look, the head was alive then. No clocks of two hosts are compared.
+//! **Proof that a head is alive.** A dead head leaves the beats of its last seconds, which slow storage may show late.
+//! A receiver writes its beats one after another. So a beat was written after the previous beat became visible, and the
+//! head has echoed a ping that was sent no earlier than that time minus the age in the beat. If the ping was sent after
+//! the first look, the head was alive at that time. The clocks of two hosts are never compared.
 //!
-//! **What ends the wait.** Beats without a proof, or with one older than a lease, count for nothing. So each heartbeat
-//! changes at most once, later than a lease after the first look, before it proves that the head is alive, and a job of
-//! this user is alive or dead before long. Other users can write what they like into their own directories, so the wait
-//! for these ends after [`FOREIGN_WAIT_MAX`].
+//! **End of the wait.** Beats are ignored if they have no proof or one older than a lease. So once a lease has passed
+//! since the first look, each heartbeat changes at most once before it proves that the head is alive, and a job of this
+//! user is soon known to be alive or dead. Other users can write anything into their own directories, so the wait for
+//! these ends after [`FOREIGN_WAIT_MAX`].
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -33,7 +33,7 @@ use crate::opening::tree::DIRECTORY;
 use crate::publishing::lease::LEASE_MAX;
 use crate::shared_job::names::job_of;
 
-/// The heartbeat that one session writes.
+/// The heartbeat file that one session writes.
 #[derive(Debug)]
 pub struct Heartbeat {
     directory: Arc<OwnedFd>,
@@ -41,34 +41,34 @@ pub struct Heartbeat {
     beats: u64,
 }
 
-/// What is known of a job that another run leads.
+/// The state of a job that another run leads, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// Not enough yet.
+    /// The state is not known yet.
     Unclear,
-    /// The head of the job has been alive since the first look.
+    /// The head of the job was alive after the first look.
     Alive,
     /// No heartbeat has changed for [`DEAD_AFTER`].
     Dead,
-    /// There is no directory of this name any more, or it was none.
+    /// The directory does not exist, or the entry is not a directory.
     Gone,
-    /// Nobody waits for the job or ends it. The directory is this user's and was not made as that of the job, or it is
-    /// another user's, and the time for that is over.
+    /// The directory is not waited for and not removed. It belongs to this user but was not created as the directory of
+    /// the job, or it belongs to another user and the wait for it has ended.
     Foreign,
 }
 
-/// A job of another run, whose heartbeats are looked at.
+/// A job of another run whose heartbeats are observed.
 #[derive(Debug)]
 pub struct WatchedJob {
     job: SharedJobId,
-    /// What each heartbeat said when it was looked at last, by a hash of its name.
+    /// The last beat of each heartbeat file, by a hash of the file's name.
     seen: HashMap<u64, SeenBeat>,
     hashes: RandomState,
-    /// The first look and the last one.
+    /// The times of the first and the last look, or `None` before the first.
     looks: Option<Looks>,
-    /// How long no look has found a change.
+    /// The time for which no heartbeat has changed.
     silent: Duration,
-    /// When the wait for a directory of another user ends.
+    /// The time at which the wait for a directory of another user ends.
     foreign_until: Instant,
 }
 
@@ -78,46 +78,49 @@ struct Looks {
     last: Instant,
 }
 
-/// A heartbeat, as it was found.
+/// A beat, with the time of the last look before it appeared.
 #[derive(Clone, Copy, Debug)]
 struct SeenBeat {
     beat: Beat,
-    /// A look that did not find this beat yet; `None` if there was none.
+    /// The time of the last look before this beat was found; `None` if the first look found it.
     made_after: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Beat {
     number: u64,
-    /// How long ago the ping was sent that the head had echoed when this was made.
+    /// The age of the newest echoed ping when the beat was written.
     proof_age: Duration,
 }
 
-/// How long no heartbeat of a dead job has changed: five seconds longer than any receiver goes on without its head.
+/// A job is dead if no heartbeat has changed for this time. It is five seconds longer than a receiver can continue
+/// without its head.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
-/// How long a session waits for directories of other users, who may write any heartbeats there. It is counted from the
-/// beginning of the session: nothing is published any more for a head that had died by then.
+/// The maximum time for which a session waits for directories of other users, who can write any heartbeats there. It
+/// counts from the start of the session. If the head of a job died before the session started, the receivers of that
+/// job publish nothing after this time.
 const FOREIGN_WAIT_MAX: Duration = Duration::from_secs(2 * DEAD_AFTER.as_secs());
-/// The greatest age of a proof in a heartbeat that counts, rounded up. Only the first beat of a session has none.
+/// The maximum age of a proof that is accepted, rounded up. Only the first beat of a session has no proof.
 const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1));
-/// The most of the time between two looks that counts as silence.
+/// The maximum time between two looks that counts as silence.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
-/// The bytes of a beat: its number, a space, and the age in milliseconds. All are as long, so that no reader finds a
-/// part of a number. Whoever may write here may write anything.
+/// The size of a beat in bytes: its number, a space, and the age in milliseconds. All beats have the same size, so a
+/// reader never sees a truncated number. Anyone with write access here can write anything.
 const BEAT_BYTES: usize = NUMBER_DIGITS + 1 + AGE_DIGITS;
 const NUMBER_DIGITS: usize = 20;
 const AGE_DIGITS: usize = 8;
-/// The age that stands for no proof at all.
+/// The age in a beat without a proof.
 const NO_PROOF_MS: u128 = 99_999_999;
-/// The most heartbeats that are looked at in one directory: more receivers than one head talks to.
+/// The maximum number of heartbeats to read in one directory. A head is connected to fewer receivers.
 const BEATS_MAX: usize = 256;
 
 impl SharedJobDirectory {
-    /// The heartbeat of a session, which has none yet. `own` tells the session apart from all others that there are.
+    /// Returns the heartbeat of a session, which has no beat yet. No other session may ever have used the identifier
+    /// `own`.
     ///
     /// # Errors
-    /// The name is too long.
+    /// Returns an error if the name is too long.
     pub fn heartbeat(&self, own: &str) -> io::Result<Heartbeat> {
         let name = format!("{HEARTBEAT_PREFIX}{}", own_name(own));
         Ok(Heartbeat {
@@ -129,11 +132,12 @@ impl SharedJobDirectory {
 }
 
 impl Heartbeat {
-    /// Writes the next beat. `proof_age` tells how long ago the ping was sent that the head has echoed; `None` if it
-    /// has echoed none. Only the first beat makes the file: whoever ends the job removes it for good.
+    /// Writes the next beat. `proof_age` is the age of the newest ping that the head has echoed, or `None` if it has
+    /// echoed none. Only the first beat creates the file. So the file does not reappear after the end of the job
+    /// removes it.
     ///
     /// # Errors
-    /// The system's error; `ENOENT` once the job has ended.
+    /// Returns the system's error, `ENOENT` if the job has ended.
     pub fn beat(&mut self, proof_age: Option<Duration>) -> io::Result<()> {
         let usual = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let flags = if self.beats == 0 {
@@ -142,7 +146,7 @@ impl Heartbeat {
             usual
         };
         self.beats += 1;
-        // rounded up, since a greater age proves less
+        // Rounded up, because a greater age is the weaker proof.
         let age = proof_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
         let beat = format!("{:0NUMBER_DIGITS$} {age:0AGE_DIGITS$}", self.beats);
         let mode = Mode::RUSR | Mode::WUSR;
@@ -157,10 +161,10 @@ impl Drop for Heartbeat {
     }
 }
 
-/// The jobs whose directories are in this one, by a new listing.
+/// Lists the directory and returns the jobs whose directories are in it.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn jobs_in(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
     let mut jobs = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -170,8 +174,8 @@ pub fn jobs_in(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
 }
 
 impl WatchedJob {
-    /// A job that is looked at from now on, by a session that has begun at `since`; `None` where nobody has to wait for
-    /// it: in a directory that everybody may write in, as `/tmp`, whoever likes makes such a name.
+    /// Starts to observe a job, for a session that began at `since`. Returns `None` if nobody needs to wait for the
+    /// job: in a directory in which everyone can create entries, such as `/tmp`, any user could have created the name.
     #[must_use]
     pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId, since: Instant) -> Option<Self> {
         let is_sticky = rustix::fs::fstat(parent)
@@ -186,17 +190,17 @@ impl WatchedJob {
         })
     }
 
-    /// The job.
+    /// Returns the job.
     #[must_use]
     pub const fn job(&self) -> SharedJobId {
         self.job
     }
 
-    /// Looks again. To be called several times a second: of a longer time between two looks no more than a second
-    /// counts as silence, since whoever was stopped, or waited for the storage, has seen nothing.
+    /// Reads the heartbeats again. Must be called several times per second. At most one second between two looks counts
+    /// as silence, because a process that was suspended or waited for storage has observed nothing.
     ///
     /// # Errors
-    /// The system's error: nothing can be said of the job.
+    /// Returns the system's error. The state of the job is unknown then.
     pub fn look(&mut self, parent: BorrowedFd<'_>) -> io::Result<Sign> {
         let now = Instant::now();
         let is_of_another = match SharedJobDirectory::open_proven(parent, self.job) {
@@ -206,7 +210,7 @@ impl WatchedJob {
         let found = match read_all(parent, self.job) {
             Ok(found) => found,
             Err(error) if is_no_job(&error) => return Ok(Sign::Gone),
-            // what another user lets nobody see is no sign of life
+            // An unreadable directory of another user is no sign of life.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -216,7 +220,7 @@ impl WatchedJob {
         })
     }
 
-    /// What is known after a look that began at `now`.
+    /// Returns the state of the job after a look that began at `now`.
     fn judge(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Sign {
         let looks = self.looks.unwrap_or(Looks {
             first: now,
@@ -257,7 +261,7 @@ impl WatchedJob {
 }
 
 impl SeenBeat {
-    /// Whether the next beat after this one shows that the head was alive at `moment`, or later.
+    /// Returns whether `next`, the following beat, proves that the head was alive at or after `moment`.
     fn proves(&self, next: &Beat, moment: Instant) -> bool {
         let made_after = self
             .made_after
@@ -266,7 +270,8 @@ impl SeenBeat {
     }
 }
 
-/// Whether there is no directory of this name: it has gone, or another user has made something else there.
+/// Returns whether an error means that the job has no directory: it was removed, or another user has created another
+/// kind of entry there.
 fn is_no_job(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -274,12 +279,12 @@ fn is_no_job(error: &io::Error) -> bool {
     )
 }
 
-/// Whether the directory of a job belongs to the user of this process.
+/// Returns whether the directory of a job belongs to the user of this process.
 fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
     stat_at(parent, name_of(job)).is_ok_and(|found| super::is_own(&found))
 }
 
-/// The heartbeats in the directory of a job, which is opened anew.
+/// Reads the heartbeats in the directory of a job, which is opened anew.
 fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
     let directory = open_at(parent, name_of(job), DIRECTORY)?;
     let mut found = Vec::new();
@@ -298,7 +303,7 @@ fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, B
 }
 
 fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
-    // a FIFO or a link is not waited for, or followed
+    // These flags neither block on a FIFO nor follow a link.
     let file = open_at(directory, name, READ)?;
     let mut beat = Vec::with_capacity(BEAT_BYTES);
     std::fs::File::from(file)
@@ -308,7 +313,7 @@ fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
 }
 
 impl Beat {
-    /// Reads a beat; `None` if it is none, or not whole yet.
+    /// Parses a beat. Returns `None` if the text is not a beat or is incomplete.
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let (number, age) = text.split_once(' ')?;
@@ -347,7 +352,7 @@ mod tests {
 
     const MILLI: Duration = Duration::from_millis(1);
 
-    /// The signs of looks at these moments, in milliseconds from the first one, each with the beat that is found: its
+    /// Returns the sign after each look. A look has a time in milliseconds since the first one, and finds a beat with a
     /// number and the age of its proof in milliseconds.
     fn signs(looks: &[(u32, u64, u64)]) -> Vec<Sign> {
         let (_home, root, _job) = place();
@@ -372,18 +377,18 @@ mod tests {
         assert_eq!(signs(&found)[3..], [Unclear, Unclear, Alive]);
     }
 
-    /// The receivers of such a head go on for two seconds, and slow storage shows the last beats late.
+    /// The receivers of a dead head continue for two seconds, and slow storage shows their last beats late.
     #[test]
     fn what_a_head_that_died_before_the_first_look_has_left_is_no_sign_of_life() {
         use Sign::Unclear;
         let found = [(0, 1, 100), (250, 2, 800), (1000, 3, 1800), (9000, 4, 1900)];
         assert_eq!(signs(&found), [Unclear; 4]);
-        // the last beat before its death is seen seven seconds late
+        // The last beat before the death of the head becomes visible seven seconds late.
         let found = [(0, 1, 100), (7000, 2, 100), (7250, 2, 100), (8000, 3, 1100)];
         assert_eq!(signs(&found)[..3], [Unclear; 3]);
     }
 
-    /// No receiver goes on writing such beats.
+    /// No receiver keeps writing such beats.
     #[test]
     fn changing_beats_without_a_proof_are_silence() {
         for age in [10_002, 99_999_999] {
@@ -392,7 +397,7 @@ mod tests {
         }
     }
 
-    /// Another user may write any heartbeats.
+    /// Another user can write any heartbeats.
     #[test]
     fn the_wait_for_a_directory_of_another_user_ends_whatever_is_in_it() {
         if !rustix::process::geteuid().is_root() {
@@ -434,7 +439,7 @@ mod tests {
         assert_eq!(look(&mut watch(&root), &root), Sign::Foreign);
     }
 
-    /// Whoever may make a name in the target must not hold up all pushes there.
+    /// A user who may create a name in the target must not block all pushes to it.
     #[test]
     fn what_is_no_directory_is_no_job() {
         let (home, root, _job) = place();
@@ -453,7 +458,7 @@ mod tests {
         assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
     }
 
-    /// Whoever was stopped for an hour between two looks, or whose first look took so long, has seen no silence.
+    /// A process that was suspended for an hour between two looks, or during the first one, has observed no silence.
     #[test]
     fn a_time_in_which_nobody_could_look_is_no_silence() {
         let found = [(0, 1, 100), (3_600_000, 1, 100), (7_200_000, 1, 100)];
@@ -462,7 +467,7 @@ mod tests {
         assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
     }
 
-    /// Whoever ends a job removes its directory, and nothing comes into that again.
+    /// The end of a job removes its directory, and the heartbeat must not reappear in it.
     #[test]
     fn a_heartbeat_is_made_once() {
         let (_home, _root, job) = place();
@@ -474,7 +479,7 @@ mod tests {
         assert_eq!(failed.kind(), io::ErrorKind::NotFound);
     }
 
-    /// Only a job of this user is waited for in a directory in which everybody may make names.
+    /// In a directory in which everyone may create entries, only jobs of this user are waited for.
     #[test]
     fn a_directory_of_another_user_is_ignored_where_everybody_may_write() {
         use std::os::unix::fs::PermissionsExt;

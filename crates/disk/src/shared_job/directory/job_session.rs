@@ -1,7 +1,8 @@
-//! The part that one session has in a job: it makes its entries in a directory of its own below that of the job, and
-//! gives them their final names by renaming them out of there.
+//! One session of a shared job. It creates its entries in its own directory below that of the job, and renames them
+//! from there to their final names.
 //!
-//! **Invariant:** whatever is made or named fails with [`JOB_ENDED`] once the directory of the job has been removed.
+//! **Invariant:** after the directory of the job has been removed, every attempt to create or rename an entry fails
+//! with [`JOB_ENDED`].
 
 use std::fs::File;
 use std::io;
@@ -26,49 +27,49 @@ use crate::staging::new_files::NewFiles;
 use crate::staging::staged::Staged;
 use crate::storage::file_io::data_file::Direct;
 
-/// The error of what cannot be done any more, since the job has ended. No file system says this.
+/// The error of an operation that is impossible because the job has ended. No file system returns it.
 pub const JOB_ENDED: Errno = Errno::OWNERDEAD;
 
-/// The error of opening a part that has got its final name, or has been given up: nothing is to be written to it. No
-/// file system says this.
+/// The error of opening a part that has its final name or was given up. Nothing may be written to such a part. No file
+/// system returns this error.
 pub const PART_GONE: Errno = Errno::ALREADY;
 
-/// What there is of a large file in a job.
+/// The state of a large file in a job.
 #[derive(Debug)]
 pub enum PartFound {
-    /// No receiver has begun it.
+    /// No receiver has created the part.
     Nothing,
-    /// The part, which has no final name. It may be about to get one ([`JobSession::retire_part`]).
+    /// The part exists and has no final name. It may be about to get one ([`JobSession::retire_part`]).
     Part(File),
-    /// The mark of a part that has got its final name.
+    /// The part has its final name, and a mark records that.
     Committed {
         /// The inode of the file.
         inode: u64,
     },
-    /// The mark of a part that has been given up.
+    /// The part was given up, and a mark records that.
     GivenUp {
-        /// The number of the system's error for which it could not be written.
+        /// The system's error number for which it could not be written.
         errno: i32,
     },
 }
 
-/// The group of an entry that is made elsewhere and then placed in a directory.
+/// The group of an entry that is created elsewhere and then renamed into a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupOfNew {
-    /// The one that the directory gives to new entries, if it gives one.
+    /// The group that new entries inherit from the directory, if they inherit one.
     OfDirectory,
-    /// The entry's own.
+    /// The entry keeps its own group.
     Own,
 }
 
-/// The part that one session has in a job.
+/// One session of a job.
 #[derive(Debug)]
 pub struct JobSession {
     pub(super) job: Arc<OwnedFd>,
-    /// The directory of the parts of large files, which other sessions write as well.
+    /// The directory of the parts of large files, to which all sessions write.
     pub(super) parts: Arc<OwnedFd>,
     own_name: Name,
-    /// The directory in which this session alone makes its entries.
+    /// The directory in which only this session creates entries.
     pub(super) own: Arc<OwnedFd>,
     device: Dev,
 }
@@ -86,13 +87,13 @@ impl JobSession {
         })
     }
 
-    /// The directory in which this session alone makes its entries.
+    /// Returns the directory in which only this session creates entries.
     #[must_use]
     pub fn own(&self) -> &Arc<OwnedFd> {
         &self.own
     }
 
-    /// Whether the job has ended: then what this session has said of what came before may be wrong.
+    /// Returns whether the job has ended. Earlier reports of this session may then be wrong.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let there = number_at(&self.job, &self.own_name);
@@ -100,25 +101,25 @@ impl JobSession {
         !there.is_ok_and(has_its_name)
     }
 
-    /// Makes something in a directory of the job.
+    /// Creates an entry in a directory of the job.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         make().map_err(|error| self.ended_if_dead(error))
     }
 
-    /// A new empty file in the session's directory, with at most the permissions in `mode`.
+    /// Creates an empty file in the session's directory, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where the file could not get another name, and [`JOB_ENDED`](crate::JOB_ENDED).
+    /// Returns the system's error, `EPERM` if the file could not be renamed later, and [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn create_file(&self, new_files: &NewFiles, mode: u32) -> io::Result<Staged> {
         self.create(|| Staged::create_in(&self.own, new_files, mode))
     }
 
-    /// Gives what has this name in the session's directory its final one. Where that replaces something, the directory
-    /// keeps its time: what is done a second time may come after the directory has got that, and would take it away.
-    /// One that gets its time between the two calls here loses it all the same.
+    /// Renames an entry of the session's directory to its final name. If it replaces an entry, the time of the
+    /// directory is preserved, because a repeated rename may happen after the directory has got its final time. A time
+    /// that is set between the two calls made here is still lost.
     ///
     /// # Errors
-    /// As [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
+    /// Returns the errors of [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn publish(
         &self,
         lease: &Lease,
@@ -129,7 +130,7 @@ impl JobSession {
         self.publish_from(lease, NameAt::new(&self.own, hidden), place, replace)
     }
 
-    /// Gives an entry of a directory of the job its final name; see [`publish`](Self::publish).
+    /// Renames an entry of a directory of the job to its final name. See [`publish`](Self::publish).
     fn publish_from(
         &self,
         lease: &Lease,
@@ -151,20 +152,19 @@ impl JobSession {
         Ok(())
     }
 
-    /// Gives a directory back its time, in which something has been replaced. A session that wakes up after the end of
-    /// the job leaves the time that somebody has given since.
+    /// Restores the time of a directory in which an entry was replaced. A session that resumes after the end of the job
+    /// leaves the time unchanged, because somebody may have set it since.
     pub(super) fn give_back_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
         if !self.has_ended()
             && let Ok(permit) = lease.permit()
         {
-            // who may not set it gives no directory its time
+            // Without the right to set the time, the transfer sets no times of directories either.
             let _best_effort = set_file_mtime(permit, directory, time);
         }
     }
 
-    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
-    /// the client of a network file system asks once more, and hears that there is nothing to be renamed, or that
-    /// something has the name.
+    /// Checks after a failed rename whether the entry has its final name anyway. If a response is lost, the client of a
+    /// network file system repeats the request and gets an error: the old name is missing or the new one exists.
     pub(super) fn look_after_failure(
         &self,
         staged: FileNumber,
@@ -176,7 +176,7 @@ impl JobSession {
         error: io::Error,
     ) -> io::Result<()> {
         if number_at(directory, name).is_ok_and(|there| there == staged) {
-            // it may be a link that was made twice
+            // The hidden name may still exist if the entry was linked twice.
             let _goes_with_the_job = unlink_at(within, hidden);
             return Ok(());
         }
@@ -188,7 +188,8 @@ impl JobSession {
         })
     }
 
-    /// The error of what was not found: the job has ended, or somebody who does not belong to it has removed that.
+    /// Returns [`JOB_ENDED`] if an entry was not found because the job has ended. If something else has removed the
+    /// entry, returns the error unchanged.
     fn ended_if_dead(&self, error: io::Error) -> io::Error {
         if is_dead(&error) && self.has_ended() {
             JOB_ENDED.into()
@@ -197,10 +198,10 @@ impl JobSession {
         }
     }
 
-    /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
+    /// Lets `make` create an entry other than a regular file under a temporary name, and renames it to its final name.
     ///
     /// # Errors
-    /// Those of `make` and the system's, and [`JOB_ENDED`].
+    /// Returns the errors of `make`, the system's error, and [`JOB_ENDED`].
     pub fn place<T>(
         &self,
         lease: &Lease,
@@ -225,7 +226,7 @@ impl JobSession {
         self.publish_made(lease, made, &fresh, place, replace)
     }
 
-    /// Gives what was made under a `fresh` name its final one. It has no other name then, whatever has failed.
+    /// Renames an entry from its `fresh` name to its final one. The fresh name is removed even after an error.
     fn publish_made<T>(
         &self,
         lease: &Lease,
@@ -236,16 +237,16 @@ impl JobSession {
     ) -> io::Result<T> {
         let published =
             made.and_then(|made| self.publish(lease, fresh, place, replace).map(|()| made));
-        // A rename does nothing where both names lead to the same.
+        // A rename does nothing if both names are links to the same file.
         let _gone_as_a_rule = unlink_at(&self.own, fresh);
         published
     }
 
-    /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not
-    /// there.
+    /// Opens the part of a large file, which receivers on other hosts may write as well. Creates it if it does not
+    /// exist.
     ///
     /// # Errors
-    /// The system's error, [`JOB_ENDED`], and [`PART_GONE`].
+    /// Returns the system's error, [`JOB_ENDED`] or [`PART_GONE`].
     pub fn open_part(
         &self,
         lease: &Lease,
@@ -260,11 +261,11 @@ impl JobSession {
         })
     }
 
-    /// Moves a part of a dead job into this one, if it has this inode. It leaves the dead job first, so that no two
-    /// jobs have it. Returns whether this session has taken it.
+    /// Moves a part of a dead job into this job, if it has this inode. It is removed from the dead job first, so that
+    /// two jobs never share it. Returns whether this session has taken the part.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn take_part(
         &self,
         dead: &SharedJobDirectory,
@@ -283,7 +284,7 @@ impl JobSession {
         let take =
             |fresh: &Name| rustix::fs::renameat(dead.fd(), &path, &self.own, fresh.as_os_str());
         let fresh = match make_hidden(self.own.as_fd(), take) {
-            // another session was first
+            // Another session has taken it first.
             Err(Errno::NOENT) => return Ok(false),
             taken => taken?.0,
         };
@@ -298,10 +299,10 @@ impl JobSession {
         }
     }
 
-    /// The part of that name, if it is there; it is not made.
+    /// Returns the state of the part with this name. Does not create it.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
         match self.open_existing(name) {
             Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
@@ -340,25 +341,26 @@ impl JobSession {
         }
     }
 
-    /// Flushes the names of parts.
+    /// Flushes the directory of the parts.
     ///
     /// # Errors
-    /// The system's error, and [`JOB_ENDED`].
+    /// Returns the system's error, or [`JOB_ENDED`].
     pub fn flush_part_names(&self) -> io::Result<()> {
         rustix::fs::fsync(&self.parts).map_err(|error| self.ended_if_dead(error.into()))
     }
 
-    /// Takes a part, the very file that is open here, out of its place before it is published, and puts a mark there.
-    /// Only its *retired* name leads to it then, which the rename to the final name takes away. So nobody ever finds a
-    /// file in the place of a part that has had a final name, under which others may have changed it. To be done again
-    /// by whoever does not know whether it has been done.
+    /// Replaces the name of a part with a mark before the part is published. `file` must be the opened part. The part
+    /// then has only its *retired* name, which the rename to the final name removes. So a file under the name of a part
+    /// has never had a final name, where other programs could have changed it. May be repeated if the result of an
+    /// earlier call is unknown.
     ///
     /// # Errors
-    /// The system's error, and [`JOB_ENDED`]: the part must not be published.
+    /// Returns the system's error, or [`JOB_ENDED`]. The part must not be published then.
     pub fn retire_part(&self, part: &Name, file: &File) -> io::Result<()> {
         if self.has_name(part, file)? {
             let retired = retired_name(part);
-            // by its name, and a mark leads nowhere: a file that has been published gets no name here again
+            // The link is made by name. If the name is a mark already, it leads nowhere, so a published file gets no
+            // new name here.
             let linked = rustix::fs::linkat(
                 &self.parts,
                 part.as_os_str(),
@@ -367,7 +369,7 @@ impl JobSession {
                 AtFlags::SYMLINK_FOLLOW,
             );
             match linked {
-                // another receiver was first
+                // Another receiver has retired the part first.
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -376,12 +378,12 @@ impl JobSession {
         self.flush_part_names()
     }
 
-    /// Gives a part, the very file that is open here, its final name. To be done again by whoever does not know whether
-    /// it has been done.
+    /// Renames a part to its final name. `file` must be the opened part. May be repeated if the result of an earlier
+    /// call is unknown.
     ///
     /// # Errors
-    /// The system's error, and [`JOB_ENDED`]; `ENOENT` also where another receiver was first, and somebody has removed
-    /// the file since.
+    /// Returns the system's error, or [`JOB_ENDED`]. `ENOENT` is also returned if another receiver has published the
+    /// part and somebody has removed the file since.
     pub fn publish_part(
         &self,
         lease: &Lease,
@@ -396,7 +398,7 @@ impl JobSession {
         let is_it = |there| number_of(file).is_ok_and(|here| here == there);
         if number_at(&self.parts, &retired).is_ok_and(is_it) {
             self.publish_from(lease, from, place, replace)?;
-            // A rename does nothing where both names lead to the same.
+            // A rename does nothing if both names are links to the same file.
             let _gone_as_a_rule = unlink_at(&self.parts, &retired);
             return Ok(());
         }
@@ -406,17 +408,17 @@ impl JobSession {
         Err(self.ended_if_dead(Errno::NOENT.into()))
     }
 
-    /// Gives up a part, the very file that is open here, which cannot be written for this reason: what it takes is free
-    /// once nobody has it open any more, and nobody makes it anew in this job.
+    /// Gives up a part that cannot be written for this reason. `file` must be the opened part. Its space is freed once
+    /// nobody has it open, and no receiver creates it again in this job.
     ///
     /// # Errors
-    /// The system's error: the part stays.
+    /// Returns the system's error. The part is kept then.
     pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
         let text = format!("{GIVEN_UP}{}", reason.raw_os_error());
         self.put_mark(part, file, &text)
     }
 
-    /// Puts a link that leads nowhere, and tells what has become of a part, in its place.
+    /// Replaces a part with a mark: a symbolic link that leads nowhere and whose text records the fate of the part.
     fn put_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
@@ -431,7 +433,7 @@ impl JobSession {
         )?)
     }
 
-    /// Whether this is the part of that name.
+    /// Returns whether `file` is the part with this name.
     fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
         match number_at(&self.parts, part) {
             Ok(there) => Ok(there == number_of(file)?),
@@ -440,10 +442,10 @@ impl JobSession {
         }
     }
 
-    /// Whether a part still has its name: then no receiver has committed it, or given it up.
+    /// Returns whether a part still has its name, which means that no receiver has committed it or given it up.
     ///
     /// # Errors
-    /// [`JOB_ENDED`] where it has none since the job has ended.
+    /// Returns [`JOB_ENDED`] if the name is missing because the job has ended.
     pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
         if self.has_name(name, part).unwrap_or(false) {
             return Ok(true);
@@ -455,10 +457,10 @@ impl JobSession {
         }
     }
 
-    /// Checks that a directory lies in the same file system, since nothing can be renamed to another.
+    /// Checks that a directory is in the same file system as the job, because a rename cannot cross file systems.
     ///
     /// # Errors
-    /// `EXDEV` where it does not.
+    /// Returns `EXDEV` if it is not.
     pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
         if device == self.device {
@@ -471,18 +473,18 @@ impl JobSession {
 
 impl Drop for JobSession {
     fn drop(&mut self) {
-        // The end of the job removes what stays.
+        // Entries that remain are removed at the end of the job.
         remove_own(&self.job, &self.own_name);
     }
 }
 
-/// The name of a part that is about to be published.
+/// Returns the name of a part that is about to be published.
 pub(super) fn retired_name(part: &Name) -> Name {
     let name = [RETIRED.as_bytes(), part.as_bytes()].concat();
     Name::from_bytes(&name).expect("the names of parts are short")
 }
 
-/// Whether an error says that a directory has been removed.
+/// Returns whether an error means that a directory has been removed.
 pub(super) fn is_dead(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -490,7 +492,7 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
     )
 }
 
-/// The beginning of the names of parts that are about to be published; the name of the part follows.
+/// The prefix of the name of a part that is about to be published, followed by the name of the part.
 const RETIRED: &str = "retired-";
-/// The beginning of where the mark of a part leads that has been given up; the error's number follows.
+/// The prefix of the text of the mark of a part that was given up, followed by the error number.
 const GIVEN_UP: &str = "given-up-";

@@ -1,12 +1,12 @@
-//! What proves that a directory is that of a job.
+//! Proof that a directory is the directory of a job.
 //!
-//! **Invariant:** nothing is written into a directory, or removed from it, that no receiver has made as the directory
-//! of this very job. Users who may rename in the target can give its name to any directory there. So the name of the
-//! directory of parts is the proof: it contains the job and the inode of the directory that it is in, no path that a
-//! receiver takes from a sender leads through such a name, and nobody else can make names in a directory of the
-//! receiver's user that is closed. A directory has its proof before it gets the name of the job, and loses it last. One
-//! without a proof is foreign, also a copy. Receivers whose hosts see other inodes of the same directory cannot share a
-//! job.
+//! **Invariant:** a receiver writes into a directory, or removes entries from it, only if a receiver created it as the
+//! directory of this job. Any user who may rename entries in the target can give the job's name to another directory.
+//! So the name of the subdirectory of parts is the proof: it contains the job ID and the inode number of the directory
+//! around it. Nobody else can forge it: a receiver accepts no path from a sender with such a name, and other users
+//! cannot create names in a closed directory of the receiver's user. The proof exists before the directory gets the
+//! job's name, and is removed last. A directory without a proof is foreign, even if it is a copy. Receivers whose hosts
+//! see different inode numbers for the same directory cannot share a job.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,20 +24,20 @@ use crate::opening::tree::DIRECTORY;
 use crate::publishing::remove::remove_own;
 use crate::staging::hidden::make_hidden;
 
-/// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
-/// opens it.
+/// Opens a directory, and creates it if it does not exist. It denies access to other users, and its entries inherit
+/// nothing from it.
 pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
     let directory = open(parent, name)?;
-    // what makes it on another host may be just about to do the same
+    // Another host may be creating the directory at the same time.
     give_nothing(directory.as_fd())?;
     Ok(directory)
 }
 
-/// Opens a directory of this user: what is in it is believed.
+/// Opens a directory that must belong to this user, so that its contents can be trusted.
 pub(super) fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     let directory = open_at(parent, name, DIRECTORY)?;
     if is_own(&rustix::fs::fstat(&directory)?) {
@@ -51,20 +51,20 @@ pub(super) fn is_own(found: &Stat) -> bool {
     found.st_uid == rustix::process::geteuid().as_raw()
 }
 
-/// The name of the directory of parts in the directory of a job, which has this inode.
+/// Returns the name of the subdirectory of parts, for a job directory with this inode number.
 pub(super) fn proof_name(job: SharedJobId, inode: u64) -> Name {
     let bound = u128::from_le_bytes(job.0) ^ u128::from(inode);
     name_of(SharedJobId(bound.to_le_bytes()))
 }
 
-/// Whether a directory is closed to all others than its owner.
+/// Returns whether a directory denies all access except to its owner.
 fn is_closed(directory: &Stat) -> bool {
     let open = Mode::RWXG | Mode::RWXO;
     !Mode::from_raw_mode(directory.st_mode).intersects(open)
 }
 
-/// Makes the directory of a job with its proof, unless there is something of that name. It is made in a directory that
-/// is closed to others, so that nobody can put another one in its place before it has the proof.
+/// Creates the directory of a job with its proof, unless the name exists. It is created inside a directory that other
+/// users cannot access, so that nobody can replace it before it has the proof.
 pub(super) fn make_proven(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
     let make_closed = |name: &Name| rustix::fs::mkdirat(root, name.as_os_str(), Mode::RWXU);
     let (hidden, ()) = make_hidden(root.as_fd(), make_closed)?;
@@ -86,7 +86,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
         give_nothing(made.as_fd())?;
         let proof = proof_name(job, number_of(&made)?.inode);
         rustix::fs::mkdirat(&made, proof.as_os_str(), Mode::RWXU)?;
-        // This replaces an empty directory at most, which is no job's.
+        // The rename can replace at most an empty directory, which cannot be a job's.
         match rustix::fs::renameat(closed, to, root, to) {
             Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(()),
             renamed => Ok(renamed?),
@@ -97,7 +97,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
 }
 
 impl SharedJobDirectory {
-    /// Opens the directory of a job as it is, if a receiver of this user has made it.
+    /// Opens an existing directory of a job, if a receiver of this user created it.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -142,7 +142,7 @@ mod tests {
     use std::path::Path;
     use zmove_types::Beginning;
 
-    /// Whoever may rename in a target may give the name of a job to any directory there.
+    /// A user who may rename entries of a target can give the name of a job to any directory there.
     #[test]
     fn a_directory_that_was_not_made_as_that_of_the_job_is_neither_written_to_nor_emptied() {
         let (home, root) = place();
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 
-    /// Whoever ends a job may be stopped before the last step.
+    /// A receiver that ends a job may be interrupted before the last step.
     #[test]
     fn what_is_left_of_a_job_that_has_ended_is_not_under_way_and_goes() {
         let (home, root) = place();
