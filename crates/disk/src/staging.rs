@@ -1,4 +1,4 @@
-//! Entries that have no final name yet, and what ended processes have left of them.
+//! Entries that have no final name yet, including those left by processes that have ended.
 
 pub(crate) mod abandoned;
 pub(crate) mod guarded;

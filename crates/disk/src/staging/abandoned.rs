@@ -1,4 +1,4 @@
-//! The removal of what processes that have ended have left in a directory; see [`hidden`](crate::staging::hidden).
+//! Removes entries that ended processes have left in a directory. See [`hidden`](crate::staging::hidden).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,11 +14,11 @@ use crate::opening::tree::Tree;
 use crate::publishing::remove::remove_entries_of;
 use crate::staging::hidden::{Hidden, Parent, hidden_in};
 
-/// Removes what processes that have ended have left in `directory`, which is `path` of `tree`, and returns the shared
-/// jobs whose directories are there. What cannot be removed stays for another time.
+/// Removes the entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the shared
+/// jobs whose directories are there. An entry that cannot be removed is left for a later call.
 ///
 /// # Errors
-/// The system's error: the directory cannot be listed.
+/// Returns the system's error if the directory cannot be listed.
 pub fn remove_abandoned(
     tree: &Tree,
     path: &RelPath,
@@ -31,12 +31,12 @@ pub fn remove_abandoned(
     Ok(jobs)
 }
 
-/// Removes an entry of the directory `path` of `tree`, with all below it unless others can have given it its name. The
-/// directory keeps its mode and its time. Returns the number of removed entries. An entry that could not be removed is
-/// reported with its path in `tree`.
+/// Removes an entry of the directory `path` of `tree`. A directory is removed with its contents, but only if no other
+/// user could have given it this name. The parent keeps its mode and time. Returns the number of removed entries.
+/// `failed` gets the path in `tree` of each entry that could not be removed.
 ///
 /// # Errors
-/// The system's error: the directory cannot be opened, or there is no permit.
+/// Returns the system's error if the directory cannot be opened or no permit is issued.
 pub fn remove_leftover(
     tree: &Tree,
     path: &RelPath,
@@ -45,7 +45,7 @@ pub fn remove_leftover(
 ) -> io::Result<u64> {
     let directory = tree.open_directory(path)?;
     let before = FileIdentity::of(&directory)?;
-    // One for all of it: whoever opens up a directory closes it again.
+    // One permit for the whole change, so that the mode is always restored.
     let permit = tree.lease().permit()?;
     let names = std::slice::from_ref(name);
     let removed = remove_left(tree, path, directory.as_fd(), names, failed);
@@ -57,9 +57,9 @@ pub fn remove_leftover(
     Ok(removed)
 }
 
-/// Removes entries that ended processes have left in `directory`, which is `path` of `tree`; returns how many there
-/// were, with those below them. A directory stays if others can have given it its name, or can give that name to
-/// another one now.
+/// Removes entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the number of
+/// removed entries, including those below them. A directory is kept if another user could have given it its name, or
+/// could now give that name to another directory.
 pub(crate) fn remove_left(
     tree: &Tree,
     path: &RelPath,
@@ -90,7 +90,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    /// Makes a file and a directory with a file in it, as an ended process leaves them.
+    /// Creates a file and a directory with a file in it, as an ended process would leave them.
     fn leave(home: &Path, directory: BorrowedFd<'_>) -> [Name; 2] {
         let names = [(); 2].map(|()| of_a_dead_process(directory, Duration::ZERO));
         std::fs::write(home.join(names[0].as_os_str()), "x").unwrap();
@@ -134,7 +134,7 @@ mod tests {
         assert!(home.path().join(names[1].as_os_str()).join("f").exists());
     }
 
-    /// Somebody else puts another directory in the place of one that is open.
+    /// Another process replaces a directory that is open.
     #[test]
     fn leftovers_go_from_the_directory_that_was_listed() {
         let home = tempfile::tempdir().unwrap();

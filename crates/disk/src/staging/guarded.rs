@@ -1,9 +1,9 @@
-//! The rule for hidden directories: one is filled, and removed with all that is in it, only where nobody but this user
-//! and root can rename entries.
+//! The rule for hidden directories: they are only created to be filled, and removed recursively, in a directory where
+//! nobody except this user and root can rename entries.
 //!
-//! The name of a leftover can be forged. Who may rename in a directory may remove files and empty directories there, so
-//! their removal takes nothing that this user did not put at risk. But a full directory of another user can be renamed
-//! by somebody who cannot remove it.
+//! The name of a leftover can be forged. A user who may rename entries of a directory may also remove files and empty
+//! directories there, so removing these destroys nothing that such a user could not destroy. But such a user could
+//! rename a non-empty directory of another user without being able to remove it.
 
 use std::os::fd::BorrowedFd;
 
@@ -13,14 +13,14 @@ use zmove_types::Name;
 
 use crate::opening::by_name::stat_at;
 
-/// Which entries of a directory nobody but this user and root can rename.
+/// The entries of a directory that only this user and root can rename.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Guarded {
     /// All entries.
     All,
-    /// The entries that this user owns, since the directory has the sticky bit.
+    /// The entries that this user owns, because the directory has the sticky bit.
     Own,
-    /// No entries, or the kernel does not report the owner and the mode of the directory.
+    /// No entries. Also used if the kernel does not report the owner and mode of the directory.
     #[default]
     None,
 }
@@ -29,7 +29,7 @@ impl Guarded {
     /// The fields of `statx` that [`of`](Self::of) needs.
     pub(crate) const ASKED: StatxFlags = StatxFlags::UID.union(StatxFlags::MODE);
 
-    /// The guarded entries of a directory with these properties.
+    /// Returns the guarded entries of a directory with these properties.
     pub(crate) fn of(directory: &Statx) -> Self {
         let reported = StatxFlags::from_bits_retain(directory.stx_mask);
         if !reported.contains(Self::ASKED) {
@@ -39,8 +39,8 @@ impl Guarded {
         Self::by(directory.stx_uid, mode, geteuid().as_raw())
     }
 
-    /// The same for the user `own`. With an access control list, the bits of the group are the maximum of all its
-    /// entries but the owner's and the others'.
+    /// Returns the guarded entries from the perspective of the user `own`. If the directory has an access control list,
+    /// its group bits are the mask, which limits all entries except those of the owner and of others.
     fn by(owner: u32, mode: Mode, own: u32) -> Self {
         if owner != own && owner != 0 {
             Self::None
@@ -53,7 +53,7 @@ impl Guarded {
         }
     }
 
-    /// Whether nobody else can have given an entry its name, or can give that name to another entry now.
+    /// Returns whether no other user can have given the entry its name, or can now give that name to another entry.
     pub(crate) fn covers(self, directory: BorrowedFd<'_>, name: &Name) -> bool {
         let is_own =
             || stat_at(directory, name).is_ok_and(|stat| stat.st_uid == geteuid().as_raw());
@@ -84,7 +84,7 @@ mod tests {
             (0, 0o2775, Guarded::None),
             (own, 0o757, Guarded::None),
             (own, 0o777, Guarded::None),
-            // The owner of a directory may rename entries of others also where it has the sticky bit.
+            // The owner of a directory may rename entries of other users even if the directory has the sticky bit.
             (other, 0o1777, Guarded::None),
             (other, 0o755, Guarded::None),
             (other, 0o700, Guarded::None),

@@ -1,31 +1,31 @@
-//! The names of entries that have no final name yet, and the search for those that a dead process has left.
+//! Names of entries that have no final name yet, and the search for such entries left by dead processes.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory that the entry was made
-//! in, the process that made it, and when. The next transfer to the directory removes entries of processes that have
-//! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Machines made from
-//! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
-//! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
-//! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed. The
-//! directories of [shared jobs](crate::SharedJobDirectory) are none of this: they go a long time after their jobs.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory in which the entry was
+//! created, the process that created it, and the time. The next transfer to the directory removes entries of processes
+//! that have ended. Entries of other machines, whose processes cannot be looked up here, are removed after some days.
+//! Machines that were cloned from one image share a machine ID. They are told apart by host name, and an entry from
+//! another boot that was created after this boot began belongs to another machine in any case. Manifests are also
+//! collected under such names. A scan for a push skips these entries in the directory in which they were created. In a
+//! directory that accepts only new names (`chattr +a`), no entry can be placed. The directories of [shared
+//! jobs](crate::SharedJobDirectory) follow other rules: they are removed long after their jobs.
 //!
-//! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another
-//! transfer goes on with it. A scan skips these wherever they are, since nobody can tell a part from a copy of one, and
-//! neither is a file that anybody has made.
+//! A lasting name, `.zmove-TRANSFER-NUMBER`, is the name of a part of a large file that outlives its process, so that
+//! another transfer can resume it. A scan skips such entries in every directory: a part cannot be distinguished from a
+//! copy of one, and neither is a file that a user has created.
 //!
-//! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
-//! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.
-//! Names can be forged, so a directory only goes from a directory in which nobody else can have given it that name
-//! ([`guarded`](crate::staging::guarded)). Only there are directories made to be filled under hidden names. The
-//! exception is the moment in which the directory of a shared job is made.
+//! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with a passing name only if its
+//! process has ended and the entry was itself created under that name. A copy of such an entry is ordinary data. Names
+//! can be forged, so a directory is removed recursively only if no other user can have given it that name
+//! ([`guarded`](crate::staging::guarded)). Directories are created to be filled under hidden names only in such
+//! parents. The exception is the moment in which the directory of a shared job is created.
 //!
-//! An entry in the very directory that its name contains was made there. An entry that was born at the moment in its
-//! name is no copy either, since a copy would be younger. Either is enough, for neither can always be known. A
-//! directory has other numbers when overlayfs has copied it from a lower layer, and entries of a staging directory may
-//! end up in the directory that was in its way. Some file systems store no time of birth, and servers have clocks of
-//! their own.
+//! An entry is not a copy if it lies in the directory that its name contains, or if its time of birth matches the time
+//! in its name, because a copy would be younger. One of the two is enough, because each can be unavailable. A directory
+//! gets another inode when overlayfs copies it from a lower layer, and entries of a staging directory may end up in the
+//! directory that was in its way. Some file systems store no time of birth, and servers have their own clocks.
 //!
-//! No lock shows whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
-//! thousands.
+//! No lock shows whether the creator is alive, because a lock would cost a descriptor for each of hundreds of thousands
+//! of names.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -46,66 +46,67 @@ use crate::opening::proc::read_id;
 use crate::shared_job::names::job_of;
 use crate::staging::guarded::Guarded;
 
-/// The beginning of the names of running transfers; an entry with such a name stays.
+/// The prefix of all names that transfers use temporarily. An entry with such a name is not removed while its transfer
+/// may be running.
 const HIDDEN_PREFIX: &str = ".zmove-";
 
-/// Whether a name may belong to a transfer that is running.
+/// Returns whether a name may belong to a running transfer.
 #[must_use]
 pub fn is_hidden(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX.as_bytes())
 }
 
-/// Makes names for entries that are to outlive this process, such as no other transfer makes.
+/// Generates names for entries that outlive this process. No other transfer generates the same names.
 #[derive(Debug)]
 pub struct LastingNames {
     tag: String,
     given: AtomicU64,
 }
 
-/// A directory, as the names made in it contain it: without its device, which may have another number after each boot.
+/// The identity of a directory as contained in names. The device number is omitted because it may change at each boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parent {
     inode: u64,
-    /// Seconds and nanoseconds; 0 on a file system that stores no time of birth.
+    /// Time of birth in seconds and nanoseconds, or 0 if the file system does not store it.
     born: (i64, u32),
-    /// Whether its entries can neither be removed nor renamed (`chattr +a`).
+    /// Whether entries can be neither removed nor renamed (`chattr +a`).
     is_append_only: bool,
     /// The entries that only this user and root can rename.
     guarded: Guarded,
 }
 
-/// A process, as no other that has ever run.
+/// A process, identified uniquely across hosts, boots and reused process IDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
-    /// The machine and its name, with the namespaces of process numbers and of times where they are a container's; a
-    /// machine without an id is another after each boot. 0 where it is not known.
+    /// A hash of the machine ID, the host name and, in a container, the PID and time namespaces. A machine without an
+    /// ID gets a new one at each boot. 0 if it is unknown.
     machine: u64,
-    /// The identifier of the boot; 0 where it is not known.
+    /// The boot ID, or 0 if it is unknown.
     boot: u64,
     pid: u64,
-    /// The time at which the process began, in ticks since the boot.
+    /// The time at which the process started, in ticks since boot.
     start: u64,
 }
 
-/// The largest difference between the moment in a name and the birth of the entry, unless that is a copy. The kernel's
-/// clock for files is a tick behind, and the storage may be slow to make something.
+/// The maximum difference in milliseconds between the time in a name and the time of birth of an entry that is not a
+/// copy. The kernel's clock for files lags by a tick, and storage may be slow to create an entry.
 const BIRTH_MS_MAX: u64 = 1_000;
-/// The age from which processes of other machines, and those that are not known, count as dead, since they cannot be
-/// looked up here.
+/// The age after which processes of other or unknown machines count as dead, because they cannot be looked up here.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A start later than that of any process.
+/// A start time later than that of any process.
 const NEVER: u64 = u64::MAX;
-/// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of
-/// the kernel).
+/// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel), in which every process outside
+/// containers runs.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// The same of times since the boot (`PROC_TIME_INIT_INO`): in another one processes began at other times.
+/// The inode of the initial time namespace (`PROC_TIME_INIT_INO`). In other namespaces, processes have other start
+/// times.
 const FIRST_TIME_NAMESPACE: u64 = 0xEFFF_FFFA;
 
 impl LastingNames {
-    /// The letters of the id of a transfer that its names contain, which are hexadecimal digits.
+    /// The number of hexadecimal digits of a transfer's ID in its names.
     pub const TAG_DIGITS: usize = 12;
 
-    /// Names that contain `tag`, a few letters that distinguish transfers.
+    /// Creates names that contain `tag`, a short text that distinguishes transfers.
     #[must_use]
     pub fn new(tag: &str) -> Self {
         Self {
@@ -114,10 +115,10 @@ impl LastingNames {
         }
     }
 
-    /// A name that was not given before.
+    /// Returns a name that was not returned before.
     ///
     /// # Panics
-    /// When the tag holds a `/` or is longer than 200 bytes.
+    /// Panics if the tag contains a `/` or is longer than 200 bytes.
     pub fn name(&self) -> Name {
         let number = self.given.fetch_add(1, Ordering::Relaxed);
         let text = format!("{HIDDEN_PREFIX}{}-{number:x}", self.tag);
@@ -125,11 +126,12 @@ impl LastingNames {
     }
 }
 
-/// Has `make` make something in `directory`, under a name that [`remove_abandoned`](crate::remove_abandoned) removes
-/// there when this process has died.
+/// Lets `make` create an entry in `directory` under a hidden name. If this process dies,
+/// [`remove_abandoned`](crate::remove_abandoned) removes the entry.
 ///
 /// # Errors
-/// The error of `make`. `EPERM` for an append-only directory, from which the hidden name could not be removed again.
+/// Returns the error of `make`, or `EPERM` for an append-only directory, from which the hidden name could not be
+/// removed again.
 pub fn make_hidden<T>(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -137,11 +139,11 @@ pub fn make_hidden<T>(
     make_hidden_beneath(&Parent::of(directory), make)
 }
 
-/// Like [`make_hidden`], for a directory that is to be filled under the hidden name.
+/// Creates a directory that is to be filled under its hidden name, like [`make_hidden`].
 ///
 /// # Errors
-/// Also `EPERM` for a directory in which others may rename the new one: a leftover could not be told from a directory
-/// of theirs.
+/// Also returns `EPERM` if other users may rename entries of `directory`. A leftover could not be distinguished from a
+/// directory of theirs.
 pub(crate) fn make_hidden_directory(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<()>,
@@ -153,7 +155,7 @@ pub(crate) fn make_hidden_directory(
     Ok(make_hidden_beneath(&parent, make)?.0)
 }
 
-/// Like [`make_hidden`], in a directory that has been looked at already.
+/// Creates an entry like [`make_hidden`], in a directory whose identity is already known.
 pub(crate) fn make_hidden_beneath<T>(
     parent: &Parent,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -170,14 +172,15 @@ pub(crate) fn make_hidden_beneath<T>(
     }
 }
 
-/// This process, as no other that has ever run on any host: numbers with dashes between them.
+/// Returns the unique identity of this process across all hosts, as numbers separated by dashes.
 #[must_use]
 pub fn own_process() -> &'static str {
     static OWN: OnceLock<String> = OnceLock::new();
     OWN.get_or_init(|| Process::own().to_string())
 }
 
-/// Whether a process, by its [`own_process`], was one of this machine and boot, and has ended; `false` for any other.
+/// Returns whether a process, given by its [`own_process`] text, ran in this boot of this machine and has ended.
+/// Returns `false` for any other process.
 #[must_use]
 pub fn has_process_ended(process: &str) -> bool {
     let process = hex_numbers(process).map(Process::of_numbers);
@@ -187,7 +190,7 @@ pub fn has_process_ended(process: &str) -> bool {
 }
 
 fn passing(parent: &Parent) -> Name {
-    // One counter for the whole process: its transfers may work in the same directory.
+    // One counter for the whole process, because several of its transfers may use the same directory.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = own_process();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +202,7 @@ fn passing(parent: &Parent) -> Name {
 }
 
 impl Parent {
-    /// Looks at a directory; what the kernel does not report is 0.
+    /// Reads the identity of a directory. Values that the kernel does not report are 0.
     pub(crate) fn of(directory: BorrowedFd<'_>) -> Self {
         let asked = StatxFlags::INO | StatxFlags::BTIME | Guarded::ASKED;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
@@ -214,7 +217,7 @@ impl Parent {
         )
     }
 
-    /// The entries that only this user and root can rename.
+    /// Returns the entries that only this user and root can rename.
     pub(crate) const fn guarded(&self) -> Guarded {
         self.guarded
     }
@@ -227,15 +230,15 @@ impl Display for Parent {
     }
 }
 
-/// Whether the entry with this name in `directory` is not finished, or was not when its process ended, and is no copy
-/// of such an entry.
+/// Returns whether the entry `name` of `directory` is unfinished, or was unfinished when its process ended, and is not
+/// a copy of such an entry.
 #[must_use]
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    // The prefix first: most names are others, and need no look at the directory.
+    // The prefix is checked first because most names do not have it, which saves the look at the directory.
     is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
 }
 
-/// Whether a name is that of a part of a large file that a transfer has begun and not finished.
+/// Returns whether a name is that of a part of a large file whose transfer has not finished.
 #[must_use]
 pub fn is_part(name: &[u8]) -> bool {
     let behind_prefix = name.strip_prefix(HIDDEN_PREFIX.as_bytes());
@@ -253,14 +256,15 @@ pub fn is_part(name: &[u8]) -> bool {
     are_digits(tag) && number.strip_prefix(b"-").is_some_and(are_digits)
 }
 
-/// The process that has made an entry, and when.
+/// The process that created an entry, and the time.
 #[derive(Clone, Debug)]
 struct Maker {
     process: Process,
     moment_ms: u64,
 }
 
-/// The process that has made the entry with this name in `directory`, which names contain as `here`; `None` for a copy.
+/// Returns the creator of the entry `name` of `directory`, or `None` if the entry is a copy. `here` is the identity of
+/// `directory` as contained in names.
 fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Maker)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
@@ -271,27 +275,27 @@ fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name,
     is_no_copy.then_some((name, Maker { process, moment_ms }))
 }
 
-/// Whether the entry with this name in `directory` was left there by a process that has ended.
+/// Returns whether a process that has ended left the entry `name` in `directory`.
 pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// The hidden entries of a directory, without those of processes that run.
+/// The hidden entries of a directory, without those of running processes.
 #[derive(Debug, Default)]
 pub struct Hidden {
-    /// The entries that ended processes have left, without directories that others may have given such a name.
+    /// Entries left by ended processes, without directories that other users may have given such a name.
     pub left: Vec<Name>,
-    /// The parts of large files.
+    /// Parts of large files.
     pub parts: Vec<Name>,
-    /// The shared jobs whose directories are there.
+    /// Shared jobs whose directories are here.
     pub jobs: Vec<SharedJobId>,
 }
 
-/// The hidden entries of `directory`. `other` gets each entry that is not hidden.
+/// Returns the hidden entries of `directory`. `other` gets each entry that is not hidden.
 ///
 /// # Errors
-/// The system's error: it cannot be listed.
+/// Returns the system's error if the directory cannot be listed.
 pub fn hidden_in(
     directory: BorrowedFd<'_>,
     mut other: impl FnMut(&DirEntry),
@@ -323,7 +327,7 @@ fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
     let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
         return false;
     };
-    // A file system that stores no time of birth reports 0.
+    // A file system without times of birth reports 0.
     let born = Duration::new(
         u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0),
         stat.stx_btime.tv_nsec,
@@ -373,7 +377,7 @@ impl Process {
         })
     }
 
-    /// The process that is displayed as these numbers.
+    /// Returns the process that is displayed as these numbers.
     const fn of_numbers([machine, boot, pid, start]: [u64; 4]) -> Self {
         Self {
             machine,
@@ -392,8 +396,8 @@ impl Process {
         self.is_of_machine(own) && self.boot == own.boot
     }
 
-    /// Whether the process runs. `start` is that of the present process with its number; `None` where none can be seen,
-    /// as those of other users may be invisible (`hidepid`).
+    /// Returns whether the process is running. `start` is the start time of the process that now has its ID, or `None`
+    /// if that process cannot be seen. Processes of other users may be invisible (`hidepid`).
     fn runs(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| exists(self.pid), |start| start == self.start)
     }
@@ -409,38 +413,38 @@ impl Display for Process {
     }
 }
 
-/// The numbers of a text that has so many, in hexadecimal, with dashes between them.
+/// Parses exactly `COUNT` hexadecimal numbers separated by dashes.
 fn hex_numbers<const COUNT: usize>(text: &str) -> Option<[u64; COUNT]> {
     let numbers = text.split('-').map(|part| u64::from_str_radix(part, 16));
     let numbers: Vec<_> = numbers.collect::<Result<_, _>>().ok()?;
     numbers.try_into().ok()
 }
 
-/// Whether this host has a process of that number, also one that this process may not see or signal.
+/// Returns whether a process with this ID exists, even if this process may not see or signal it.
 fn exists(pid: u64) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// When a process of this host began; `None` when there is none of that number, or none that can be seen; [`NEVER`] for
-/// one that has ended, and that its parent has not waited for.
+/// Returns the start time of a process of this host. Returns `None` if it does not exist or cannot be seen, and
+/// [`NEVER`] if it has ended but its parent has not reaped it.
 fn start_of(pid: u64) -> Option<u64> {
     started(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The start of a process by a text like that of proc_pid_stat(5).
+/// Parses the start time of a process from text in the format of proc_pid_stat(5).
 fn started(stat: &[u8]) -> Option<u64> {
-    // The name of the program is in parentheses and may contain anything.
+    // The program name is in parentheses and may contain any characters.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
     let fields: Vec<_> = std::str::from_utf8(&stat[after_name..])
         .ok()?
         .split_ascii_whitespace()
         .collect();
-    // The 3rd, 20th and 22nd field; the first two are cut off.
+    // The 3rd, 20th and 22nd field. The first two fields were cut off.
     let state = fields.first()?;
     let threads = fields.get(17)?;
     let start = fields.get(19)?;
-    // While a thread is left, it may be in the middle of a request to storage.
+    // A remaining thread may still be executing a request to storage.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended {
         Some(NEVER)
@@ -457,7 +461,7 @@ fn machine() -> u64 {
     }
     let namespace = |path, first| match std::fs::metadata(path).map(|namespace| namespace.ino()) {
         Ok(number) if number != first => number,
-        // the first one, or a kernel without such namespaces
+        // The initial namespace, or a kernel without such namespaces.
         _ => 0,
     };
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
@@ -466,19 +470,20 @@ fn machine() -> u64 {
     one_of_a_kind(id, pids ^ (times << 32), host.nodename().to_bytes())
 }
 
-/// The number of a machine by its id, which those made from one image share, its namespaces, and its name.
+/// Combines a machine ID, which clones of one image share, with the namespaces and the host name.
 fn one_of_a_kind(id: u64, namespaces: u64, name: &[u8]) -> u64 {
     id ^ namespaces ^ (hash(name) << 32)
 }
 
-/// A hash that is the same in each release (FNV-1a, 32 bits).
+/// A hash that never changes between releases (FNV-1a, 32 bits).
 fn hash(text: &[u8]) -> u64 {
     text.iter().fold(0x811c_9dc5, |hash, byte| {
         ((hash ^ u64::from(*byte)) * 0x0100_0193) & 0xffff_ffff
     })
 }
 
-/// When this boot began, by the clock that moments are told by. A clock that is set later moves this with it.
+/// Returns the time at which this boot began, in milliseconds since the Unix epoch. If the system clock is set, the
+/// result moves with it.
 fn booted_ms() -> u64 {
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let up_ms = u64::try_from(up.tv_sec).unwrap_or(0) * 1000;
@@ -489,7 +494,7 @@ fn boot() -> u64 {
     short_id("/proc/sys/kernel/random/boot_id")
 }
 
-/// The first 32 bits of the id in a file; 0 where it is not known.
+/// Returns the first 32 bits of the ID in a file, or 0 if it is unknown.
 fn short_id(path: &str) -> u64 {
     let bits = read_id(path).unwrap_or(0) >> 96;
     u64::try_from(bits).expect("32 bits are left")

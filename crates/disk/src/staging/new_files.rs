@@ -1,4 +1,5 @@
-//! What all files made in one directory share, looked up once: each look is a round trip where storage answers late.
+//! Properties shared by all new files of a directory. They are looked up once, because each lookup costs a round trip
+//! on slow storage.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +18,19 @@ use crate::metadata::storable_times::is_held_everywhere;
 use crate::publishing::lease::Permit;
 use crate::staging::hidden::Parent;
 
-/// The shared properties of a directory's new files; see the module.
+/// The shared properties of a directory's new files.
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
-    /// Whether new files get an access control list from the directory.
+    /// Whether new files inherit an access control list from the directory.
     gives_acl: OnceLock<bool>,
-    /// What they get where they are made elsewhere.
+    /// The attributes that files must be given if they are created elsewhere.
     inheritance: OnceLock<Inheritance>,
-    /// A mode that files get exactly as it is asked for when they are created here, if one is known.
+    /// A mode that new files are known to get unchanged when they are created with it, or `NO_MODE`.
     exact_mode: AtomicU32,
 }
 
-/// No mode of a file.
+/// A value that is not a valid mode.
 const NO_MODE: u32 = u32::MAX;
 
 impl Default for NewFiles {
@@ -44,11 +45,12 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Gives a file just created in the directory its mode and time, and returns what the file did not get. The part of
-    /// a mode that the umask and the directory leave is the same for each file, so it is looked up once.
+    /// Sets the mode and time of a file that was just created in the directory. Returns the parts that could not be
+    /// set. The umask and the directory restrict the mode of each file in the same way, so the result is checked only
+    /// once.
     ///
     /// # Errors
-    /// The system's error where the storage fails.
+    /// Returns the system's error if the storage fails.
     pub fn set_metadata(
         &self,
         permit: Permit<'_>,
@@ -64,24 +66,24 @@ impl NewFiles {
         let entry = Descriptor::Open(file.as_fd());
         let stat = entry.stat()?;
         let misses = Wanted::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
-        // Only where times are kept too may the next files of the directory do without a look.
+        // Checks are skipped for later files only if the file system is known to store times too.
         if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);
         }
         Ok(misses)
     }
 
-    /// Whether what is made in the directory gets an access control list from it.
+    /// Returns whether new entries inherit an access control list from the directory.
     #[must_use]
     pub fn gives_acl(&self, directory: BorrowedFd<'_>) -> bool {
         *self.gives_acl.get_or_init(|| gives_acl(directory))
     }
 
-    /// Gives a file that was made elsewhere what it would have got by being made in the directory; its mode is still to
-    /// be set. Returns whether there was anything to give.
+    /// Sets the attributes that a file created elsewhere would have inherited from the directory. The caller still has
+    /// to set the mode. Returns whether anything changed.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where this user is not of the group of a directory with the setgid bit.
+    /// Returns the system's error, `EPERM` if this user does not belong to the group of a setgid directory.
     pub fn give_to(
         &self,
         permit: &Permit<'_>,
@@ -98,7 +100,7 @@ impl NewFiles {
         inheritance.give_to(permit, file)
     }
 
-    /// The directory as hidden names tell it.
+    /// Returns the identity of the directory as contained in hidden names.
     pub(crate) fn parent(&self, directory: BorrowedFd<'_>) -> &Parent {
         self.parent.get_or_init(|| Parent::of(directory))
     }

@@ -1,14 +1,13 @@
-//! A file that has no final name yet, or an existing one that is [changed in its place][Existing].
+//! A file that has no final name yet, or an existing file that is [changed in place][Existing].
 //!
-//! The hidden name is in the directory where the file will stay, because a rename from one directory to
-//! another takes a lock of the whole file system. A file without any name (`O_TMPFILE`) would leave nothing
-//! behind either, but costs a descriptor for as long as it waits for its flush, is refused by network file
-//! systems, and needs three more operations where it replaces another.
+//! The hidden name is in the directory where the file will stay, because renaming between directories takes a lock for
+//! the whole file system. A file without any name (`O_TMPFILE`) would not need cleanup either. But it occupies a
+//! descriptor until it is flushed, network file systems refuse it, and replacing another file with it takes three more
+//! operations.
 //!
-//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will stay, and
-//! an abandoned one leaves nothing behind: it is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned)
-//! when the process has died. Only one that is meant to [last](Staged::last_as) stays under its hidden name, for a
-//! later transfer to resume from.
+//! **Invariant:** until [`commit`](Staged::commit), the file has a hidden name in the directory where it will stay. An
+//! abandoned file is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned) if the process has died. Only
+//! a [lasting](Staged::last_as) file stays under its hidden name, so that a later transfer can resume it.
 //!
 //! [Existing]: crate::Existing
 
@@ -38,35 +37,35 @@ mod in_place;
 
 use in_place::{InPlace, make_oldest};
 
-/// A file being written, in the directory where it will stay.
+/// A file that is being written, in the directory where it will stay.
 #[derive(Debug)]
 pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
-    /// The lease of a file that others see, or that a later transfer may take over.
+    /// The lease that protects a file that others see or that a later transfer may take over.
     lease: Lease,
-    /// Whether the hidden name stays when this is dropped.
+    /// Whether the hidden name is kept when this is dropped.
     lasting: AtomicBool,
-    /// The watch over an existing file that is changed in its place.
+    /// Detects changes by others while an existing file is changed in place.
     in_place: Option<InPlace>,
-    /// A value that is dropped with the file.
+    /// A value that is dropped together with the file.
     _attached: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Staged {
-    /// A new empty file in `directory`, with at most the permissions in `mode`.
+    /// Creates an empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where the file could not get another name.
+    /// Returns the system's error, `EPERM` if the file could not be renamed later.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
         Self::create_in(directory, &NewFiles::default(), mode)
     }
 
-    /// Like [`create`](Self::create), for one of several files in the directory.
+    /// Creates a file like [`create`](Self::create), using the shared properties of the directory's new files.
     ///
     /// # Errors
-    /// Like [`create`](Self::create).
+    /// Returns the errors of [`create`](Self::create).
     pub fn create_in(
         directory: &Arc<OwnedFd>,
         new_files: &NewFiles,
@@ -82,11 +81,11 @@ impl Staged {
         ))
     }
 
-    /// Opens a lasting file again, as it is, if `is_it` recognizes it: another file that has its name by now is left
-    /// alone.
+    /// Reopens a lasting file without changing it. The file must be accepted by `is_it`, so that another file that now
+    /// has the name is left alone.
     ///
     /// # Errors
-    /// The system's error, `ELOOP` for a symbolic link, `ENOENT` for another file.
+    /// Returns the system's error, `ELOOP` for a symbolic link, and `ENOENT` for another file.
     pub fn reopen(
         lease: &Lease,
         directory: &Arc<OwnedFd>,
@@ -109,7 +108,7 @@ impl Staged {
             return Err(Errno::NOENT.into());
         }
         let data = DataFile::for_writing(file.into(), direct)?;
-        // Its pages are dropped for the same reason as where a file is changed in its place.
+        // Cached pages are dropped for the same reason as for a file that is changed in place.
         data.drop_cached()?;
         let mut reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
         reopened.lease = lease.clone();
@@ -117,11 +116,11 @@ impl Staged {
         Ok(reopened)
     }
 
-    /// A file of this name and length that others write as well, on other hosts too; made where it is not there. It
-    /// stays when this is dropped.
+    /// Opens a file with this name and length that others write as well, including other hosts. Creates it if it does
+    /// not exist. The file is kept when this is dropped.
     ///
     /// # Errors
-    /// The system's error, `EINVAL` where something else has the name.
+    /// Returns the system's error, `EINVAL` if the name is not a regular file.
     pub(crate) fn shared(
         lease: &Lease,
         directory: &Arc<OwnedFd>,
@@ -139,7 +138,7 @@ impl Staged {
         if !there.regular {
             return Err(Errno::INVAL.into());
         }
-        // All set the same length, and none a shorter one: that would take what others have written.
+        // All writers set the same length. None sets a shorter one, which would truncate data that others have written.
         if there.bytes < bytes {
             let _permit = lease.permit()?;
             file.set_len(bytes)?;
@@ -154,7 +153,7 @@ impl Staged {
         Ok(shared)
     }
 
-    /// An existing file that is changed in its place.
+    /// Creates the state for an existing file that is changed in place.
     fn in_place(lease: &Lease, data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
         let mut staged = Self::new(data, directory, None);
         staged.lease = lease.clone();
@@ -174,22 +173,23 @@ impl Staged {
         }
     }
 
-    /// Keeps `what` until the file is closed, such as the booking of its descriptors.
+    /// Keeps `what` until the file is closed, for example a reservation of its descriptors.
     pub fn attach(&mut self, what: impl Any + Send + Sync) {
         self._attached = Some(Box::new(what));
     }
 
-    /// Whether this is an existing file that is changed in its place.
+    /// Returns whether this is an existing file that is changed in place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.in_place.is_some()
     }
 
-    /// Writes to the file. Each write to a file that others see, or that a later transfer may take over, goes through
-    /// this: it needs a permit, and where the file is changed in its place, writes by others are noticed.
+    /// Runs `write`, which writes to the file. All writes to a file that others see, or that a later transfer may take
+    /// over, must use this function. It requires a permit, and it detects writes by others if the file is changed in
+    /// place.
     ///
     /// # Errors
-    /// What [`Lease::permit`] returns; nothing is written then.
+    /// Returns the errors of [`Lease::permit`]. Nothing is written then.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> io::Result<R> {
         let permit = self.lease.permit()?;
         Ok(match &self.in_place {
@@ -198,11 +198,11 @@ impl Staged {
         })
     }
 
-    /// Gives a file that is changed in its place its final length; before that it has another.
+    /// Sets the final length of a file that is changed in place. The file has another length until this call.
     ///
     /// # Errors
-    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, and what [`Lease::permit`]
-    /// returns.
+    /// Returns the system's error, `EBUSY` if another process has changed the file in the meantime, and the errors of
+    /// [`Lease::permit`].
     pub fn set_final_length(&self) -> io::Result<()> {
         let permit = self.lease.permit()?;
         match &self.in_place {
@@ -211,26 +211,26 @@ impl Staged {
         }
     }
 
-    /// The hidden name, unless the file is changed in its place.
+    /// Returns the hidden name, or `None` if the file is changed in place.
     #[must_use]
     pub fn hidden_name(&self) -> Option<&Name> {
         self.temporary.as_ref()
     }
 
-    /// Has the file removed when this is dropped, unless it is committed.
+    /// Makes drop remove the file unless it is committed first.
     pub fn discard(&self) {
         self.lasting.store(false, Ordering::Relaxed);
     }
 
-    /// Removes the file, which is not committed any more, at once.
+    /// Removes the file immediately. It cannot be committed after this call.
     ///
     /// # Errors
-    /// The system's error: the file is then still there under its hidden name, as one that is meant to last.
+    /// Returns the system's error. The file is then kept under its hidden name, like a lasting file.
     pub fn remove(&self) -> io::Result<()> {
         let Some(name) = &self.temporary else {
             return Ok(());
         };
-        // nothing is left to be done on drop
+        // Nothing is left for drop to remove.
         self.lasting.store(true, Ordering::Relaxed);
         match unlink_at(&self.directory, name) {
             Err(Errno::NOENT) => Ok(()),
@@ -238,11 +238,11 @@ impl Staged {
         }
     }
 
-    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process
-    /// dies: by then its name must be recorded elsewhere.
+    /// Renames the file to another hidden name and makes it lasting: it is kept until it is committed or discarded,
+    /// even if this process dies. The caller must have recorded the name elsewhere first.
     ///
     /// # Errors
-    /// The system's error, `EEXIST` when something has that name; the file stays as it was.
+    /// Returns the system's error, `EEXIST` if the name exists. The file is unchanged then.
     pub fn last_as(&mut self, lease: &Lease, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
@@ -251,8 +251,8 @@ impl Staged {
         let from = hidden.as_os_str();
         let to = name.as_os_str();
         match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
-            // A link in place of the rename would lose the file where a file system finds an open file by the name
-            // under which it was opened, as mergerfs and others in user space do.
+            // Do not use a hard link instead of a rename: mergerfs and other file systems in user space find an open
+            // file by the name under which it was opened, and would lose it.
             Err(error) if is_refusal(error) => {
                 if FileIdentity::at(directory, &name).is_ok() {
                     return Err(Errno::EXIST.into());
@@ -267,22 +267,22 @@ impl Staged {
         Ok(())
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> &File {
         self.data.file()
     }
 
-    /// The open file, to be written by an engine.
+    /// Returns the open file for use by a storage engine.
     #[must_use]
     pub fn data(&self) -> &DataFile {
         &self.data
     }
 
-    /// Gives the empty file its final size; see [`DataFile::reserve`].
+    /// Sets the final size of the empty file. See [`DataFile::reserve`].
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn reserve(
         &mut self,
         bytes: u64,
@@ -292,28 +292,28 @@ impl Staged {
         self.data.reserve(bytes, data, direct)
     }
 
-    /// Returns the error that closing the file would return. To be called after the last write and before the file
-    /// looks finished: the file is closed after that, and that error could only be dropped.
+    /// Returns the error that closing the file would return. Must be called after the last write and before the file is
+    /// marked complete. The file itself is closed later, when its error could only be ignored.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn check_close(&self) -> io::Result<()> {
         self.data.check_close()
     }
 
-    /// Has a file that may hold anything hold nothing where `data` has holes.
+    /// Punches holes into the file outside the ranges of `data`. The file may contain arbitrary data there before.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn make_holes(&self, data: &DataRanges) -> io::Result<()> {
         self.write(|| make_holes(self.file(), data))?
     }
 
-    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the
-    /// file system cannot: then the file is still empty.
+    /// Makes the empty file a clone of `from` that shares its blocks (`FICLONE`), and sets its final size. Returns
+    /// `false` if the file system does not support that. The file is still empty then.
     ///
     /// # Errors
-    /// The system's error when the size cannot be set.
+    /// Returns the system's error if the size cannot be set.
     pub fn clone_contents(&mut self, from: &File, bytes: u64, direct: Direct) -> io::Result<bool> {
         if rustix::fs::ioctl_ficlone(self.file(), from).is_err() {
             return Ok(false);
@@ -323,39 +323,40 @@ impl Staged {
         Ok(true)
     }
 
-    /// Prepares the file for writing, now that it has the length with which it will be written.
+    /// Prepares the file for writing, after its length has been set.
     fn take_length(&mut self, direct: Direct) -> io::Result<()> {
         self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
         Ok(())
     }
 
-    /// Sets the directory where the file is to get its name, where that is no longer the one that it was made in: the
-    /// hidden name has moved there.
+    /// Sets the directory in which the file will be renamed, after its hidden name has moved there from the directory
+    /// in which it was created.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         self.directory = directory;
     }
 
-    /// Closes the file: it stays under its hidden name, which is returned. `None` for one that is changed in its place.
-    /// Call [`check_close`](Self::check_close) first if anything was written.
+    /// Closes the file, which is kept under its hidden name, and returns that name. Returns `None` for a file that is
+    /// changed in place. Call [`check_close`](Self::check_close) first if anything was written.
     #[must_use]
     pub fn into_hidden_name(mut self) -> Option<Name> {
         self.temporary.take()
     }
 
-    /// Gives the file its name. One that is changed in its place has it already.
+    /// Renames the file to its final name. A file that is changed in place has that name already.
     ///
     /// # Errors
-    /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
-    /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
-    /// `EBUSY` when somebody else has given it another length.
+    /// Returns the system's error, `EISDIR` if the name is a directory, and `EEXIST` if the name exists and must not be
+    /// replaced. For a file that was changed in place, returns `ESTALE` if it has lost its name, and `EBUSY` if another
+    /// process has changed its length.
     pub fn commit(mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
         self.give_name(lease, name, replace)
     }
 
-    /// Like [`commit`](Self::commit), for a file whose removal is to be known of where that fails.
+    /// Renames the file like [`commit`](Self::commit), without consuming it, so that the caller can check its removal
+    /// after a failure.
     ///
     /// # Errors
-    /// Like [`commit`](Self::commit).
+    /// Returns the errors of [`commit`](Self::commit).
     pub fn give_name(&mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;
@@ -384,7 +385,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Another program may have changed it as well.
+        // Another program may have changed the file as well.
         if self.in_place.is_some()
             && let Ok(permit) = self.lease.permit()
         {
@@ -393,18 +394,18 @@ impl Drop for Staged {
         if let Some(name) = &self.temporary
             && !*self.lasting.get_mut()
         {
-            // Nothing more can be done about a temporary file that cannot be removed.
+            // If a temporary file cannot be removed, nothing more can be done here.
             let _best_effort = unlink_at(&self.directory, name);
         }
     }
 }
 
-/// Whether the error may be that of a file system that does not know the operation.
+/// Returns whether the error may mean that the file system does not support the operation.
 fn is_refusal(error: Errno) -> bool {
     [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
 }
 
-/// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
+/// Opens a file that was about to get its final name. It already has its final mode, which may deny access.
 fn open_finished(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
     let held = EntryHandle::of(found, FileType::RegularFile)?;
     held.open(
@@ -573,7 +574,7 @@ mod tests {
         assert_eq!(entries(&home), 1);
     }
 
-    /// Whoever may write to the directory can put another file of ours under the name, by a hard link.
+    /// A user who may write to the directory can replace the file with a hard link to another of our files.
     #[test]
     fn another_file_under_the_name_of_a_lasting_one_is_neither_opened_nor_changed() {
         let (home, fd) = home();
@@ -607,7 +608,7 @@ mod tests {
         )
         .unwrap();
         drop(made);
-        // Root may open it anyway.
+        // Root may open the file anyway.
         let path = home.path().join(hidden.as_os_str());
         let hold = |name: &Name| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;

@@ -1,17 +1,19 @@
-//! A new directory that is filled before it can be seen under its name.
+//! A new directory that is filled before it becomes visible under its final name.
 //!
-//! Files are created in it under their own names, one directory operation each instead of the two of a file that is
-//! [staged](crate::Staged), and all get their final names in one rename. Everything that comes below it meanwhile,
-//! directories too, is made in it, so nothing waits for a flush. Until then the directory has a hidden name in its
-//! parent. In a directory in which others may rename entries there is none ([`guarded`](crate::staging::guarded)).
+//! Files are created in it under their own names and become visible through a single rename of the directory. This
+//! takes one directory operation per file, where a [staged](crate::Staged) file takes two. Everything below the
+//! directory that arrives before the rename is created in it, including subdirectories, so nothing waits for a flush.
+//! Until the rename, the directory has a hidden name in its parent. No staging directory is created in a parent in
+//! which other users may rename entries ([`guarded`](crate::staging::guarded)).
 //!
-//! If an entry has its name by then, its own entries are moved there one by one, and it is removed when it is empty. A
-//! process that still has it open and puts something into it finds that moved too, or gets the error that the directory
-//! is no longer there. Entries that cannot be moved have failed, with all below them, also where that had its name
-//! already.
+//! If the final name is a directory with entries at the time of the rename, the entries of the staging directory are
+//! moved into it one by one, and the staging directory is removed when it is empty. If another process has the staging
+//! directory open and adds an entry, that entry is moved too, or the process gets an error because the directory no
+//! longer exists. If an entry cannot be moved, the entry and everything below it have failed, even files that already
+//! had their final names in the staging directory.
 //!
-//! **Invariant:** a staging directory that is dropped without being published is removed with all that is in it; one
-//! that a dead process has left is removed by [`remove_abandoned`](crate::remove_abandoned).
+//! **Invariant:** a staging directory that is dropped without being published is removed recursively. If the process
+//! has died, [`remove_abandoned`](crate::remove_abandoned) removes it.
 
 mod merging;
 
@@ -39,32 +41,34 @@ use crate::staging::new_files::NewFiles;
 pub use merging::Answers;
 use merging::Merge;
 
-/// The hidden directory and its place.
+/// A staging directory under its hidden name.
 #[derive(Debug)]
 pub struct StagingDirectory {
-    /// The directory in which the staging directory is now.
+    /// The directory that currently contains the staging directory.
     parent: Lock<Arc<OwnedFd>>,
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
-    /// Whether the hidden name leads elsewhere now.
+    /// Whether the hidden name no longer belongs to this directory.
     let_go: AtomicBool,
     new_files: NewFiles,
 }
 
 impl StagingDirectory {
-    /// Begins a staging directory for the directory `name` of `parent`.
+    /// Creates a staging directory for the directory `name` of `parent`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where what is made could not get another name, or where others may rename entries.
+    /// Returns the system's error, `EPERM` if the directory could not be renamed later or if other users may rename
+    /// entries of `parent`.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name, modes: DirectoryModes) -> io::Result<Self> {
         Self::make(parent, Some(name), modes)
     }
 
-    /// Begins one that gets no name, for files that get theirs [one by one](crate::publish_from) in `parent`.
+    /// Creates a staging directory that is never published. Its files are published [one by one](crate::publish_from)
+    /// in `parent`.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Returns the errors of [`begin`](Self::begin).
     pub fn begin_nameless(parent: &Arc<OwnedFd>) -> io::Result<Self> {
         Self::make(parent, None, DirectoryModes::default())
     }
@@ -86,26 +90,26 @@ impl StagingDirectory {
         })
     }
 
-    /// The directory, which stays the same when it gets its name.
+    /// Returns the directory. The descriptor remains valid when the directory is renamed.
     #[must_use]
     pub fn directory(&self) -> &Arc<OwnedFd> {
         &self.directory
     }
 
-    /// Records that the staging directory is in `parent` from now on, for example after its parent was merged
-    /// with another directory.
+    /// Records that the staging directory is now in `parent`, for example after its parent was merged with another
+    /// directory.
     pub fn move_to(&self, parent: Arc<OwnedFd>) {
         *self.parent.lock() = parent;
     }
 
-    /// Whether the staging directory is still under its name, neither moved nor removed.
+    /// Returns whether the staging directory still has its hidden name, so that it was neither moved nor removed.
     #[must_use]
     pub fn is_in_its_place(&self) -> bool {
         let there = number_at(self.parent(), &self.hidden);
         matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
 
-    /// Whether an open directory is this staging directory.
+    /// Returns whether an open directory is this staging directory.
     #[must_use]
     pub fn is(&self, directory: &OwnedFd) -> bool {
         is_same_file(directory, &self.directory)
@@ -118,7 +122,7 @@ impl StagingDirectory {
     /// Creates a file in the staging directory, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
         Ok(create_at(
             &self.directory,
@@ -127,35 +131,35 @@ impl StagingDirectory {
         )?)
     }
 
-    /// The shared properties of the files that are made in it.
+    /// Returns the shared properties of the files that are created in this directory.
     #[must_use]
     pub fn new_files(&self) -> &NewFiles {
         &self.new_files
     }
 
-    /// Removes a file that did not become whole.
+    /// Removes an incomplete file.
     ///
     /// # Errors
-    /// The system's error: the directory must then not be published.
+    /// Returns the system's error. The directory must not be published then.
     pub fn discard(&self, name: &Name) -> io::Result<()> {
         Ok(unlink_at(&self.directory, name)?)
     }
 
-    /// Removes a file or link, so that a directory can be made in its place where there is no staging directory.
+    /// Removes a file or link to make room for a directory that is created without a staging directory.
     ///
     /// # Errors
-    /// The system's error, `EISDIR` or `EPERM` when a directory has that name.
+    /// Returns the system's error, `EISDIR` or `EPERM` if the name is a directory.
     pub fn make_way(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
         Ok(remove(lease.permit()?, parent, name, AtFlags::empty())?)
     }
 
-    /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
-    /// replaced, a file or link.
+    /// Renames the directory to its final name. The name must not exist or must be an empty directory. If replacing is
+    /// allowed, it may also be a file or link.
     ///
     /// # Errors
-    /// The system's error, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when a directory has just
-    /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
-    /// under the hidden name.
+    /// Returns the system's error, `EEXIST` or `ENOTEMPTY` if an entry is in the way, and `EISDIR` if a directory has
+    /// just replaced a file. Nothing has changed then. If the exchange of names cannot be undone, the other directory
+    /// keeps the hidden name.
     pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
         match self.rename_to_final(lease) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => {
@@ -178,15 +182,15 @@ impl StagingDirectory {
         rename_with(permit, &parent, &self.hidden, &parent, &self.name, flags)
     }
 
-    /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
-    /// cannot be removed, since it is a directory by now, gets its name back.
+    /// Exchanges the two names atomically, so that a complete entry has the name at any time. An entry that cannot be
+    /// removed, because it is now a directory, gets its name back.
     fn publish_over_a_file(&self, lease: &Lease) -> io::Result<()> {
         match self.exchange_names(lease.permit()?) {
             Ok(()) => {
                 let removed = unlink_at(self.parent(), &self.hidden);
                 Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
-            // Without `RENAME_EXCHANGE` nothing has the name for a moment.
+            // Without `RENAME_EXCHANGE`, the name does not exist for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 Self::make_way(lease, &self.parent(), &self.name)?;
                 Ok(self.rename_to_final(lease)?)
@@ -195,16 +199,16 @@ impl StagingDirectory {
         }
     }
 
-    /// This undoes a call that was permitted, so it needs no permit of its own.
+    /// Undoes the exchange of names. The exchange had a permit, so undoing it needs none.
     fn exchange_back(&self) {
         let exchanged = self.exchange_names(Permit::for_hidden());
-        // The entry with the hidden name is somebody else's then, and must not be removed.
+        // If this fails, the entry with the hidden name belongs to somebody else and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
 
-    /// Moves its entries into another directory, where files replace files and links, and directories are merged with
-    /// those of their name. An entry in whose place another [stays](Answers::stays), or which cannot be moved, is
-    /// removed here.
+    /// Moves the entries of this directory into another directory. Files replace files and links, and directories are
+    /// merged with directories of the same name. An entry is removed here if an existing one [stays](Answers::stays) in
+    /// `target` or the move fails.
     pub fn move_into(&self, lease: &Lease, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
         let hidden = self.hidden.clone();
         let from = &self.directory;
@@ -218,10 +222,11 @@ impl StagingDirectory {
     }
 }
 
-/// Gives a directory the mode that a new one in it gets, by the umask or by inherited access control lists.
+/// Sets the mode of a directory to the mode that a new subdirectory gets from the umask or from inherited access
+/// control lists.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the system's error.
 pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
@@ -239,12 +244,12 @@ impl Drop for StagingDirectory {
     fn drop(&mut self) {
         if !*self.let_go.get_mut() {
             let parent = self.parent();
-            // It is empty where its files have got their names one by one.
+            // The directory is empty if its files were published one by one.
             if remove_directory_at(&parent, &self.hidden).is_ok() {
                 return;
             }
-            // The next transfer to this directory removes what stays. The parent may be one in which others rename
-            // entries by now, where a merge has moved the staging directory.
+            // The next transfer to this directory removes what remains. After a merge, the staging directory may be in
+            // a parent in which other users can rename entries.
             remove_open_directory(
                 parent.as_fd(),
                 &self.hidden,
@@ -368,7 +373,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Others may rename entries of a directory that the staging directory was moved into by a merge.
+    /// A merge has moved the staging directory into a directory in which other users may rename entries.
     #[test]
     fn one_that_is_dropped_removes_its_own_entries_alone() {
         let (home, fd) = place();
@@ -443,7 +448,7 @@ pub(crate) mod tests {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
         let hidden = home.path().join(staging.hidden.as_os_str());
-        // The state is that after an exchange, when somebody has replaced the hidden directory since.
+        // The state after an exchange, if another process has replaced the hidden directory since.
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();
@@ -452,7 +457,7 @@ pub(crate) mod tests {
         assert!(hidden.join("theirs").exists());
     }
 
-    /// The file is one of the next generation, made in the staging directory and left by a process that has died since.
+    /// A process of a later transfer created the file in the staging directory and has died since.
     #[test]
     fn what_is_hidden_in_one_that_was_merged_is_swept() {
         let (home, fd) = place();
@@ -471,7 +476,7 @@ pub(crate) mod tests {
                 pause: &|| {},
             },
         );
-        // The same file under the name of a process that had this one's number.
+        // The same file, named by another process that had the same process ID.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
         parts[5] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();

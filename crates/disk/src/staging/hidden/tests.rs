@@ -1,4 +1,4 @@
-//! Hidden names, and what a sweep takes for left over.
+//! Tests of hidden names, and of finding leftover entries.
 
 use super::*;
 use crate::opening::tree::Tree;
@@ -14,7 +14,7 @@ fn place() -> (tempfile::TempDir, Tree) {
     (home, tree)
 }
 
-/// A name that a process made so long ago which has ended.
+/// Returns a name that a process which has ended generated this long ago.
 pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
     let mut child = Command::new("true").spawn().unwrap();
     let (pid, start) = (
@@ -65,11 +65,11 @@ fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
     assert_eq!(count(&home), 2);
 }
 
-/// The directory is like one that overlayfs has copied, or with which a staging directory has been merged.
+/// The directory resembles one that overlayfs has copied, or with which a staging directory was merged.
 #[test]
 fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
-    // The birth of an entry has to be close to the timestamp in its name.
+    // The time of birth must be close to the time in the name.
     let path_now = || {
         let name = of_a_dead_process(other.fd(), Duration::ZERO);
         home.path().join(name.as_os_str())
@@ -133,8 +133,8 @@ fn the_name_of_a_part_is_known_by_its_form_alone() {
     }
 }
 
-/// An entry that a scan skips is one that a sweep may remove: overlayfs gives a directory of a lower layer other
-/// numbers when something is made in it, after the name has been chosen.
+/// A scan only skips entries that cleanup may remove. On overlayfs, a directory of a lower layer gets another inode
+/// when an entry is created in it, which happens after the name was generated.
 #[test]
 fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
@@ -156,7 +156,7 @@ fn what_other_machines_have_made_stays_for_a_week() {
     assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
 }
 
-/// A process that sees less of the system and one that sees more leave each other's entries alone.
+/// A process that knows its machine and boot, and one that does not, leave each other's entries alone.
 #[test]
 fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
     let known = Process::own();
@@ -211,7 +211,7 @@ fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
     assert!(!nobodys.runs(None));
 }
 
-/// The parent never waits for its children, like the first process of many containers.
+/// The parent never reaps its children, like the first process of many containers.
 #[test]
 fn a_zombie_counts_as_ended() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -258,7 +258,7 @@ fn what_was_made_before_the_last_boot_is_left_over() {
     assert!(before.has_ended(|| None) && !made_now(Process::own().clone()).has_ended(|| None));
 }
 
-/// Machines that were made from one image have one machine id, each a boot of its own, and may share storage.
+/// Machines that were cloned from one image share a machine ID but not a boot, and may share storage.
 #[test]
 fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
     let (home, tree) = place();
@@ -277,7 +277,7 @@ fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
     );
 }
 
-/// What a clone is at that booted before this machine is told apart by its name.
+/// Entries of a clone that booted before this machine are told apart by the host name.
 #[test]
 fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
     let one = one_of_a_kind(7, 0, b"dtn1");

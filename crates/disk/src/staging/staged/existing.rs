@@ -1,19 +1,21 @@
-//! An existing file, about to be changed in its place.
+//! Changes an existing file in place.
 //!
-//! The first change makes the file a byte longer than it will be; the last but one cuts that off, and then come mode
-//! and time. The time alone would not show that the file is unfinished: the kernel sets it from a clock that ticks
-//! every few milliseconds, on some file systems every second, and the source may have been written in the same tick.
+//! The first change makes the file one byte longer than its final length. At the end that byte is cut off, and then the
+//! mode and time are set. The time alone would not show that the file is unfinished. The kernel sets it from a clock
+//! that ticks every few milliseconds, on some file systems every second, and the source may have been written in the
+//! same tick.
 //!
-//! One session at a time changes a file: it holds a lock (`flock`), and a second one gets the error that the file is
-//! locked. If they waited, writers could wait for each other.
+//! Only one session at a time can change a file. It holds a lock (`flock`), and a second session gets an error that the
+//! file is locked. If sessions waited, writers could wait for each other forever.
 //!
-//! **Invariant:** while it is changed, and when the change has broken off, the file does not look as it should in the
-//! end: it is a byte longer. One whose change was given up also has the oldest time that the file system knows, so that
-//! it is newer than nothing. It gets its final length only if nobody else was [noticed](InPlace) to have changed it.
+//! **Invariant:** during the change, and after an interrupted one, the file differs from its final state, because it is
+//! one byte longer. A file whose change was given up also has the oldest modification time that the file system
+//! supports, so that it is newer than no other file. The file gets its final length only if no change by others was
+//! [detected](InPlace).
 //!
-//! **Invariant:** from before its first byte is changed until it gets its mode at the end, the file is neither setuid
-//! nor setgid: whoever ran it meanwhile would run what a client has sent with the rights of the file's owner. Nor may
-//! anybody but its owner do more with it than its final mode allows.
+//! **Invariant:** from before the first byte is changed until the final mode is set, the file has no setuid and setgid
+//! bits. Otherwise anyone who ran it in the meantime would run a client's data with the privileges of the file's owner.
+//! Also, only the owner may have more access to the file than its final mode allows.
 
 use std::fs::File;
 use std::io;
@@ -35,14 +37,14 @@ use crate::storage::file_io::data_file::{DataFile, Direct};
 use super::Staged;
 use super::in_place::{InPlace, make_oldest};
 
-/// An existing regular file, open to be changed; nothing has been changed yet.
+/// An open regular file that is about to be changed in place. Nothing has been changed yet.
 #[derive(Debug)]
 pub struct Existing {
     file: File,
     directory: Arc<OwnedFd>,
 }
 
-/// The state that an existing file is to have in the end.
+/// The final state of a file that is changed in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     /// The final length in bytes.
@@ -51,17 +53,17 @@ pub struct Change {
     pub mode: u32,
     /// The final modification time.
     pub mtime: Timestamp,
-    /// Whether the file must look unfinished after a power cut too.
+    /// Whether the file must also look unfinished after a power failure.
     pub survives_power_cut: bool,
 }
 
 impl Existing {
-    /// Opens an existing file; `None` where there is none, or no regular one.
+    /// Opens an existing file. Returns `None` if the name does not exist or is not a regular file.
     ///
     /// # Errors
-    /// The system's error, such as that the file may not be written.
+    /// Returns the system's error, for example if the file is not writable.
     pub fn open(directory: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
-        // Look first: opening a device or a FIFO would do something to it.
+        // Check the kind first, because opening a device or a FIFO can have side effects.
         if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
             return Ok(None);
         }
@@ -78,44 +80,44 @@ impl Existing {
         }))
     }
 
-    /// Whether the file has other names too.
+    /// Returns whether the file has other hard links.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn has_other_names(&self) -> io::Result<bool> {
         Ok(FileIdentity::of(&self.file)?.names > 1)
     }
 
-    /// Whether there is a regular file with that name and no other.
+    /// Returns whether the name is a regular file without other hard links.
     #[must_use]
     pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
         FileIdentity::at(directory, name).is_ok_and(|there| there.regular && there.names == 1)
     }
 
-    /// Locks the file against others that would change it in its place, and gives it another length than its final one.
+    /// Locks the file against other sessions that would change it in place, and sets a length that differs from the
+    /// final one.
     ///
     /// # Errors
-    /// The system's error; `EWOULDBLOCK` when somebody has locked it.
+    /// Returns the system's error, `EWOULDBLOCK` if another session has locked the file.
     pub fn begin(self, lease: &Lease, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
-        // The owner may have to finish the file.
+        // Keep the owner's permissions, because the owner may have to finish the file.
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
             narrow(lease.permit()?, &self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
-        // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as
-        // their pages are cached: what is written to those comes to the disk, and is read as zeros once the
-        // file system is mounted again.
+        // After a failed write-back, ext4 treats blocks that are only allocated as written while their pages are
+        // cached. Data written to these blocks reaches the disk, but reads return zeros after the next mount.
         data.drop_cached()?;
         let permit = lease.permit()?;
         data.file().set_len(unfinished(change.bytes))?;
         make_oldest(permit, data.file());
         let in_place = InPlace::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(lease, data, self.directory, in_place);
-        // What is written may be on the disk before the new length and mode are.
+        // Written data may reach the disk before the new length and mode do.
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {
             staged.file().sync_all()?;
@@ -125,8 +127,8 @@ impl Existing {
     }
 }
 
-/// Sets the mode that the file has while it is changed. Where the file system refuses to change modes, a file of this
-/// user that lends nobody's rights keeps its own.
+/// Sets the mode of the file for the duration of the change. If the file system refuses mode changes, the mode is kept,
+/// provided that the file belongs to this user and has no setuid or setgid bits.
 fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> io::Result<()> {
     match Descriptor::Open(file.as_fd()).set_mode(&permit, Mode::from_raw_mode(mode)) {
         Err(error)
@@ -140,14 +142,14 @@ fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> i
     }
 }
 
-/// The length of a file of which the change is not finished.
+/// Returns the length of a file whose change is not finished.
 fn unfinished(bytes: u64) -> u64 {
     bytes.saturating_add(1)
 }
 
 fn lock(file: &File) -> io::Result<()> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // Some network file systems have no locks.
+        // Some network file systems do not support locks.
         Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -192,8 +194,8 @@ mod tests {
             .begin(&Lease::constant(), change, Direct::Auto)
     }
 
-    /// Begins a change of a file that no other change holds. If another case starts a process at the same time, the
-    /// child keeps copies of all locks until it runs its program, so this waits for the lock.
+    /// Begins to change a file that no other test is changing. If another test starts a process at the same time, the
+    /// child holds copies of all locks until it executes its program, so this waits for the lock.
     fn begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> Staged {
         loop {
             match try_begin(directory, text, change) {
@@ -234,7 +236,8 @@ mod tests {
         }
     }
 
-    /// A file of the final size and time looks unfinished before the first byte is written, and afterwards too.
+    /// A file that already has the final size and time looks unfinished before the first byte is written and
+    /// afterwards.
     #[test]
     fn a_change_that_is_given_up_does_not_look_finished_nor_new() {
         let (home, directory) = home();
@@ -254,7 +257,7 @@ mod tests {
         assert!(stat.len() == 4 && stat.mtime() < 0, "{stat:?}");
     }
 
-    /// Another program writes to the file, or cuts it off: it does not get its final length.
+    /// If another program writes to the file or truncates it, the file does not get its final length.
     #[test]
     fn a_file_that_another_changes_as_well_does_not_look_finished() {
         let (home, directory) = home();
@@ -382,7 +385,7 @@ mod tests {
         }
     }
 
-    /// Pages of a write-back that failed would pass for written.
+    /// After a failed write-back, cached pages would count as written.
     #[test]
     fn clean_pages_of_what_is_there_are_dropped() {
         const BYTES: u64 = 1 << 20;
@@ -416,7 +419,7 @@ mod tests {
         let path = home.path().join("f");
         std::fs::write(&path, "old").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
-        // Root may write any file: the thread gives that up.
+        // Root may write to any file, so the thread drops that capability.
         let opened = std::thread::scope(|scope| {
             let open = || {
                 let mut own = capabilities(None).unwrap();

@@ -1,8 +1,8 @@
-//! A file while it is changed in its place, and whether anybody else changes it meanwhile.
+//! Detects changes by others while a file is changed in place.
 //!
-//! Between two writes of ours a file must stay as the first has left it: its length, and the times that the kernel sets
-//! at each change. What another program writes at the very moment of a write of ours is not noticed, nor what it writes
-//! through a memory mapping after the page was written for the first time.
+//! Between two of our writes, the length of the file and the times that the kernel sets at each change must stay the
+//! same. A write by another program during one of our writes is not detected, and neither are writes through a memory
+//! mapping after the first write to a page.
 
 use std::fs::File;
 use std::io;
@@ -16,26 +16,26 @@ use crate::metadata::entry::{FileIdentity, set_file_mtime};
 use crate::publishing::lease::Permit;
 use crate::storage::file_io::data_file::is_remote;
 
-/// A file that is being changed, watched from the first change of ours to the last.
+/// A file that is changed in place, observed from our first change to the last.
 #[derive(Debug)]
 pub(super) struct InPlace {
     /// The final length of the file, in bytes.
     bytes: u64,
-    /// `None` where times are a server's, which may set them later.
+    /// `None` on a remote file system, whose server may set the times later.
     state: Option<Lock<WatchState>>,
 }
 
 #[derive(Debug)]
 struct WatchState {
-    /// The number of zmove's own writes that are under way.
+    /// The number of our own writes in progress.
     writing: usize,
-    /// The state in which zmove's last write has left the file.
+    /// The state of the file after our last write.
     left: Option<FileIdentity>,
     disturbed: bool,
 }
 
 impl InPlace {
-    /// Watches a file, whose final length is `bytes`, from now on.
+    /// Starts to observe a file whose final length is `bytes`.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
         let state = WatchState {
             writing: 0,
@@ -48,7 +48,7 @@ impl InPlace {
         }
     }
 
-    /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
+    /// Runs one of our own changes to the file, so that it does not count as a change by others.
     pub(super) fn change<R>(
         &self,
         permit: Permit<'_>,
@@ -68,14 +68,14 @@ impl InPlace {
         changed
     }
 
-    /// Gives the file its final length; before that it has another.
+    /// Sets the final length of the file. The file has another length until this call.
     ///
     /// # Errors
-    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
-    /// no name any more.
+    /// Returns the system's error, `EBUSY` if another process has changed the file, and `ESTALE` if the file has no
+    /// name any more.
     pub(super) fn set_final_length(&self, permit: Permit<'_>, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {
-            // Losing its name is a change too.
+            // Removing the name of a file changes its ctime too.
             let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
             return Err(if is_nameless {
                 Errno::STALE
@@ -87,12 +87,12 @@ impl InPlace {
         self.change(permit, file, || file.set_len(self.bytes))
     }
 
-    /// Whether the file still has its final length.
+    /// Returns whether the file has its final length.
     pub(super) fn has_final_length(&self, there: &FileIdentity) -> bool {
         there.bytes == self.bytes
     }
 
-    /// Whether the file is as our last change has left it, and was so at each look before.
+    /// Returns whether the file is still as our last change left it, and was so at every earlier check.
     fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
             state.look(file);
@@ -111,14 +111,15 @@ impl WatchState {
     }
 }
 
-/// Gives a file the oldest time, so that it counts as older than any other: after each change, since whoever stops to
-/// change it may not be able to say so any more, and when the change is given up.
+/// Sets the modification time of a file to the oldest possible time, so that the file counts as older than any other.
+/// It is set after each change, because a session may be unable to do so when it stops, and when the change is given
+/// up.
 pub(super) fn make_oldest(permit: Permit<'_>, file: &File) {
     let oldest = Timestamp {
         seconds: i64::from(i32::MIN),
         nanos: 0,
     };
-    // A user who may write to a file need not own it.
+    // A user who may write to a file does not necessarily own it.
     let _best_effort = set_file_mtime(permit, file.as_fd(), oldest);
 }
 
@@ -136,7 +137,7 @@ mod tests {
         (file, watch)
     }
 
-    /// Waits until the clock of the file system has gone on, so that what is written next has another time.
+    /// Waits until the clock of the file system has advanced, so that the next write gets another time.
     fn wait_for_a_tick(file: &File) {
         let before = FileIdentity::of(file).unwrap().ctime;
         let other = tempfile::NamedTempFile::new().unwrap();

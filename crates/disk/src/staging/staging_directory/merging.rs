@@ -1,10 +1,10 @@
-//! The merge of a staging directory with the directory that has its name.
+//! Merges a staging directory with the existing directory that has its final name.
 //!
-//! Others may still put something into a directory that they have open. **Invariant:** no directory is removed while
-//! anything is in it, and in one that has been removed the kernel lets nobody make anything.
+//! Another process may add entries to a directory that it has open. **Invariant:** a directory is removed only while it
+//! is empty, and the kernel does not let anyone create entries in a removed directory.
 //!
-//! **Invariant:** however deep the directories are, no more of them are open than two with their parents, and each that
-//! is found again on the way back up is the one that was left on the way down.
+//! **Invariant:** however deep the directories are, at most two of them and their parents are open. Each parent that is
+//! reopened on the way back up is the one that was left on the way down.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,33 +22,33 @@ use crate::publishing::final_names::rename;
 use crate::publishing::lease::Lease;
 use crate::publishing::remove::remove_own;
 
-/// What a merge asks and reports: see [`move_into`](super::StagingDirectory::move_into).
+/// Callbacks of a merge. See [`move_into`](super::StagingDirectory::move_into).
 #[expect(missing_debug_implementations, reason = "it holds closures")]
 pub struct Answers<'a> {
-    /// Whether the entry that is there stays: called with the two directories, and the path below the staging
-    /// directory, of an entry that is no directory.
+    /// Returns whether the existing entry in the target is kept. Gets the source and target directories, and the path
+    /// below the staging directory of an entry that is not a directory.
     pub stays: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
-    /// Told of each entry that cannot be moved.
+    /// Reports an entry that cannot be moved.
     pub failed: &'a mut dyn FnMut(RelPath, io::Error),
-    /// Called before each entry, so that others may have the core.
+    /// Called before each entry, to let other threads use the core.
     pub pause: &'a dyn Fn(),
 }
 
-/// A merge that is under way.
+/// The state of a merge in progress.
 pub(super) struct Merge<'a, 'b> {
     lease: &'a Lease,
     answers: &'a mut Answers<'b>,
-    /// The directory in which the staging directory is.
+    /// The directory that contains the staging directory.
     parent: Arc<OwnedFd>,
     /// The directories from the staging directory down to the one that is being emptied.
     levels: Vec<MergeLevel>,
-    /// The deepest of them.
+    /// The deepest of these directories.
     here: Both,
-    /// The path of these below the staging directory.
+    /// The path of the deepest directory below the staging directory.
     path: RelPath,
 }
 
-/// A directory of the staging directory, and the one that it is merged with.
+/// A directory in the staging directory, and the one that it is merged with.
 struct Both {
     from: Arc<OwnedFd>,
     into: Arc<OwnedFd>,
@@ -56,18 +56,18 @@ struct Both {
 
 /// A directory that is being merged with another.
 struct MergeLevel {
-    /// The name in the directory above.
+    /// The name in the parent directory.
     name: Name,
     from: FileNumber,
     into: FileNumber,
-    /// Subdirectories that are in the other one too.
+    /// Subdirectories that exist in both directories.
     below: Vec<Name>,
     /// Entries that are not moved.
     given_up: HashSet<Name>,
 }
 
 impl<'a, 'b> Merge<'a, 'b> {
-    /// A merge of the directory `name` of `parent`, which is open as `from`.
+    /// Starts to merge the directory `name` of `parent`, which is open as `from`, into `into`.
     pub(super) fn begin(
         lease: &'a Lease,
         parent: Arc<OwnedFd>,
@@ -91,10 +91,11 @@ impl<'a, 'b> Merge<'a, 'b> {
         })
     }
 
-    /// Moves all that can be moved; returns whether the directory has gone.
+    /// Moves every entry that can be moved. Returns whether the directory was removed.
     ///
     /// # Errors
-    /// `ESTALE` where a directory has been moved elsewhere meanwhile, or the system's error: the rest is not moved.
+    /// Returns `ESTALE` if a directory was moved elsewhere during the merge, or the system's error. The remaining
+    /// entries are not moved.
     pub(super) fn run(mut self) -> io::Result<bool> {
         let mut is_gone = false;
         while let Some(level) = self.levels.last_mut() {
@@ -129,7 +130,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         Ok(())
     }
 
-    /// Opens the directories above the deepest ones; only that in which the staging directory is has no other.
+    /// Opens the parents of the deepest pair of directories. The top pair shares one parent.
     fn above(&self) -> io::Result<Both> {
         let [.., above, _] = &self.levels[..] else {
             return Ok(Both {
@@ -144,7 +145,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         })
     }
 
-    /// Removes the deepest directory, if it is empty.
+    /// Removes the deepest directory if it is empty.
     fn remove(&self, above: &Both) -> rustix::io::Result<()> {
         let Some(level) = self.levels.last() else {
             return Ok(());
@@ -155,7 +156,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         }
     }
 
-    /// Goes back up. What is left is removed with the staging directory, when that is dropped.
+    /// Returns to the parent directories. Remaining entries are removed when the staging directory is dropped.
     fn leave(&mut self, above: Both, is_gone: bool) {
         let left = self.levels.pop();
         if !is_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
@@ -165,7 +166,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         self.path = self.path.directory();
     }
 
-    /// Moves the present entries of the deepest directory; returns whether there were any that had not been given up
+    /// Moves the current entries of the deepest directory. Returns whether there were any that had not been given up
     /// before.
     fn move_entries(&mut self) -> bool {
         let entries = match Dir::read_from(&self.here.from)
@@ -183,7 +184,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            // An entry whose name cannot be sent was not made here.
+            // An entry with an invalid name was not created here.
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
                 continue;
             };
@@ -199,7 +200,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         some
     }
 
-    /// Moves an entry of the deepest directory; `false` where it is not there any more.
+    /// Moves an entry of the deepest directory. Returns `false` if the entry no longer exists.
     fn move_entry(&mut self, name: Name, file_type: FileType) -> bool {
         let Ok(below) = self.path.join(&name) else {
             self.give_up(name, Errno::NAMETOOLONG.into());
@@ -216,7 +217,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             .permit()
             .and_then(|permit| rename(permit, from, &name, into, &name));
         match renamed {
-            // A rename does nothing where both names lead to one file, and would be made again and again.
+            // A rename does nothing if both names are links to the same file, so it would be repeated forever.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
             Err(Errno::EXIST | Errno::NOTEMPTY) if may_be_directory => {
@@ -224,14 +225,14 @@ impl<'a, 'b> Merge<'a, 'b> {
                     level.below.push(name.clone());
                 })
             }
-            // The entry is listed, and not there. It may be listed again, so it does not count.
+            // The entry is listed but does not exist. It may be listed again, so it does not count.
             Err(Errno::NOENT) => return false,
             Err(error) => self.give_up(name, error.into()),
         }
         true
     }
 
-    /// Whether a name leads to the same entry in both directories.
+    /// Returns whether a name is the same entry in both directories.
     fn is_in_both(&self, name: &Name) -> bool {
         let there = |directory: &OwnedFd| number_at(directory, name).ok();
         there(&self.here.from).is_some_and(|number| there(&self.here.into) == Some(number))
@@ -248,7 +249,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn discard(&mut self, name: Name) {
-        // An entry that cannot be removed is removed later, with this directory as a whole.
+        // An entry that cannot be removed here is removed later, together with this directory.
         remove_own(&self.here.from, &name);
         self.levels
             .last_mut()
@@ -310,13 +311,13 @@ mod tests {
             },
         );
         drop(staging);
-        // With the parent, the two that are merged, and one descriptor more of the staging directory itself.
+        // Includes the parent, the two merged directories, and one more descriptor of the staging directory.
         assert!((1..=4 + 4).contains(&open), "{open}");
         assert!(theirs.join("f").exists());
         assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
     }
 
-    /// Two transfers of the same tree may have linked the name to the same first one.
+    /// Two transfers of the same tree may have linked this name to the same file.
     #[test]
     fn another_name_of_the_file_that_is_there_goes() {
         let (home, fd) = place();
