@@ -1,8 +1,9 @@
-//! The storage engine's one shape: owned buffers in, owned buffers out.
+//! The common interface of storage engines, which take and return owned buffers.
 //!
-//! **Invariant:** the buffer comes back on every path, success or not; a read shows each slice once, in order; engines
-//! differ in speed alone. What they share is here: the part of a move that can pass by the page cache does, the rest
-//! (tails, refusals, files that are cached) goes through it.
+//! **Invariant:** every request returns its buffer, whether it succeeds or fails. A read shows each slice once and in
+//! order. Engines differ only in speed. The code shared by all engines is here: the aligned part of a transfer bypasses
+//! the page cache if possible. The rest (the end of a file, refused requests, cached files) goes through the page
+//! cache.
 
 use std::fmt;
 use std::fs::File;
@@ -21,21 +22,24 @@ pub(crate) mod storage_reader;
 
 use data_file::DataFile;
 
-/// Reads and writes at positions. An engine has the two calls that move bytes one way; the others are made of them.
+/// Reads and writes at file offsets. An engine implements `read_some` and `write_some`. The other methods are based on
+/// them.
 pub trait FileIo: Send + Sync + fmt::Debug {
-    /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
-    /// the end of the file, or where it cannot go on. The buffer's length is as it was.
+    /// Reads from the start of the span and shows each slice to `seen` once. Returns the number of bytes shown, which
+    /// is less than the span at the end of the file or if the engine cannot continue. Does not change the length of the
+    /// buffer.
     fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>)
     -> Moved<usize>;
 
-    /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
+    /// Writes from the start of the span. Returns the number of bytes written, which is less than the span if the
+    /// engine cannot continue.
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
 
-    /// Reads a span, less only at the end of the file, and shows each slice to `seen` while it is in cache. Returns how
-    /// much was read; what the buffer holds behind the span may be another then.
+    /// Reads a span and shows each slice to `seen` while it is in the CPU cache. Returns the number of bytes read,
+    /// which is less than the span only at the end of the file. The contents of the buffer after the span may change.
     ///
     /// # Panics
-    /// When the span ends behind the buffer's room.
+    /// Panics if the span ends beyond the capacity of the buffer.
     fn read_part(
         &self,
         file: &DataFile,
@@ -52,7 +56,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         );
         let mut filled = 0;
         if let Some((way, padded)) = file.direct_read(&span, &mut buffer) {
-            // Beyond `len` is what a growing file holds by now: it was not asked for and is not shown.
+            // Bytes after `len` come from a file that has grown. They were not requested and are not shown.
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
                 let wanted = slice.len().min(len - shown);
@@ -82,7 +86,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         (Ok(filled), buffer)
     }
 
-    /// Writes a span of the buffer's content.
+    /// Writes a span of the buffer's contents.
     fn write_part(&self, file: &DataFile, span: Span, mut buffer: Buffer) -> Moved<()> {
         let len = span.len();
         let mut written = 0;
@@ -107,11 +111,11 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         (Ok(()), buffer)
     }
 
-    /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to
-    /// `seen` while it is in cache. The buffer's length is set to what was read.
+    /// Reads up to `len` bytes from `offset` and shows each slice to `seen` while it is in the CPU cache. Fewer bytes
+    /// are read only at the end of the file. Sets the length of the buffer to the number of bytes read.
     ///
     /// # Panics
-    /// When `len` is more than the buffer's capacity.
+    /// Panics if `len` exceeds the capacity of the buffer.
     fn read(
         &self,
         file: &DataFile,
@@ -131,33 +135,34 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         self.write_part(file, whole, buffer)
     }
 
-    /// Another engine of this kind with everything of its own, so that storage that does not answer holds up only the
-    /// users of one of them. `None` where the users of one engine share nothing that could run out, or no other can be
-    /// started.
+    /// Returns another engine of the same kind that shares no resources with this one, so that unresponsive storage
+    /// blocks only the users of one engine. Returns `None` if the users of one engine share no limited resources, or if
+    /// no other engine can be started.
     fn anew(&self) -> Option<Arc<dyn FileIo>> {
         None
     }
 }
 
-/// The result of a request, and its buffer.
+/// The result of a request, together with its buffer.
 pub type Moved<T> = (io::Result<T>, Buffer);
 
-/// Takes the slices of a read as they come.
+/// A callback that gets the slices of a read in order.
 pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// A descriptor of a file, by the way its bytes take.
+/// A file descriptor, with the kind of I/O that it is used for.
 #[derive(Clone, Copy, Debug)]
 pub enum Way<'a> {
-    /// Through the page cache.
+    /// I/O through the page cache.
     Cached(&'a Arc<File>),
-    /// Past the page cache: what moves is aligned.
+    /// Aligned I/O that bypasses the page cache.
     Direct(&'a Arc<File>),
-    /// Past the page cache, on a file system where the kernel takes the synchronous writes to a file one at a time.
+    /// Aligned I/O that bypasses the page cache, on a file system where the kernel serializes synchronous writes to a
+    /// file.
     DirectInTurns(&'a Arc<File>),
 }
 
 impl<'a> Way<'a> {
-    /// The descriptor.
+    /// Returns the descriptor.
     #[must_use]
     pub fn file(self) -> &'a Arc<File> {
         let (Self::Cached(file) | Self::Direct(file) | Self::DirectInTurns(file)) = self;

@@ -1,8 +1,9 @@
-//! Holes: found at the source by `SEEK_DATA` and `SEEK_HOLE`, made at the target where a file may hold something.
+//! Finds holes in source files by `SEEK_DATA` and `SEEK_HOLE`, and punches holes into target files that may contain
+//! data.
 //!
-//! The kernel's answer is believed: a file system that calls a hole what holds data loses that data in every program
-//! that asks for holes. One that knows no holes says that all is data. A file whose page cache holds what is still to
-//! be written has data there, on the file systems of the kernel.
+//! The answer of the kernel is trusted. A file system that reports data as a hole loses that data in every program that
+//! looks for holes. A file system without holes reports that everything is data. On the kernel's own file systems,
+//! dirty pages in the page cache count as data.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +14,12 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, retry_on_intr};
 use zmove_types::{DataRanges, DataRangesFinder};
 
-/// Where a file of `bytes` has data, and how many holes were too many to keep; no ranges where it has no hole, or the
-/// file system does not tell. The position in the file becomes the beginning.
+/// Returns the data ranges of a file of `bytes`, and the number of holes that were dropped because there were too many.
+/// Returns no ranges if the file has no hole or the file system does not report holes. Resets the file position to the
+/// start.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub fn find_data(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
     let found = find(file, bytes);
     seek(file, SeekFrom::Start(0))?;
@@ -34,10 +36,11 @@ fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
     Ok(finder.finish(bytes))
 }
 
-/// Like [`find_data`], with blocks of zeros that are allocated as holes too; so all data is read, until `stop` says so.
+/// Finds data like [`find_data`], but also treats allocated blocks of zeros as holes. Reads all data of the file, until
+/// `stop` returns true.
 ///
 /// # Errors
-/// What the system says, or that it was stopped.
+/// Returns the system's error, or `ECANCELED` if `stop` returned true.
 pub fn find_data_but_zeros(
     file: &File,
     bytes: u64,
@@ -48,7 +51,7 @@ pub fn find_data_but_zeros(
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
         let end = data.end.min(bytes);
-        // A block counts from the file's beginning, whatever those of the file system are.
+        // Blocks are aligned to the start of the file, independent of the file system's blocks.
         at = data.start - data.start % ZERO_BLOCK_BYTES as u64;
         while at < end {
             if stop() {
@@ -72,34 +75,35 @@ pub fn find_data_but_zeros(
     Ok(finder.finish(bytes))
 }
 
-/// The blocks that are looked at for zeros: those of most file systems.
+/// The size of the blocks that are checked for zeros, which is the block size of most file systems.
 const ZERO_BLOCK_BYTES: usize = 4096;
 static ZERO_BLOCK: [u8; ZERO_BLOCK_BYTES] = [0; ZERO_BLOCK_BYTES];
-/// A piece that stays in the second-level cache.
+/// The size of one read, which fits in the L2 cache.
 const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 
-/// The next data of a file from `at` on; to the end, and beyond, where the file system does not tell.
+/// Returns the next data range of a file from `at` on. If the file system does not report holes, the range extends
+/// beyond the end of the file.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     let Some(start) = data_begins(file, at)? else {
         return Ok(None);
     };
     match seek(file, SeekFrom::Hole(start)) {
         Ok(end) if end > start => Ok(Some(start..end)),
-        // The file has been cut off meanwhile.
+        // The file has been truncated in the meantime.
         Err(Errno::NXIO) => Ok(None),
         Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(start..u64::MAX)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Where the next data of a file begins from `at` on. Unlike [`next_data`] it does not look for its end, for which a
-/// file system in memory goes through all pages up to there.
+/// Returns the offset of the next data of a file from `at` on. Unlike [`next_data`], it does not look for the end of
+/// the data, for which a file system in memory visits all pages of the range.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(start) => Ok(Some(start)),
@@ -109,12 +113,11 @@ pub fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Has a file hold nothing where `data` has holes: what is there goes, or becomes zeros where the file system cannot
-/// let it go.
+/// Punches holes into a file outside the ranges of `data`. Writes zeros instead if the file system cannot punch holes.
 pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
     let length = file.metadata()?.len();
     for hole in data.holes() {
-        // A file that is changed in its place is longer than it will be.
+        // A file that is changed in place is longer than its final length.
         let end = if hole.end == data.file_bytes() {
             length
         } else {
@@ -131,13 +134,13 @@ pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the data of a file, which stands piece after piece in `contents`, where it goes.
+/// Writes the data ranges of a file. `contents` holds the data of all ranges one after the other.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 ///
 /// # Panics
-/// When there is not as much data as in `data`.
+/// Panics if `contents` is shorter than the ranges.
 pub fn write_data(file: &File, data: &DataRanges, contents: &[u8]) -> io::Result<()> {
     let mut rest = contents;
     for Range { start, end } in data.ranges() {
@@ -151,7 +154,7 @@ pub fn write_data(file: &File, data: &DataRanges, contents: &[u8]) -> io::Result
 
 fn clear(file: &File, range: Range<u64>, length: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // The last block goes only where all of it is to go.
+    // The last block is freed only if the whole block is in the range.
     let end = if range.end == length {
         length.next_multiple_of(BLOCK_BYTES_MAX)
     } else {
@@ -176,7 +179,7 @@ fn write_zeros(file: &File, range: Range<u64>) -> io::Result<()> {
 }
 
 const ZEROS_BYTES: usize = 256 << 10;
-/// The largest blocks of the file systems of the kernel.
+/// The largest block size of the kernel's file systems.
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
@@ -189,7 +192,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A file of 8 MiB with data in its second and in its last.
+    /// A file of 8 MiB with data in its second and last MiB.
     fn sparse() -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 * MIB).unwrap();
@@ -241,7 +244,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
     }
 
-    /// A file that is changed in its place has a byte more until it is whole.
+    /// A file that is changed in place is one byte longer until it is complete.
     #[test]
     fn the_last_block_goes_too() {
         let file = sparse();
@@ -261,7 +264,7 @@ mod tests {
             write_zeros(&file, range).unwrap();
         };
         zeros(MIB + 8192..MIB + 16_384);
-        // No block is all zeros here, and the last one is shorter.
+        // No block consists of zeros only here, and the last block is shorter.
         zeros(MIB + 20_481..MIB + 28_671);
         zeros(size - 4096 + 5..size);
         zeros(5 * MIB..6 * MIB);

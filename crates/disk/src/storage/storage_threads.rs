@@ -1,19 +1,18 @@
-//! Threads that wait for storage side by side, and their turns at the cores.
+//! Threads that wait for storage concurrently, and take turns at the cores.
 //!
-//! How much a peer may have written, hashed and listed is without bounds, and the operating system shares the cores
-//! among threads, not among keys. So the threads that work for one user of this have places, no more than there are
-//! cores, however many transfers they serve; each asks before every piece of work, and gives its place to the next that
-//! waits.
+//! The amount of data that a peer may have written, hashed and listed is unlimited, and the operating system shares the
+//! cores among threads, not among keys. So the threads that work for one key share places. There are at most as many
+//! places as cores, however many transfers the threads serve. Each thread asks for its turn before every piece of work,
+//! and gives its place to the next waiting thread.
 //!
-//! Threads that wait for storage keep no core busy: where it answers late there are more places, as many as
-//! [`Width`] finds to be of use. A piece is one request to storage or a few that belong together, such as all
-//! that a small file takes. How long the pieces took, and how long their threads were awake in that time, is
-//! measured (`/proc/thread-self/schedstat`). Where contents are written promptly there are no more threads: each would
-//! hold a buffer, and only queue for the same storage. A thread that does not come back for [`LEASE`], because its
-//! storage hangs or its peer does not read, does not count.
+//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as [`Width`]
+//! finds useful. A piece is one request to storage, or a few related ones such as all that a small file needs. The
+//! durations of the pieces, and how long their threads were awake during that time, are measured
+//! (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each would hold a buffer and
+//! only queue for the same storage. A thread does not count if it has not asked for its turn for the time [`LEASE`],
+//! because its storage hangs or its peer does not read.
 //!
-//! Work of many pieces is done [side by side](StorageThreads::side_by_side): as long as there are places, more threads
-//! join in.
+//! Work of many pieces is done [in parallel](StorageThreads::side_by_side): while places are free, more threads join.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -32,35 +31,35 @@ use crate::publishing::lease::waited_for_permits;
 pub(crate) mod memory;
 mod width;
 
-/// The threads that work for one key, or for one push.
+/// The threads that work for one key or for one push.
 #[derive(Debug)]
 pub struct StorageThreads {
-    /// The number of threads that may be at work whatever the storage.
+    /// The number of threads that may work regardless of the storage.
     places: usize,
-    /// A thread with a place no longer counts as at work once it has not asked for this long.
+    /// A thread no longer counts as working if it has not asked for its turn for this long.
     lease: Duration,
-    /// For how long the calling thread has been awake; `None` where nobody knows.
+    /// Returns the total time for which the calling thread has been awake, or `None` if it is unknown.
     awake: fn() -> Option<Duration>,
     state: Lock<TurnState>,
-    /// For each task, whether fewer threads are at work than would be of use.
+    /// For each task, whether another thread would be useful.
     is_spare: [AtomicBool; 2],
 }
 
-/// The task of a thread: how many threads are of use is found for each by itself.
+/// The task of a thread. The useful number of threads is determined separately for each task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// The threads look at entries, or read them.
+    /// Threads that look up or read entries.
     Look,
-    /// The threads make, write and flush entries.
+    /// Threads that create, write and flush entries.
     Write,
 }
 
 #[derive(Debug)]
 struct TurnState {
     crowds: [Crowd; 2],
-    /// The threads at work: what each does, and when it last asked.
+    /// The working threads, each with its task and the time at which it last asked for its turn.
     at_work: HashMap<u64, (Task, Instant)>,
-    /// The threads that wait, in order. The first of each task is woken when there may be room for it.
+    /// The waiting threads in order. The first thread of each task is woken when a place may be free.
     waiting: VecDeque<WaitingThread>,
     next: u64,
 }
@@ -72,52 +71,52 @@ struct WaitingThread {
     thread: Thread,
 }
 
-/// The threads that do one task.
+/// The threads that work on one task.
 #[derive(Debug)]
 struct Crowd {
     width: Width,
     at_work: usize,
-    /// Threads that were started to help and have not asked yet.
+    /// Threads that were started to help and have not asked for a turn yet.
     starting: usize,
-    /// The begin of the sample, moved on by the time for which no thread was at work.
+    /// The start of the sample, shifted by the time for which no thread was working.
     since: Instant,
     idle_since: Instant,
     sample: WidthSample,
 }
 
-/// One thread's part in the work. The thread has a place from when it [asks](Self::is_over) until it
-/// [pauses](Self::pause) or is dropped.
+/// The turn of one thread. The thread has a place from the time when it [asks](Self::is_over) until it
+/// [pauses](Self::pause) or the turn is dropped.
 pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
     stopping: &'a AtomicBool,
     place: Lock<ThreadPlace>,
-    /// Starts another thread with the same work, where the work can be shared.
+    /// Starts another thread for the same work, if the work can be shared.
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
 
-/// A thread's place, while it has one, and what it has done since it last reported.
+/// The place of a thread, if it has one, and its work since its last report.
 #[derive(Debug, Default)]
 struct ThreadPlace {
-    /// The thread's number, and since when it has worked there without a report.
+    /// The number of the place, and the time since the last report.
     held: Option<(u64, Stopwatch)>,
     elapsed: Duration,
     done: u64,
-    /// For how long the thread sleeps at most in the contents that it has written if storage is prompt.
+    /// The maximum time for which the thread sleeps while it writes its contents to prompt storage.
     prompt: Duration,
-    /// How long the thread had been awake at its last report.
+    /// The total time for which the thread had been awake at its last report.
     awake: Option<Duration>,
 }
 
-/// Measures the time of the calling thread but for its waits for permits, since those are no fault of storage.
+/// Measures the time of the calling thread without its waits for permits, which are not caused by storage.
 #[derive(Clone, Copy, Debug)]
 struct Stopwatch {
     began: Instant,
-    /// How long the thread had waited for permits then.
+    /// The total time for which the thread had waited for permits at that time.
     waited: Duration,
 }
 
-/// The state that the threads which do one task in parallel share.
+/// The state shared by the threads that work on one task in parallel.
 struct SideBySide<'a, Work, Admit, T> {
     threads: &'a StorageThreads,
     task: Task,
@@ -128,39 +127,40 @@ struct SideBySide<'a, Work, Admit, T> {
     done: Lock<Vec<T>>,
 }
 
-/// The longest time until the first thread that waits notices that its session has ended, or that another's lease has.
+/// The maximum time until the first waiting thread notices that its session has ended or that the lease of another
+/// thread has expired.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
-/// For how many threads ahead of it a waiting one looks that much later: hundreds that wait must not keep the cores
-/// busy with looking.
+/// Maximum number of threads ahead of a waiting thread that delay its next check, by [`STOPPED_AFTER`] each. Hundreds
+/// of waiting threads must not keep the cores busy with checks.
 const LOOKS_LATER_MAX: usize = 9;
-/// How long a thread may not ask and still count.
+/// The time after which a thread that has not asked for its turn no longer counts as working.
 const LEASE: Duration = Duration::from_secs(1);
 /// Pieces of work are measured together until they have taken this long.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
-/// A thread that sleeps for no longer than this while it writes a file or a group, beside
-/// [`PROMPT_PER_MEBIBYTE`], writes to prompt storage. A file takes a network file system several round trips.
+/// The maximum sleep during the write of a file or group for the storage to count as prompt, in addition to
+/// [`PROMPT_PER_MEBIBYTE`]. A file takes several round trips on a network file system.
 const PROMPT_MAX: Duration = Duration::from_micros(500);
-/// The time that a mebibyte takes a slow disk: 500 MB/s.
+/// The time that a slow disk (500 MB/s) needs for 1 MiB.
 const PROMPT_PER_MEBIBYTE: Duration = Duration::from_millis(2);
-/// Most threads: what the metadata servers of parallel file systems take from one client.
+/// Maximum number of threads, which the metadata servers of parallel file systems accept from one client.
 const THREADS_MAX: usize = 256;
 
 impl Default for StorageThreads {
-    /// Threads of which all may be at work at once.
+    /// Creates threads that may all work concurrently.
     fn default() -> Self {
         Self::with_places(usize::MAX, LEASE)
     }
 }
 
 impl StorageThreads {
-    /// Threads that take turns: no more than there are cores are at work, unless storage is late.
+    /// Creates threads that take turns. At most as many as there are cores work concurrently, unless storage is slow.
     #[must_use]
     pub fn in_turns() -> Self {
         Self::with_places(cores(), LEASE)
     }
 
-    /// Threads of which one is at work at a time, even one that never asks for its turn: for tests that a thread which
-    /// has the place does not wait for another that needs it.
+    /// Creates threads of which only one works at a time, even if it never asks for its turn. Tests use this to show
+    /// that a thread with a place does not wait for a thread that needs one.
     #[must_use]
     pub fn one_at_a_time() -> Self {
         Self::with_places(1, Duration::MAX)
@@ -182,7 +182,7 @@ impl StorageThreads {
         }
     }
 
-    /// A turn for a thread of a session that ends when `stopping` is set.
+    /// Returns a turn for a thread of a session that ends when `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         Turn {
             threads: self,
@@ -193,9 +193,9 @@ impl StorageThreads {
         }
     }
 
-    /// Runs `work` on this thread, and beside it on as many others as are of use; returns all results. Between its
-    /// pieces `work` [asks](Turn::is_over) for its turn and [gets help](Turn::get_help). `admit` is called for each
-    /// other thread, and what it returns is kept until that ends.
+    /// Runs `work` on this thread and on as many further threads as are useful. Returns all results. Between its
+    /// pieces, `work` [asks for its turn](Turn::is_over) and [gets help](Turn::get_help). `admit` is called for each
+    /// further thread, and its result is kept until that thread ends.
     pub fn side_by_side<T: Send, Permit: Send + 'static>(
         &self,
         task: Task,
@@ -217,13 +217,13 @@ impl StorageThreads {
         shared.done.into_inner()
     }
 
-    /// Whether storage answers so late that more threads do a task than there are cores.
+    /// Returns whether storage is so slow that the task uses more threads than there are cores.
     #[must_use]
     pub fn is_late(&self, task: Task) -> bool {
         self.state.lock().crowd(task).width.threads() > cores()
     }
 
-    /// Begins a task with so many threads, which were of use for it before, unless it has been begun.
+    /// Starts a task with the number of threads that was useful before, unless the task has already started.
     pub fn begin_with(&self, task: Task, threads: usize) {
         let mut state = self.state.lock();
         state.crowd(task).width.begin_with(threads);
@@ -234,12 +234,12 @@ impl StorageThreads {
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
     }
 
-    /// The number of threads that was found to be of use for a task, if there was enough to do.
+    /// Returns the number of threads that was useful for a task, or `None` if there was too little work to tell.
     pub(crate) fn found(&self, task: Task) -> Option<usize> {
         self.state.lock().crowd(task).width.found()
     }
 
-    /// Waits for a place behind all that wait; `None` when the session has ended.
+    /// Waits for a place in the order of arrival. Returns `None` if the session has ended.
     fn enter(&self, task: Task, stopping: &AtomicBool) -> Option<u64> {
         let mut state = self.state.lock();
         let number = state.next;
@@ -277,7 +277,7 @@ impl StorageThreads {
         state.wake_first();
     }
 
-    /// Books pieces of work; returns whether the place is to be given up.
+    /// Records pieces of work. Returns whether the thread must give up its place.
     fn worked(&self, task: Task, number: u64, pieces: &WidthSample) -> bool {
         let mut state = self.state.lock();
         state.crowd(task).measure(pieces);
@@ -288,7 +288,7 @@ impl StorageThreads {
         !state.waiting.is_empty() || state.is_over_full(task, self.places)
     }
 
-    /// Whether one more thread would be of use, which then counts as being started.
+    /// Returns whether one more thread would be useful. If so, it counts as starting.
     fn begin_start(&self, task: Task) -> bool {
         let mut state = self.state.lock();
         let is_spare = state.is_spare(task);
@@ -338,8 +338,8 @@ impl<
     }
 }
 
-/// Number of cores that this process may use, as it was at the first call: the kernel takes a dozen system calls to
-/// report it.
+/// Returns the number of cores that this process may use. It is determined once, because the kernel needs a dozen
+/// system calls to report it.
 #[must_use]
 pub fn cores() -> usize {
     static CORES: LazyLock<usize> =
@@ -360,15 +360,16 @@ impl TurnState {
         self.waiting.iter().find(|waiting| waiting.task == task)
     }
 
-    /// After what time a waiting thread looks again whether it may begin, unless it is woken.
+    /// Returns the time after which a waiting thread checks again whether it may start, unless it is woken first.
     fn looks_after(&self, number: u64) -> Duration {
         let waiting = self.waiting.iter().take(LOOKS_LATER_MAX);
         let ahead = waiting.take_while(|other| other.number != number);
         STOPPED_AFTER + ahead.map(|_| STOPPED_AFTER).sum()
     }
 
-    /// Whether a waiting thread may begin. The first of all gets a place that there is whatever the storage; the first
-    /// of its task need not wait behind the other task for places that its own is worth.
+    /// Returns whether a waiting thread may start. The first thread in the queue may take a place that is available
+    /// regardless of the storage. The first thread of its task need not wait behind the other task for places that its
+    /// own task has gained.
     fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
         let crowd = &self.crowds[task as usize];
         let is_first =
@@ -377,8 +378,8 @@ impl TurnState {
             || is_first(self.first(task)) && crowd.at_work < crowd.width.threads()
     }
 
-    /// Whether one more thread may do a task. How many the other task is worth does not count: it may be over, and have
-    /// been about other storage.
+    /// Returns whether one more thread may work on a task. The width of the other task is ignored, because that task
+    /// may be finished or use other storage.
     fn has_room(&self, task: Task, &StorageThreads { places, lease, .. }: &StorageThreads) -> bool {
         let width = self.crowds[task as usize].width.threads();
         if self.at_work.len() < places || self.crowds[task as usize].at_work < width {
@@ -450,8 +451,8 @@ impl Crowd {
 }
 
 impl Turn<'_> {
-    /// Asks for a turn before each piece: gives the place up if another thread waits, and waits for a new one. Returns
-    /// whether the session has ended.
+    /// Asks for a turn, which is required before each piece. If another thread is waiting, gives up the place and waits
+    /// for a new one. Returns whether the session has ended.
     pub fn is_over(&self) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -476,7 +477,7 @@ impl Turn<'_> {
         false
     }
 
-    /// Has another thread join in this work if that is of use. To be called between pieces, as long as there are more
+    /// Starts another thread for this work if that is useful. Must be called between pieces while more work is left
     /// than this thread is about to do.
     pub fn get_help(&self) {
         if self.threads.is_spare[self.task as usize].load(Ordering::Relaxed)
@@ -486,15 +487,15 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes that this piece of work writes contents of so many bytes. Storage that takes a while to move them is not
-    /// late for that.
+    /// Records that this piece of work writes `bytes`. Storage that takes a while to transfer them does not count as
+    /// slow.
     pub fn writes(&self, bytes: usize) {
         let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
         self.place.lock().prompt += PROMPT_MAX + moving;
     }
 
-    /// Gives the place up until the next piece. To be called before the thread waits for another one of its key, or for
-    /// the peer.
+    /// Gives up the place until the next piece. Must be called before the thread waits for another thread of its key or
+    /// for the peer.
     pub fn pause(&self) {
         let mut place = self.place.lock();
         let Some((number, _)) = place.held else {
@@ -526,8 +527,8 @@ impl Stopwatch {
 }
 
 impl ThreadPlace {
-    /// What the thread has done since its last report; it counts as awake all the time where that cannot be measured.
-    /// `None` when the time is too short to be measured.
+    /// Returns the work of the thread since its last report, or `None` if the time is too short to measure. If the
+    /// awake time cannot be measured, the thread counts as always awake.
     fn measured(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WidthSample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
@@ -540,7 +541,7 @@ impl ThreadPlace {
         let awake = before
             .zip(self.awake)
             .and_then(|(before, now)| now.checked_sub(before));
-        // A kernel that does not count these times reports only zeros.
+        // A kernel without these statistics reports only zeros.
         let awake = awake
             .filter(|awake| !awake.is_zero())
             .unwrap_or(elapsed)
@@ -559,8 +560,8 @@ impl ThreadPlace {
     }
 }
 
-/// For how long the calling thread has been running or runnable since it began. The file is opened each time, since
-/// there may be hundreds of threads and descriptors are scarce.
+/// Returns the total time for which the calling thread has been running or runnable. The file is opened for each call,
+/// because there may be hundreds of threads and descriptors are scarce.
 fn awake() -> Option<Duration> {
     let mut text = [0; 64];
     let bytes = File::open("/proc/thread-self/schedstat")
@@ -570,7 +571,8 @@ fn awake() -> Option<Duration> {
     awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
-/// The time awake by the text of `schedstat`: nanoseconds on a core, then those in which the thread waited for one.
+/// Parses the awake time from `schedstat`: the nanoseconds on a core, plus those for which the thread waited for a
+/// core.
 fn awake_by(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();

@@ -1,8 +1,8 @@
-//! The contents of a small file, written in one piece.
+//! Writes the contents of a small file in one piece.
 //!
-//! A write past the page cache needs a page-aligned copy where the data does not begin at a page. A copy in the CPU's
-//! cache costs less, for all but the smallest files, than the pages of the page cache that would be
-//! allocated, filled and written back.
+//! A direct write (`O_DIRECT`) needs a page-aligned copy of data that does not start at a page boundary. Except for the
+//! smallest files, a copy in the CPU cache costs less than allocating, filling and writing back pages of the page
+//! cache.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,16 +13,16 @@ use zmove_types::{BufferPool, GROUP_BYTES, PAGE_BYTES};
 
 use crate::storage::file_io::data_file::{Direct, takes_direct_writes};
 
-/// Writes small files, one after the other.
+/// Writes small files one after the other.
 #[derive(Debug)]
 pub struct ContentsWriter {
     direct: Direct,
-    /// One buffer, for contents that do not begin at a page.
+    /// One buffer, for contents that are not page-aligned.
     aligned: BufferPool,
 }
 
 impl ContentsWriter {
-    /// A writer that passes by the page cache as `direct` asks.
+    /// Creates a writer that bypasses the page cache according to `direct`.
     #[must_use]
     pub fn new(direct: Direct) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
@@ -32,23 +32,23 @@ impl ContentsWriter {
         }
     }
 
-    /// Writes the whole contents of a file that was just made and has none.
+    /// Writes the whole contents of a new, empty file.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn write(&self, mut file: &File, contents: &[u8]) -> io::Result<()> {
         let written = self.write_direct(file, contents)?;
         file.write_all(&contents[written..])
     }
 
-    /// Whether the whole pages of a file of so many bytes pass by the page cache, as far as can be told before.
+    /// Returns whether the whole pages of a file of this size are expected to bypass the page cache.
     #[must_use]
     pub fn is_direct(&self, file: &File, bytes: u64) -> bool {
         bytes >= PAGE_BYTES as u64 && takes_direct_writes(file, bytes, self.direct)
     }
 
-    /// Writes whole pages past the page cache; returns how many bytes. The rest has to go through it: the end of the
-    /// file, and whatever met an error, so that the error is returned there.
+    /// Writes whole pages by direct I/O and returns the number of bytes written. The rest must go through the page
+    /// cache: the end of the file, and data whose write has failed, so that the second attempt returns the error.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
         if body.is_empty() || !takes_direct_writes(file, contents.len() as u64, self.direct) {
@@ -70,7 +70,7 @@ impl ContentsWriter {
     }
 }
 
-/// Writes whole pages from memory that begins at a page, until all are written or the file system refuses.
+/// Writes whole pages from page-aligned memory, until all are written or the file system refuses.
 fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     if fcntl_setfl(file, OFlags::DIRECT).is_err() {
         return Ok(0);
@@ -80,7 +80,7 @@ fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     Ok(written)
 }
 
-/// Calls `write` for the rest of `body` as long as that begins at a page; returns how much was written.
+/// Calls `write` for the rest of `body` while the rest starts at a page boundary. Returns the number of bytes written.
 fn write_pages(body: &[u8], mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> usize {
     let mut written = 0;
     while written < body.len() && written.is_multiple_of(PAGE_BYTES) {

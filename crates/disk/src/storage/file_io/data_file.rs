@@ -1,21 +1,21 @@
-//! An open file whose contents are read or written, and whether they may pass by the page cache.
+//! An open file whose contents are read or written, optionally bypassing the page cache.
 //!
-//! A buffer begins at a page and groups are whole multiples of one, so a large file can be read and written by
-//! `O_DIRECT` without a copy. Whether it is, is a property of the file, and the same for both engines. Such a file has
-//! a second descriptor of the same inode, where the file system reports what that needs (`statx`; an older kernel, and
-//! FUSE, reports nothing, and a page is tried), and none in memory or on a network file system with a client in the
-//! kernel.
+//! Buffers are page-aligned and groups are multiples of a page, so a large file can be read and written by `O_DIRECT`
+//! without a copy. The decision depends only on the file, not on the engine. A file with direct I/O has a second
+//! descriptor of the same inode. It is opened if the file system reports the alignment that it needs (`statx`). If
+//! nothing is reported, as by older kernels and FUSE, a page is assumed. Files in memory, and on network file systems
+//! with a client in the kernel, have no second descriptor.
 //!
-//! By default large files are read past the page cache, and files of some size are written past it: smaller ones on
-//! ext4 and XFS, which write in place, than elsewhere. A range that is mostly in the page cache (`cachestat`), or of
-//! which the kernel reports nothing, is read from there. A last piece that is no page, a refusal at the first request,
-//! an error: all of it goes on through the page cache, which returns the errors that are real.
+//! By default, large files are read past the page cache, and files above a certain size are written past it. That size
+//! is smaller on ext4 and XFS, which write in place. A range is read from the page cache if most of it is cached
+//! (`cachestat`), or if the kernel does not report that. The page cache also handles a last piece that is not a whole
+//! page, a refusal of the first request, and errors. It returns the errors that are real.
 //!
-//! Before it is written past the page cache, a file on ext4 and XFS gets its blocks, so that its groups need not take
-//! turns to allocate them, unless it would take more than half of what is free.
+//! Before a file on ext4 or XFS is written by direct I/O, its blocks are allocated, so that the writes of its groups
+//! need not take turns to allocate them. This is skipped if it would take more than half of the free space.
 //!
-//! **Invariant:** a page is written through one of the two descriptors, never through both; where a file system refuses
-//! direct requests, everything goes through the first, and no error is returned.
+//! **Invariant:** a page is written through one of the two descriptors, never through both. If a file system refuses
+//! direct requests, everything goes through the first descriptor and no error is returned.
 
 use std::fs::File;
 use std::io;
@@ -32,15 +32,15 @@ use zmove_uring::Span;
 
 use crate::storage::file_io::Way;
 
-/// Whether the contents of large files pass by the page cache (`O_DIRECT`).
+/// Whether the contents of large files bypass the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Past the page cache where that pays.
+    /// Bypass the page cache when that is faster.
     #[default]
     Auto,
-    /// Past the page cache wherever the file system allows it, cached or not.
+    /// Bypass the page cache whenever the file system allows it, even if the data is cached.
     On,
-    /// Always through the page cache.
+    /// Always use the page cache.
     Off,
 }
 
@@ -56,15 +56,15 @@ struct DirectFile {
     file: Arc<File>,
     /// The alignment of offsets, lengths and addresses, in bytes.
     align: usize,
-    /// Whether a range that is in the page cache is read from there.
+    /// Whether a range is read from the page cache if it is cached.
     prefer_cache: bool,
-    /// Whether the kernel takes the synchronous writes to this file one at a time.
+    /// Whether the kernel serializes synchronous writes to this file.
     writes_in_turns: bool,
     refused: AtomicBool,
 }
 
 impl DataFile {
-    /// A file whose contents go through the page cache.
+    /// Creates a file whose contents go through the page cache.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl DataFile {
         }
     }
 
-    /// A file of `bytes` that will be read.
+    /// Prepares a file of `bytes` for reading.
     #[must_use]
     pub fn for_reading(file: File, bytes: u64, direct: Direct) -> Self {
         let pays = match direct {
@@ -89,10 +89,10 @@ impl DataFile {
         data
     }
 
-    /// A file that has its final size already and will be written, and whose contents may be read.
+    /// Prepares a file that already has its final size for writing. Its contents may be read too.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let mut data = Self::new(file);
@@ -102,11 +102,12 @@ impl DataFile {
         Ok(data)
     }
 
-    /// Gives an empty file that will be written its final size, and the room for its `data`, or all of it, where its
-    /// parts will come past the page cache: those come in any order, and allocating for each of them would take turns.
+    /// Sets the final size of an empty file that is about to be written. If its parts will be written by direct I/O,
+    /// also allocates space for `data`, or for the whole file. These parts arrive in any order, and separate
+    /// allocations would have to take turns.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn reserve(
         &mut self,
         bytes: u64,
@@ -123,9 +124,9 @@ impl DataFile {
             self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes);
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
-        // Where that fails nothing is lost: the writes allocate, and return the errors.
+        // If an allocation fails, nothing is lost: the writes allocate the space and return the errors.
         if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
-            // Give back what was taken before it failed, since others need it.
+            // Free the space that was allocated before the failure, because others need it.
             self.cached.set_len(0)?;
             self.cached.set_len(bytes)?;
         }
@@ -139,7 +140,7 @@ impl DataFile {
         Ok(retry_on_intr(allocate)?)
     }
 
-    /// Whether aligned requests pass by the page cache.
+    /// Returns whether aligned requests bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct
@@ -147,7 +148,7 @@ impl DataFile {
             .is_some_and(|direct| !direct.refused.load(Ordering::Relaxed))
     }
 
-    /// The file, through the page cache.
+    /// Returns the descriptor that uses the page cache.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.cached
@@ -157,8 +158,8 @@ impl DataFile {
         &self.cached
     }
 
-    /// The way to read a range past the page cache, and the length to ask for: the end of a file need not be
-    /// aligned, the request for it must be.
+    /// Returns the descriptor for a direct read of a range, and the length to request. The request must be aligned even
+    /// if the end of the file is not. Returns `None` if the range must be read through the page cache.
     pub(crate) fn direct_read(&self, span: &Span, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let padded = span.len().next_multiple_of(direct.align);
@@ -171,8 +172,9 @@ impl DataFile {
         Some((Way::Direct(&direct.file), padded))
     }
 
-    /// The way to write a span past the page cache, and how much of it: what is left is less than a page. A span that
-    /// does not begin at a page has none, so that a page with a hole in it is reached by the page cache alone.
+    /// Returns the descriptor for a direct write of a span, and the number of bytes to write with it. The rest is less
+    /// than a page. A span that does not start at a page boundary is not written directly, so a page with a hole is
+    /// only written through the page cache.
     pub(crate) fn direct_write(
         &self,
         span: &Span,
@@ -188,13 +190,13 @@ impl DataFile {
         (body > 0 && direct.takes(span, buffer)).then_some((way, body))
     }
 
-    /// Drops clean pages, so that what was on the storage when the file was opened is read from there: after a
-    /// write-back that failed the page cache holds, and calls clean, what the storage does not. Pages that are still to
-    /// be written stay; should their write-back fail, the next flush of this file returns the error. Pages that
-    /// somebody has mapped stay too.
+    /// Drops clean pages from the page cache, so that earlier contents are read from storage. After a failed
+    /// write-back, the page cache holds data that the storage does not have, and marks it clean. Dirty pages are kept.
+    /// If their write-back fails, the next flush of this file returns the error. Pages that are mapped by a process are
+    /// kept too.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn drop_cached(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(
             &self.cached,
@@ -204,8 +206,8 @@ impl DataFile {
         )?)
     }
 
-    /// The same for the pages of `len` bytes from `offset` on: the kernel goes through all that are named, also those
-    /// that it cannot drop.
+    /// Drops the clean pages of `len` bytes from `offset`. The range limits the cost, because the kernel visits all
+    /// pages in it, including those that it cannot drop.
     pub(crate) fn drop_cached_span(&self, offset: u64, len: u64) -> io::Result<()> {
         Ok(rustix::fs::fadvise(
             &self.cached,
@@ -215,11 +217,11 @@ impl DataFile {
         )?)
     }
 
-    /// Returns the error that closing the file would return, by closing a copy of each of its descriptors: some file
-    /// systems report only there that data could not be stored.
+    /// Returns the error that closing the file would return, by closing a copy of each of its descriptors. Some file
+    /// systems report only on close that data could not be stored.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn check_close(&self) -> io::Result<()> {
         let direct = self.direct.as_ref().map(|direct| &direct.file);
         direct
@@ -228,8 +230,8 @@ impl DataFile {
             .try_for_each(|file| zmove_uring::close(file.try_clone()?))
     }
 
-    /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
-    /// cache, and are returned there.
+    /// Records that the file system does not support direct requests after all. Any other error occurs again through
+    /// the page cache and is returned there.
     pub(crate) fn note_refusal(&self, error: &io::Error) {
         let refusal = matches!(
             Errno::from_io_error(error),
@@ -244,10 +246,10 @@ impl DataFile {
 }
 
 impl DirectFile {
-    /// Opens the same file once more; `None` where it cannot be read or written past the page cache.
+    /// Opens a second descriptor of the file for direct I/O. Returns `None` if the file does not support it.
     fn open(file: &File, access: OFlags, prefer_cache: bool) -> Option<Self> {
         let align = alignment(file)?;
-        // By way of `/proc`: a name could lead elsewhere by now, and a file without a name has none.
+        // Opened through `/proc`, because the name may now be another file, and a file may have no name.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = access | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
@@ -271,7 +273,7 @@ impl DirectFile {
     }
 }
 
-/// Whether the contents of a file of `bytes` are to be written past the page cache, in whole pages.
+/// Returns whether a file of `bytes` should be written by direct I/O, in whole pages.
 pub(crate) fn takes_direct_writes(file: &File, bytes: u64, direct: Direct) -> bool {
     write_pays(file, bytes, direct) && alignment(file).is_some()
 }
@@ -285,15 +287,15 @@ fn write_pays(file: &File, bytes: u64, direct: Direct) -> bool {
     }
 }
 
-/// Whether the file system overwrites where the data is, on a device of its own.
+/// Returns whether the file system overwrites data in place, on a local device.
 fn is_written_in_place(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| IN_PLACE.contains(&kind))
 }
 
-/// The alignment of direct requests: what the file system asks for, a page at least, so that no page is reached both
-/// ways. `None` where direct requests gain nothing: in memory, or across a network whose client caches and keeps
-/// several requests of one file in flight. FUSE does not: it takes buffered writes to a file one at a time, and reads
-/// 128 KiB ahead.
+/// Returns the alignment of direct requests. It is the alignment that the file system requires, and at least a page, so
+/// that no page is accessed in both ways. Returns `None` if direct requests have no benefit: in memory, or on a network
+/// file system whose client caches data and keeps several requests per file in flight. FUSE does not do that: it
+/// serializes buffered writes to a file, and reads 128 KiB ahead.
 fn alignment(file: &File) -> Option<usize> {
     let kind = kind_of(file).ok()?;
     if IN_MEMORY.contains(&kind) || (REMOTE.contains(&kind) && kind != FUSE) {
@@ -303,7 +305,7 @@ fn alignment(file: &File) -> Option<usize> {
     let told = asked
         .ok()
         .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    // An older kernel reports nothing: the first request shows whether a page will do.
+    // An older kernel reports nothing. The first request shows whether page alignment is enough.
     let Some(told) = told else {
         return Some(PAGE_BYTES);
     };
@@ -312,44 +314,45 @@ fn alignment(file: &File) -> Option<usize> {
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
 }
 
-/// How many bytes a process without privileges may still store in a file system.
+/// Returns the number of bytes that an unprivileged process can still store in a file system.
 #[must_use]
 pub fn free_bytes(file_system: &StatVfs) -> u64 {
     file_system.f_bavail.saturating_mul(file_system.f_frsize)
 }
 
-/// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each
-/// write, and only while others are left as much room.
+/// Returns whether to allocate the blocks of the whole file in advance. This is done on file systems where it avoids a
+/// lock for each write, and only if others keep as much free space.
 fn allocation_pays(file: &File, bytes: u64) -> bool {
     let has_room = |stat: &StatVfs| bytes <= free_bytes(stat) / 2;
     rustix::fs::fstatvfs(file).is_ok_and(|stat| has_room(&stat)) && is_written_in_place(file)
 }
 
-/// Whether a file is on a server, which may set its times later than the kernel here does.
+/// Returns whether a file is on a remote file system, whose server may set the file's times later.
 pub(crate) fn is_remote(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| REMOTE.contains(&kind))
 }
 
-/// The `f_type` of the file system, which some architectures extend by their sign.
+/// Returns the `f_type` of the file system. Some architectures sign-extend it.
 fn kind_of(file: &File) -> io::Result<u64> {
     let kind = rustix::fs::fstatfs(file)?.f_type;
     Ok(u64::try_from(kind & 0xffff_ffff).expect("32 bits"))
 }
 
-/// Whether most of a range is in the page cache; `true` where the kernel cannot tell, since the page cache is right for
-/// every file.
+/// Returns whether most of a range is in the page cache. Returns `true` if the kernel cannot tell, because reading
+/// through the page cache always works.
 fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
     let range = offset..offset + len as u64;
     zmove_uring::cached_bytes(file, range).map_or(true, |bytes| bytes >= len as u64 / 5 * 4)
 }
 
-/// The least size of files that are read past the page cache.
+/// Minimum size of files that are read by direct I/O.
 const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
-/// The least size of files that are written past the page cache, where file systems copy on write or are not known.
+/// Minimum size of files that are written by direct I/O on copy-on-write or unknown file systems.
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
-/// The least size of files that are written past the page cache, where file systems write in place.
+/// Minimum size of files that are written by direct I/O on file systems that write in place.
 const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
-/// `f_type` of ext4 and XFS. Others copy on write, where room reserved is of no use, or have none to reserve.
+/// `f_type` of ext4 and XFS. Other file systems copy on write, where reserved space is useless, or cannot reserve
+/// space.
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
@@ -381,7 +384,7 @@ mod tests {
         let Some(direct) = data.direct.as_mut() else {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
-        // The alignment is as where a file system reports none, and takes fewer requests than that allows.
+        // Simulates a file system that reports no alignment and refuses requests that the assumed alignment permits.
         direct.align = 1;
         let buffer = BufferPool::new(9_000, 1).take().unwrap();
         let mut shown = 0;
@@ -393,7 +396,7 @@ mod tests {
         assert!(data.direct.unwrap().refused.into_inner());
     }
 
-    /// A descriptor that can only be written would send each read through the page cache, where none of it is.
+    /// With a write-only descriptor, each read would go through the page cache, which does not hold the data.
     #[test]
     fn what_a_file_to_be_written_holds_is_read_past_the_page_cache() {
         let file = tempfile::tempfile().unwrap();

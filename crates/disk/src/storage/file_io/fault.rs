@@ -1,8 +1,8 @@
-//! Storage that fails where a script says so: for tests, which hand it to a role in the place of an engine.
+//! A storage engine that fails according to a script, for tests.
 //!
-//! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays
-//! nothing. **Invariant:** requests are counted in the order in which they arrive, reads and writes each from
-//! 0, so that a script with one thread a side strikes the same request every time.
+//! The program itself never creates one, and no option or environment variable enables it. Without it there is no cost.
+//! **Invariant:** requests are counted in the order in which they arrive, reads and writes separately from 0. So a
+//! script hits the same request in every run if each side has one thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use zmove_uring::Span;
 use crate::storage::file_io::storage_engine::StorageEngine;
 use crate::storage::file_io::{FileIo, Moved, Slices, Way};
 
-/// Plain system calls that fail by a script.
+/// Plain system calls that fail according to a script.
 ///
 /// ```
 /// use zmove_disk::{FaultAt, Faulty, InjectedFault, RequestKind};
@@ -28,39 +28,39 @@ pub struct Faulty {
     writes: AtomicU64,
 }
 
-/// One line of a script.
+/// One entry of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultAt {
-    /// The kind of request that is counted.
+    /// The kind of requests that `number` counts.
     pub request: RequestKind,
-    /// The number of the request that meets the fault, from 0.
+    /// The number of the request that fails, counting from 0.
     pub number: u64,
     /// The fault.
     pub fault: InjectedFault,
 }
 
-/// The kind of a request: one part of a read or of a write.
+/// The kind of a request, which is one part of a read or of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Bytes are read from a file.
+    /// The request reads from a file.
     Read,
-    /// Bytes are written to a file.
+    /// The request writes to a file.
     Write,
 }
 
-/// What happens to a request.
+/// The fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// The request fails with this `errno` and does nothing.
+    /// The request fails with this `errno` and has no effect.
     Fails(i32),
-    /// The request moves half of what it should, at least a byte of it.
+    /// The request transfers half of its bytes, but at least one.
     IsShort,
-    /// The request moves half of what it should, then the process is aborted.
+    /// The request transfers half of its bytes, and then the process aborts.
     StopsTheProcess,
 }
 
 impl Faulty {
-    /// An engine with the faults of `script`.
+    /// Creates an engine with the faults of `script`.
     pub fn new(script: impl IntoIterator<Item = FaultAt>) -> Self {
         Self {
             script: script.into_iter().collect(),
@@ -69,7 +69,7 @@ impl Faulty {
         }
     }
 
-    /// The number of requests that have come so far.
+    /// Returns the number of requests so far.
     pub fn requests(&self, kind: RequestKind) -> u64 {
         self.counter(kind).load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl Faulty {
         }
     }
 
-    /// The fault that the present request meets.
+    /// Counts a request and returns its fault, if the script has one.
     fn next(&self, kind: RequestKind) -> Option<InjectedFault> {
         let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
         let at = self
@@ -91,7 +91,7 @@ impl Faulty {
         at.map(|at| at.fault)
     }
 
-    /// Has `inner` serve a request, unless the script has a fault for it.
+    /// Lets `inner` serve a request, unless the script has a fault for it.
     fn serve(
         &self,
         kind: RequestKind,

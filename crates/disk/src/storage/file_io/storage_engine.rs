@@ -1,14 +1,13 @@
-//! The storage engines of the program: plain system calls, io_uring, or whichever suits the file.
+//! The storage engines: plain system calls, io_uring, or the one that suits the file.
 //!
-//! With io_uring the parts of a group are in flight together, and the first are hashed, in order, while the last are
-//! still being read. It is tried when it is asked for, from the setup to a first read. Where that fails the program
-//! takes plain system calls, and prints the reason in one line.
+//! With io_uring, the parts of a group are in flight concurrently, and the first parts are hashed, in order, while
+//! later ones are still being read. On request, io_uring is tested from its setup to a first read. If the test fails,
+//! the program uses plain system calls and prints the reason in one line.
 //!
-//! By default plain system calls are used, which are as fast on local disks (`docs/PERFORMANCE.md`), and io_uring for
-//! the one case in which they cannot be. A file system in user space (FUSE) lets go of a file for the next write only
-//! when the server has answered the one before, also past the page cache, unless the request is asynchronous. So what
-//! many threads write to one large file there by `pwrite` goes one write at a time, and what they hand to a ring does
-//! not.
+//! By default, plain system calls are used, which are as fast on local disks (`docs/PERFORMANCE.md`). io_uring is used
+//! in the one case in which they cannot be as fast. A FUSE file system unlocks a file for the next write only when the
+//! server has completed the previous one, even for direct I/O, unless the request is asynchronous. So concurrent
+//! `pwrite` calls to one large file are serialized there, while requests to a ring are not.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -19,15 +18,15 @@ use zmove_uring::{Ring, RingConfig, Span};
 
 use crate::storage::file_io::{FileIo, Moved, Slices, Way};
 
-/// A storage engine of the program.
+/// The storage engine that the program uses.
 #[derive(Debug)]
 pub enum StorageEngine {
     /// `pread` and `pwrite` on the calling thread.
     Threads,
-    /// Requests to a ring's thread.
+    /// Requests that are submitted to a ring's thread.
     Uring(Ring),
-    /// `pread` and `pwrite`, or a ring where only that keeps several writes to one file in flight. The first such write
-    /// starts the ring; `None` inside where io_uring is refused.
+    /// `pread` and `pwrite`, or a ring if only a ring keeps several writes to one file in flight. The first such write
+    /// starts the ring. The inner value is `None` if io_uring is refused.
     Auto(OnceLock<Option<Ring>>),
 }
 
@@ -37,8 +36,8 @@ impl Default for StorageEngine {
     }
 }
 
-/// One read from the page cache: large enough that the call costs nothing, small enough to be hashed out of
-/// the second-level cache.
+/// The size of one read from the page cache. It is large enough to amortize the system call, and small enough that the
+/// data is hashed from the L2 cache.
 const SLICE_BYTES: usize = 256 << 10;
 
 impl FileIo for StorageEngine {
@@ -54,7 +53,7 @@ impl FileIo for StorageEngine {
         }
         let slice_bytes = match way {
             Way::Cached(_) => SLICE_BYTES,
-            // One request for everything, since the device waits for each.
+            // One request for the whole span, because each request waits for the device.
             Way::Direct(_) | Way::DirectInTurns(_) => span.len(),
         };
         let mut moved = 0;
@@ -94,7 +93,7 @@ impl FileIo for StorageEngine {
         }
     }
 
-    /// An engine with a ring of its own: the slots of one are few, and storage that hangs keeps those that it has got.
+    /// Returns an engine with a separate ring. A ring has few slots, and requests to unresponsive storage keep theirs.
     fn anew(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(match self {
             Self::Threads => return None,
@@ -126,7 +125,7 @@ mod tests {
         };
         let file = Arc::new(tempfile::tempfile().unwrap());
         let mut buffer = BufferPool::new(4096, 1).take().unwrap();
-        // A ring whose thread had taken up the request would mostly still be at it when the caller goes on.
+        // A ring that passed the request to its thread would often still be busy when the caller continues.
         for _ in 0..10_000 {
             let (outcome, back) = ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
             assert_eq!(outcome.unwrap(), 0);
@@ -134,7 +133,7 @@ mod tests {
         }
     }
 
-    /// A pipe that nobody writes to stands for storage that does not answer.
+    /// A pipe without a writer simulates unresponsive storage.
     #[test]
     fn a_ring_whose_storage_hangs_holds_up_no_other() {
         let depth = 4;

@@ -1,9 +1,9 @@
-//! Hashes of files as their storage holds them, for verifications, and for transfers that prove what they have stored
-//! or look whether a failed flush has lost it.
+//! Hashes files as they are on storage. Used for verification, and for transfers that prove what they have stored or
+//! check whether a failed flush has lost data.
 //!
-//! After a write-back that failed, or on a disk that has changed a bit, the page cache still has what was written. So
-//! clean pages are dropped before anything is read, and what can be read past the page cache is. Pages that are still
-//! to be written, or that somebody has mapped, are read from memory: the storage does not have them yet.
+//! After a failed write-back, or a bit error on the disk, the page cache still has the data as it was written. So clean
+//! pages are dropped before reading, and reads bypass the page cache where possible. Dirty pages and mapped pages are
+//! read from memory, because the storage does not have them yet.
 
 use std::fs::File;
 use std::io;
@@ -25,10 +25,10 @@ pub struct StoredFile {
 }
 
 impl StoredFile {
-    /// An open file.
+    /// Prepares an open file for reading from its storage.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn new(file: File) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         Ok(Self {
@@ -37,32 +37,33 @@ impl StoredFile {
         })
     }
 
-    /// The length of the file in bytes when it was opened.
+    /// Returns the length of the file in bytes at the time it was opened.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> &File {
         self.data.file()
     }
 }
 
-/// What it takes to read files from their storage.
+/// Reads files from storage, with shared buffers.
 #[derive(Debug)]
 pub struct StorageReader {
     file_io: Arc<dyn FileIo>,
     buffers: BufferPool,
 }
 
-/// The size of a buffer for data: one group.
+/// The size of a data buffer in bytes, which is one group.
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
 pub const BUFFER_BYTES: usize = GROUP_BYTES as usize;
 
 impl StorageReader {
-    /// A reader with so many buffers of a group, each made when it is needed: more threads wait for them.
+    /// Creates a reader with up to `buffers_max` buffers of one group each, allocated on demand. Further threads wait
+    /// for a buffer.
     #[must_use]
     pub fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
         Self {
@@ -71,10 +72,10 @@ impl StorageReader {
         }
     }
 
-    /// The root of the first `bytes` of a file, at most a group.
+    /// Returns the root hash of the first `bytes` of a file, at most one group.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn root_of(&self, file: &StoredFile, bytes: u64) -> io::Result<Root> {
         let Some(span) = GroupSpan::of(bytes, 0) else {
             return Ok(FileHasher::default().finish());
@@ -85,20 +86,21 @@ impl StorageReader {
         Ok(if has_data { hasher.finish() } else { zeros() })
     }
 
-    /// The value of a group; `None` of one that is a hole.
+    /// Returns the chaining value of a group, or `None` if the group is a hole.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
         let mut hasher = GroupHasher::new(span.index);
         let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
         Ok(has_data.then(|| hasher.finish()))
     }
 
-    /// Whether a group has that value; `None` is that of zeros. Whether these are a hole does not matter.
+    /// Returns whether a group has the chaining value `wanted`, where `None` means zeros. Zeros match whether or not
+    /// they are a hole.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn has_value(
         &self,
         file: &StoredFile,
@@ -109,8 +111,8 @@ impl StorageReader {
         Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
     }
 
-    /// Shows `seen` all bytes of a group; nothing of one that is a hole. Returns whether there was data. It is an error
-    /// if the file ends within the group.
+    /// Shows all bytes of a group to `seen`, or nothing if the group is a hole. Returns whether there was data. Fails
+    /// if the file ends inside the group.
     fn show(&self, file: &StoredFile, span: GroupSpan, seen: Slices<'_>) -> io::Result<bool> {
         let offset = span.offset();
         let data = data_begins(file.file(), offset)?;
@@ -130,7 +132,7 @@ impl StorageReader {
     }
 }
 
-/// The value of a group; a hole and zeros are the same contents.
+/// Returns the chaining value of a group, which is that of zeros for a hole.
 #[must_use]
 pub fn value_or_zeros(span: GroupSpan, value: Option<Cv>) -> Cv {
     value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
@@ -177,7 +179,7 @@ mod tests {
         );
     }
 
-    /// Groups of zeros that are a hole, and one that is allocated.
+    /// Groups of zeros, some in a hole and one that is allocated.
     #[test]
     fn zeros_are_a_hole_or_none() {
         let file = tempfile::tempfile().unwrap();

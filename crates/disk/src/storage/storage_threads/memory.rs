@@ -1,8 +1,8 @@
-//! Memory of how many threads were of use on storage that answers late, in the file `storage` beside the keys: the next
-//! transfer there begins with as many.
+//! Remembers how many threads were useful on slow storage, in the file `storage` next to the keys. The next transfer
+//! there starts with that number.
 //!
-//! Each line holds one task on one file system, as `read:nfs4:server:/export`, and how many threads. A file system at
-//! which no more threads were of use than there are cores has none, and begins as one that is not known.
+//! Each line holds one task on one file system, such as `read:nfs4:server:/export`, and a number of threads. If no more
+//! threads were useful than there are cores, the file system has no line and is treated as unknown.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,42 +15,42 @@ use crate::remembered::{Rememberable, Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
 
-/// The memory of all file systems; by default none.
+/// The remembered numbers of threads for all file systems. Empty by default.
 #[derive(Clone, Debug, Default)]
 pub struct StorageMemory(Option<PathBuf>);
 
-/// The memory of one file system.
+/// The remembered numbers of threads for one file system.
 #[derive(Debug, Default)]
 pub struct FileSystemMemory(Option<(Remembered<UsefulThreads>, String)>);
 
-/// What threads do on a file system.
+/// The kind of work of the threads on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageWork {
-    /// Opening small files and reading them.
+    /// Opening and reading small files.
     Read,
-    /// Looking at entries.
+    /// Looking up entries.
     Look,
-    /// Making entries and writing them.
+    /// Creating and writing entries.
     Write,
-    /// Giving names.
+    /// Renaming entries to their final names.
     Name,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct UsefulThreads {
     threads: usize,
-    /// The day when that was, from 1970 on.
+    /// The day of the measurement, in days since 1970-01-01.
     day: u64,
 }
 
 impl StorageMemory {
-    /// The memory in this home.
+    /// Returns the numbers that are stored in the directory `home`.
     #[must_use]
     pub fn in_home(home: &Path) -> Self {
         Self(Some(home.join(FILE)))
     }
 
-    /// The memory of the file system that `path` leads to; none where it leads nowhere.
+    /// Returns the numbers for the file system at `path`. They are empty if the path cannot be opened.
     #[must_use]
     pub fn at(&self, path: &Path) -> FileSystemMemory {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -60,7 +60,7 @@ impl StorageMemory {
         )
     }
 
-    /// The memory of the file system that `file` is on.
+    /// Returns the numbers for the file system that contains `file`.
     #[must_use]
     pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
         let name = || Mount::opened(&mounts(), file).map(|mount| name_of(&mount));
@@ -73,7 +73,7 @@ impl StorageMemory {
 }
 
 impl FileSystemMemory {
-    /// How many threads were of use there before, if that was more than there are cores.
+    /// Returns the number of threads that was useful before, if it exceeded the number of cores.
     #[must_use]
     pub fn threads(&self, work: StorageWork) -> Option<usize> {
         let (remembered, file_system) = self.0.as_ref()?;
@@ -81,14 +81,14 @@ impl FileSystemMemory {
         (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known.threads)
     }
 
-    /// Has these threads begin with as many as were of use before.
+    /// Starts these threads with the number that was useful before.
     pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
         if let Some(known) = self.threads(work) {
             threads.begin_with(work.task(), known);
         }
     }
 
-    /// Remembers how many of these threads were of use, if they had enough to do that it shows.
+    /// Stores how many of these threads were useful, if there was enough work to tell.
     pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
         let Some(((remembered, file_system), found)) =
             self.0.as_ref().zip(threads.found(work.task()))
@@ -100,7 +100,7 @@ impl FileSystemMemory {
             threads: found,
             day: today(),
         });
-        // It is advice, and a home that cannot be written is told elsewhere.
+        // The value is only advice, and an unwritable home is reported elsewhere.
         let _best_effort = remembered.keep(&key(work, file_system), known);
     }
 }
@@ -124,7 +124,8 @@ fn key(work: StorageWork, file_system: &str) -> String {
     format!("{work}:{file_system}")
 }
 
-/// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.
+/// Returns the name of a mount's file system, made of its type and source. The name of a server is the same at every
+/// mount point.
 fn name_of(Mount { kind, source, .. }: &Mount) -> String {
     let no_blank = |letter: char| {
         if letter.is_whitespace() || letter.is_control() {
@@ -144,9 +145,9 @@ impl Rememberable for UsefulThreads {
 
 const FILE: &str = "storage";
 const HEADER: &str = "# zmove storage 2";
-/// The most lines that are kept, of which a file system has four.
+/// Maximum number of lines in the file. A file system has up to four.
 const LINES_MAX: usize = 256;
-/// How many days it is remembered: storage is extended, and moves.
+/// The number of days for which a value is valid, because storage is extended and replaced.
 const DAYS_MAX: u64 = 30;
 
 #[cfg(test)]

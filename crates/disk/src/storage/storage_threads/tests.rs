@@ -1,4 +1,4 @@
-//! Turns of threads whose storage answers late or at once.
+//! Tests of the turns of threads, on slow and on fast storage.
 
 use super::*;
 use crate::publishing::lease::{GAP_NANOS, Lease};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::channel;
 
-/// Threads in turns that keep their places also where they get no core for long.
+/// Creates threads that take turns and keep their places even if they get no core for a long time.
 fn without_end_of_leases() -> StorageThreads {
     StorageThreads::with_places(cores(), Duration::MAX)
 }
@@ -78,7 +78,7 @@ fn who_waits_first_works_first() {
                 thread::yield_now();
             }
         }
-        // There is one place, which each gives to the next.
+        // There is one place, which each thread gives to the next.
         all.pop();
     });
     assert_eq!(order.into_inner(), [0, 1, 2, 3]);
@@ -96,7 +96,7 @@ fn nobody_passes_who_waits_although_there_is_room() {
     thread::scope(|scope| {
         let (threads, stopping) = (&threads, &stopping);
         let last = scope.spawn(move || threads.turn(Task::Look, stopping).is_over());
-        // it looks for room before anybody sees it wait
+        // A thread checks for a free place before others see it wait.
         while threads.state.lock().next == 0 {
             thread::yield_now();
         }
@@ -161,7 +161,7 @@ fn a_thread_that_waits_for_a_core_is_awake() {
     assert_eq!(awake_by("5 7 3\n"), Some(Duration::from_nanos(12)));
 }
 
-/// The clock of a thread that sleeps nearly all the time.
+/// Simulates the clock of a thread that is asleep nearly all the time.
 fn hardly_awake() -> Option<Duration> {
     thread_local! {
         static NANOS: Cell<u64> = const { Cell::new(0) };
@@ -170,14 +170,14 @@ fn hardly_awake() -> Option<Duration> {
     Some(Duration::from_nanos(NANOS.get()))
 }
 
-/// Storage that answers late, without a core being used.
+/// Simulates a slow response of storage, which uses no core.
 fn answer_late() {
     thread::sleep(Duration::from_millis(5));
 }
 
 #[test]
 fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
-    // A thread that waits for a core counts as awake: here none does, also on a busy host.
+    // A thread that waits for a core counts as awake. Here no thread does, even on a busy host.
     let threads = StorageThreads {
         awake: hardly_awake,
         ..without_end_of_leases()
@@ -208,7 +208,7 @@ fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
     assert_eq!((state.crowds[1].starting, state.at_work.len()), (0, 0));
 }
 
-/// A group takes a slow disk 8 ms.
+/// A slow disk takes 8 ms for a group.
 #[test]
 fn contents_that_storage_takes_promptly_are_written_by_one() {
     let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
@@ -253,7 +253,7 @@ fn work_that_needs_a_core_is_done_by_one() {
     assert_eq!(done.len(), 1);
 }
 
-/// The sender answers late, and not storage.
+/// The sender responds late, not the storage.
 #[test]
 fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
     let threads = StorageThreads {

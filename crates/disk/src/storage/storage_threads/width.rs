@@ -1,10 +1,11 @@
-//! The number of threads that storage is worth: a pure controller, which takes samples of what threads have done and
-//! returns how many there should be.
+//! Determines how many threads are useful on a storage system. This is a pure controller: it takes samples of the work
+//! of the threads and returns the number of threads to use.
 //!
-//! By Little's law the requests under way are rate × latency, so where storage answers late and takes many requests at
-//! once the rate grows with the threads. It does not where threads keep the cores busy, wait for each other (the kernel
-//! makes files in one directory one after the other), or wait for a peer. So more threads are an attempt, made only
-//! while those that there are mostly sleep, and taken back unless the rate has grown:
+//! By Little's law, the number of requests in flight is rate × latency. So on slow storage that accepts many concurrent
+//! requests, the rate grows with the number of threads. It does not grow if the threads keep the cores busy, wait for
+//! each other (the kernel creates files in one directory one after the other), or wait for a peer. So the controller
+//! adds threads as an attempt, only while the existing threads are mostly asleep, and takes them back if the rate has
+//! not grown:
 //!
 //! ```text
 //!            mostly asleep: 2 or 4 times as many          the rate has not grown: as many as before
@@ -13,34 +14,35 @@
 //!     └───────────────── the rate has grown ─────────┘
 //! ```
 //!
-//! After an attempt that brought nothing the next one is half as many threads, which are kept if they do as much. Each
-//! attempt that fails makes the next one wait for twice as long.
+//! After an attempt that had no benefit, the next attempt halves the number of threads. The smaller number is kept if
+//! the rate stays the same. Each failed attempt doubles the wait before the next one.
 //!
-//! At the start, when nothing is known, short samples are enough, for as long as each attempt brings so much that
-//! chance cannot be the reason: a hundred threads are there after about twenty latencies.
+//! At the start, when nothing is known, short samples are enough while each attempt improves the rate too much to be
+//! chance. This reaches a hundred threads after about twenty latencies.
 
 use std::time::Duration;
 
-/// The controller of one task's threads; see the module.
+/// The controller for the threads of one task.
 #[derive(Debug)]
 pub(super) struct Width {
     cores: usize,
     most: usize,
     threads: usize,
     attempt: Option<WidthAttempt>,
-    /// The direction of the next attempt; more threads are not tried while these are awake.
+    /// The direction of the next attempt. More threads are tried only while the current ones are mostly asleep.
     next: WidthStep,
-    /// Whether every attempt so far has brought much more.
+    /// Whether every attempt so far has been a large improvement.
     is_starting: bool,
-    /// Whether the threads are those of an earlier transfer, and nothing has been seen of the storage yet.
+    /// Whether the number of threads comes from an earlier transfer and has not been checked against this storage yet.
     is_recalled: bool,
-    /// The number of threads that had enough to do when it was last settled.
+    /// The number of useful threads at the last sample in which they had enough work.
     found: Option<usize>,
-    /// How long it is until the next attempt.
+    /// The time until the next attempt.
     rest: Duration,
-    /// The rest after an attempt that fails.
+    /// The rest after the next failed attempt.
     rest_next: Duration,
-    /// The reports of the last samples, older ones counting less, and those of prompt storage among them.
+    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` is the part of
+    /// them from prompt storage.
     reports: f64,
     prompt: f64,
 }
@@ -48,9 +50,9 @@ pub(super) struct Width {
 #[derive(Clone, Copy, Debug)]
 struct WidthAttempt {
     before: usize,
-    /// The number of threads in fact: some may work whatever this controller returns.
+    /// The actual number of working threads. Some threads may work regardless of this controller.
     at_work: usize,
-    /// Pieces per second with so many threads.
+    /// Pieces per second with this number of threads.
     rate: f64,
 }
 
@@ -60,57 +62,58 @@ enum WidthStep {
     Fewer,
 }
 
-/// The work of the threads in a stretch of time.
+/// The work of the threads in one period.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WidthSample {
     pub(super) wall: Duration,
-    /// Pieces of work done.
+    /// Number of completed pieces of work.
     pub(super) done: u64,
-    /// The time that the pieces took, over all threads.
+    /// The total duration of the pieces, over all threads.
     pub(super) elapsed: Duration,
-    /// The part of that for which their threads were awake.
+    /// The part of `elapsed` for which the threads were awake.
     pub(super) awake: Duration,
-    /// The number of reports that make up this sample, each of one thread.
+    /// Number of reports in this sample. Each report is from one thread.
     pub(super) reports: u32,
-    /// The number of them in which the thread has slept for so short a time that its storage is prompt.
+    /// Number of reports in which the thread slept so little that its storage counts as prompt.
     pub(super) prompt: u32,
 }
 
-/// The least length of a sample: a shorter one proves nothing.
+/// Minimum length of a sample. A shorter one proves nothing.
 const SAMPLE_MIN: Duration = Duration::from_millis(25);
-/// The greatest length of a sample: a longer one only delays.
+/// Maximum length of a sample. A longer one only delays decisions.
 const SAMPLE_MAX: Duration = Duration::from_millis(500);
-/// Pieces that each thread should have done in one sample.
+/// Number of pieces that each thread should complete in one sample.
 const PIECES_EACH: u64 = 8;
-/// The least length of a sample at the start. The kernel books at its ticks how long a thread was awake, every 4 ms.
+/// Minimum length of a sample at the start. The kernel updates a thread's awake time at its ticks, every 4 ms.
 const SAMPLE_MIN_AT_START: Duration = Duration::from_millis(12);
 const PIECES_EACH_AT_START: u64 = 4;
-/// How much more twice the threads must do to stay.
+/// The factor by which twice as many threads must increase the rate to be kept.
 const GAIN_MIN: f64 = 1.08;
-/// How much more they must do for the start to go on.
+/// The factor by which an attempt must increase the rate for the start phase to continue.
 const GAIN_AT_START: f64 = 1.7;
-/// How much of the rate half the threads must keep to be enough.
+/// Minimum share of the rate that half as many threads must retain to be kept.
 const KEPT_MIN: f64 = 0.9;
-/// The least share of the threads' time that must be spent at work for an attempt to be judged.
+/// Minimum share of the threads' time that must be spent on work for an attempt to be judged.
 const USED_MIN: f64 = 0.75;
-/// The shares of time asleep from which twice, and four times, as many threads are tried.
+/// The shares of time asleep from which twice and four times as many threads are tried.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
-/// So many times more threads than one are tried where that mostly sleeps: what a few more bring cannot be told from
-/// what their start costs.
+/// The factor for the first attempt if a single thread is mostly asleep. The gain from fewer threads could not be
+/// distinguished from the cost of starting them.
 const FIRST_STEP: usize = 16;
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
-/// The least number of reports by which storage can be found late.
+/// Minimum number of reports before storage can count as slow.
 const REPORTS_MIN: f64 = 8.0;
-/// The greatest share of prompt reports from storage that is late, which is so each time. Prompt storage also keeps
-/// threads waiting, but only for a while: for a log, for memory, for a kernel thread without a core.
+/// Maximum share of prompt reports for storage to count as slow. Threads sleep in almost every report from slow
+/// storage. Prompt storage also makes threads wait, but only for a while: for a log, for memory, or for a kernel thread
+/// without a core.
 const PROMPT_SHARE_MAX: f64 = 0.05;
-/// The share of what reports count that they still count a sample later.
+/// The factor by which the weight of reports decreases with each sample.
 const REPORTS_KEPT: f64 = 0.9;
 
 impl Width {
-    /// A controller that begins with one thread, and has no more than `most`.
+    /// Creates a controller that starts with one thread and uses at most `most`.
     pub(super) const fn new(cores: usize, most: usize) -> Self {
         Self {
             cores,
@@ -128,7 +131,7 @@ impl Width {
         }
     }
 
-    /// Begins with so many threads, unless something has been seen of the storage.
+    /// Starts with this number of threads, unless samples of the storage have been taken.
     pub(super) fn begin_with(&mut self, threads: usize) {
         if self.found.is_none() && self.attempt.is_none() && self.reports == 0.0 {
             self.threads = threads.clamp(1, self.most);
@@ -137,7 +140,7 @@ impl Width {
         }
     }
 
-    /// The number of threads that was found to be of use; `None` before they have had enough to do.
+    /// Returns the number of threads that was useful, or `None` if they have not had enough work.
     pub(super) const fn found(&self) -> Option<usize> {
         self.found
     }
@@ -147,12 +150,12 @@ impl Width {
         self.found = Some(threads);
     }
 
-    /// The number of threads that there should be.
+    /// Returns the number of threads to use.
     pub(super) const fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether a sample is long enough to be used.
+    /// Returns whether a sample is long enough to be used.
     pub(super) fn is_ripe(&self, sample: &WidthSample) -> bool {
         let enough = sample.done >= self.pieces_each() * self.threads as u64;
         sample.wall >= SAMPLE_MAX || enough && sample.wall >= self.shortest()
@@ -174,7 +177,7 @@ impl Width {
         }
     }
 
-    /// Takes the sample of the work since the last one.
+    /// Takes the sample of the work since the last one, and updates the number of threads.
     pub(super) fn take(&mut self, sample: &WidthSample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work =
@@ -189,7 +192,7 @@ impl Width {
                 rested
             }
         };
-        // so short a sample tells only that threads hardly do anything but sleep
+        // Samples of this length are only reliable if the threads do hardly anything but sleep.
         self.is_starting &= sample.asleep() >= FAST_ASLEEP;
         if self.is_recalled && self.reports >= REPORTS_MIN {
             self.is_recalled = false;
@@ -209,7 +212,7 @@ impl Width {
             .clamp(1, self.most);
     }
 
-    /// Whether an attempt has brought what it should.
+    /// Judges an attempt. Returns whether its number of threads is kept.
     fn judge(&mut self, attempt: WidthAttempt, rate: f64, at_work: f64) -> bool {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
@@ -263,13 +266,13 @@ impl Width {
         self.threads = wanted;
     }
 
-    /// Whether threads have slept for long in most reports.
+    /// Returns whether storage is slow, which means that the threads slept long in most reports.
     fn is_late(&self) -> bool {
         self.reports >= REPORTS_MIN && self.prompt <= PROMPT_SHARE_MAX * self.reports
     }
 
-    /// The number of threads that keeps the cores busy, if each sleeps as those in the sample have: more would only
-    /// wait for a core.
+    /// Returns the number of threads that keeps the cores busy, if each thread sleeps as much as those in the sample.
+    /// Further threads would only wait for a core.
     fn keep_cores_busy(&self, sample: &WidthSample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores
@@ -278,7 +281,7 @@ impl Width {
 }
 
 impl WidthSample {
-    /// The share of the time for which threads slept.
+    /// Returns the share of time for which the threads slept.
     fn asleep(&self) -> f64 {
         1.0 - self.awake.as_secs_f64() / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
     }
@@ -288,18 +291,18 @@ impl WidthSample {
 mod tests {
     use super::*;
 
-    /// Storage and the work that it is given, in simulated time.
+    /// Simulated storage and work, in simulated time.
     struct World {
         cores: usize,
-        /// The time for which a piece keeps a core.
+        /// The time for which a piece occupies a core.
         awake: Duration,
         /// The time for which a piece waits for storage.
         latency: Duration,
-        /// The number of pieces that storage serves at once; the others queue.
+        /// The number of pieces that storage serves concurrently. The others wait in its queue.
         depth: usize,
-        /// Pieces per second that arrive.
+        /// Pieces that arrive per second.
         offered: f64,
-        /// The share of reports in which contents are written promptly.
+        /// The share of reports from prompt storage.
         prompt: f64,
     }
 
@@ -318,9 +321,9 @@ mod tests {
             clippy::cast_sign_loss,
             reason = "a positive number of pieces"
         )]
-        /// What threads do in a sample, with an error of one part in ten.
+        /// Returns the work of the threads in one sample, with an error of 10%.
         fn sample(&self, width: &Width, number: u32) -> WidthSample {
-            // two are there in any case
+            // Two threads always work.
             let threads = width.threads().max(2);
             let each = (self.awake + self.latency).as_secs_f64();
             let by_latency = threads.min(self.depth) as f64 / each;
@@ -346,7 +349,8 @@ mod tests {
             }
         }
 
-        /// The number of threads after each sample of so many seconds, and how long each took.
+        /// Runs the simulation for this many seconds. Returns the length of each sample and the number of threads after
+        /// it.
         fn run(&self, width: &mut Width, seconds: f64) -> Vec<(f64, usize)> {
             let (mut time, mut course) = (0.0, Vec::new());
             for number in 0.. {
@@ -369,7 +373,7 @@ mod tests {
         let course = LATE.run(&mut width, 20.0);
         let (found, _) = course.iter().find(|(_, threads)| *threads >= 64).unwrap();
         assert!(*found < 0.1, "{found} s");
-        // 2 cores × 5.1 ms / 0.1 ms, about
+        // About 2 cores × 5.1 ms / 0.1 ms.
         assert!((64..=110).contains(&width.threads()), "{}", width.threads());
     }
 
@@ -400,7 +404,7 @@ mod tests {
         }
     }
 
-    /// There, threads sleep as well: for a log, or until a kernel thread gets a core.
+    /// Threads also sleep on prompt storage, for a log or until a kernel thread gets a core.
     #[test]
     fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
         for prompt in [0.1, 1.0] {
