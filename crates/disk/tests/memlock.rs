@@ -1,7 +1,7 @@
-//! The ring where next to no memory may be locked: nothing is registered, everything works. Where not even the ring
-//! itself may be, there is none.
+//! The ring under a low limit of locked memory: no buffers are registered and everything works. If the limit does not
+//! even allow the ring itself, no ring is started.
 //!
-//! In a program of its own, since the limit is the process's.
+//! This is a separate program, because the limit applies to the process.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use zmove_disk::{FileIo, Ring, RingConfig, StorageEngine, Unavailable};
 
 #[test]
 fn without_locked_memory_nothing_is_missed() {
-    // Threads started from here on inherit the loss of root's exemption.
+    // Threads that start after this point inherit the loss of root's exemption.
     let mut own = capabilities(None).unwrap();
     own.effective.remove(CapabilitySet::IPC_LOCK);
     own.permitted.remove(CapabilitySet::IPC_LOCK);

@@ -1,6 +1,6 @@
-//! What every storage engine must do, as functions of an engine, a directory and a way.
+//! Requirements for every storage engine, as functions of an engine, a directory and a kind of I/O.
 //!
-//! Data is `i % 251`, so that swapped or shifted blocks show.
+//! The data is `i % 251`, which reveals swapped or shifted blocks.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use std::path::Path;
 use zmove_disk::{DataFile, Direct, FileIo, Ring, RingConfig, StorageEngine};
 use zmove_types::{BufferPool, GROUP_BYTES};
 
-/// Sizes at which something changes, each with its neighbours.
+/// Sizes at which the behavior changes, each with its neighbors.
 const INTERESTING_SIZES: [usize; 14] = [
     0, // nothing to move
     1,
@@ -44,7 +44,7 @@ pub(crate) fn uring() -> Engine {
     ring(RingConfig::default())
 }
 
-/// A ring that is always full, of parts as small as they get, with nothing registered.
+/// A ring that is always full, with the smallest parts and no registered buffers.
 pub(crate) fn small_ring() -> Engine {
     ring(RingConfig {
         depth: 2,
@@ -63,7 +63,7 @@ fn ring(config: RingConfig) -> Engine {
     }
 }
 
-/// Prints why a case does not run here; in the lab, where every case must, that is a failure.
+/// Prints why a case is skipped. In the lab, where every case must run, this fails the test.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
@@ -84,11 +84,11 @@ fn painted(bytes: usize) -> Vec<u8> {
 fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
     let file = tempfile::tempfile_in(directory).unwrap();
     file.write_all_at(&painted(bytes), 0).unwrap();
-    // The size is declared as large enough for `auto`, whatever it is.
+    // A large declared size makes `auto` choose direct I/O, whatever the actual size.
     DataFile::for_reading(file, (bytes as u64).max(1 << 30), direct)
 }
 
-/// Reads once, and compares what was shown with what is in the buffer.
+/// Reads once and compares the shown bytes with the buffer.
 fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
@@ -105,7 +105,7 @@ fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u
     shown
 }
 
-/// Every size is written in groups and read in groups.
+/// Files of every size are written and read in groups.
 pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let pool = BufferPool::new(GROUP, 1);
     for bytes in INTERESTING_SIZES {
@@ -179,7 +179,7 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
     assert!(std::fs::read(&path).unwrap() == contents[..20_000]);
 }
 
-/// Requests past the page cache are longer than what was asked for; the rest must not be shown.
+/// Direct requests are longer than the requested range. The excess must not be shown.
 pub(crate) fn what_lies_beyond_the_request_is_not_shown(
     file_io: &dyn FileIo,
     directory: &Path,
@@ -235,7 +235,7 @@ pub(crate) fn a_panic_gives_the_buffer_back(
         })
     }));
     assert!(unwound.is_err() && slices == 1);
-    // This waits until the kernel has let go of the buffer.
+    // This waits until the kernel has released the buffer.
     assert_eq!(pool.take().unwrap().capacity(), GROUP);
     assert!(read(file_io, &file, 0, GROUP) == painted(GROUP));
 }
