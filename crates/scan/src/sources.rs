@@ -1,4 +1,4 @@
-//! The sources of a scan as they are named, and the names that are found in them.
+//! The sources of a scan: how they are specified, and the names found in them.
 
 pub(crate) mod first_walk;
 pub(crate) mod name_glob;

@@ -1,8 +1,8 @@
-//! The jobs of a walk: visit a root, list a directory, look up a stretch of names.
+//! The jobs of a walk: visiting a root, listing a directory, and looking up a batch of its names.
 //!
-//! Each job runs on the walk's own rayon pool, newest first, so a thread goes deep before it goes wide and few
-//! directories are pending. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
-//! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
+//! Each job runs on the walk's own rayon pool, newest first. So a thread walks depth-first, and few directories are
+//! pending. **Invariant:** a pending directory is stored as a path, not as a descriptor. The number of open descriptors
+//! is bounded by the threads, the batches of names to look up, and the emitted batches that are not dropped yet.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ use names::NameList;
 pub use portion::{Portion, PortionSize, PortionWanted, look_up_portion, mark_root, walk_portion};
 pub use tally::{UnfinishedParts, WalkTally, WalkTotal};
 
-/// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
+/// The state shared by all jobs of one walk. The stream of items ends when the last job drops it.
 #[derive(Debug)]
 pub(crate) struct Walk {
     output: Sender<ScanItem>,
@@ -58,7 +58,7 @@ pub(crate) struct Worker<'walk> {
     stopwatch: Stopwatch<'walk>,
 }
 
-/// The buffers for listing a directory, kept for the next one.
+/// Buffers for listing a directory, reused for the next one.
 #[derive(Debug, Default)]
 struct Scratch {
     listing: Listing,
@@ -97,9 +97,9 @@ impl Walk {
         self.scratch.lock().push(scratch);
     }
 
-    /// What a name belongs to that is not wanted because of it.
+    /// Returns why a name is skipped, or `None` if it is not skipped.
     fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
-        // An entry that a root itself names is wanted.
+        // An entry that is itself a root is never skipped.
         let apart = self
             .config
             .apart
@@ -107,7 +107,7 @@ impl Walk {
         apart(directory.fd().as_fd(), name.to_bytes())
     }
 
-    /// Whether a name is passed over.
+    /// Returns whether a name is skipped. Counts the parts of unfinished transfers.
     fn passes_over(&self, directory: &Directory, name: &CStr) -> bool {
         let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
@@ -120,14 +120,14 @@ impl Walk {
         why.is_some()
     }
 
-    /// Opens a directory below a root, waiting while descriptors are short.
+    /// Opens a directory below a root. Waits while the process is out of descriptors.
     fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
         self.descriptor_wait
             .open(|| Directory::open(root, path))
             .map(Arc::new)
     }
 
-    /// Queues a job on the pool that the caller runs on.
+    /// Queues a job on the pool of the calling thread.
     fn spawn(self: &Arc<Self>, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         let walk = Arc::clone(self);
         rayon::spawn(move || Worker::run(&walk, job));
@@ -143,7 +143,7 @@ impl Drop for Walk {
 }
 
 impl<'walk> Worker<'walk> {
-    /// Does one job, unless the walk has been stopped.
+    /// Runs one job, unless the walk has been stopped.
     pub(crate) fn run(walk: &'walk Arc<Walk>, job: impl FnOnce(&mut Self)) {
         if !walk.is_stopped() {
             let mut worker = Self {
@@ -155,7 +155,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Visits a root and emits it: a directory and all below it, or one entry.
+    /// Visits and emits a root, which is a directory with everything below it or a single entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
         let visited = match root.directory_flags() {
             _ if self.walk.config.reread.is_some() => self.visit_tree_again(root),
@@ -181,7 +181,8 @@ impl<'walk> Worker<'walk> {
             .map_err(root.failed(Operation::Stat))
     }
 
-    /// Visits a root that the walk before has opened as a directory. A rename cannot hide an entry whose name is given.
+    /// Visits a root that the previous walk opened as a directory. A root that is a single entry is not visited,
+    /// because a rename elsewhere cannot hide it.
     fn visit_tree_again(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
         let Some(walked) = self.walk.config.reread.clone() else {
             return Ok(());
@@ -212,14 +213,14 @@ impl<'walk> Worker<'walk> {
         first_walk.map_or(Ok(()), |first_walk| first_walk.note_root(directory.root()))
     }
 
-    /// Emits a root itself.
+    /// Emits the item of a root.
     fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
         let item = self.root_item(directory)?;
         self.send(item);
         Ok(())
     }
 
-    /// A root itself.
+    /// Returns the item of a root.
     fn root_item(&self, directory: &Arc<Directory>) -> Result<ScanItem, Errno> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
         let mut metadata = metadata_of(&stat);
@@ -244,8 +245,8 @@ impl<'walk> Worker<'walk> {
             .and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
         names.push(&name.ok_or_else(|| root.failed(Operation::Stat)(Errno::INVAL))?);
-        // The root may have become a directory just now. Listing it then fails loudly, since it is opened with O_PATH
-        // only.
+        // The entry may just have become a directory. Listing it then fails with an error, because it is opened with
+        // `O_PATH` only.
         self.look_up(&directory, &names, Visit::Entries);
         Ok(())
     }
@@ -273,8 +274,8 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Lists a directory that is walked, and notes its times for the walks that follow. They are read after the names,
-    /// so that they show each change that the names may not show.
+    /// Lists a directory of the walk and records its times for later walks. The times are read after the names, so that
+    /// they show every change that the names may not include.
     fn visit(&mut self, directory: &Arc<Directory>, visit: Visit) -> Result<(), Errno> {
         let before = match &self.walk.config.reread {
             Some(_) => Some(directory.status()?),
@@ -292,7 +293,7 @@ impl<'walk> Worker<'walk> {
         Ok(())
     }
 
-    /// The part of a directory that is visited.
+    /// Returns which part of a directory to visit.
     fn visits(
         &self,
         directory: &Directory,
@@ -311,7 +312,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Reads a directory's names and looks them up, a batch at a time.
+    /// Reads the names of a directory and looks them up in batches.
     fn list(&mut self, directory: &Arc<Directory>, visit: Visit) {
         let Scratch {
             mut listing,
@@ -335,7 +336,7 @@ impl<'walk> Worker<'walk> {
         self.walk.put_back(Scratch { listing, names });
     }
 
-    /// Gives a job to another thread; does it itself when enough are waiting.
+    /// Passes a job to another thread, or runs it directly if enough jobs are waiting.
     fn share(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
             self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -350,7 +351,7 @@ impl<'walk> Worker<'walk> {
         });
     }
 
-    /// Emits the wanted entries of these names as one batch, then queues the directories among them.
+    /// Emits the selected entries of these names as one batch, then queues the subdirectories among them.
     fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList, visit: Visit) {
         let entries = self.gather(directory, names, Self::report);
         let children = children(directory, &entries);
@@ -364,7 +365,8 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// The wanted entries of these names; failures go to `report`. Empty when the walk is stopped.
+    /// Looks up these names and returns the selected entries. Errors are passed to `report`. Returns no entries if the
+    /// walk is stopped.
     fn gather(
         &mut self,
         directory: &Directory,
@@ -391,7 +393,7 @@ impl<'walk> Worker<'walk> {
         entries
     }
 
-    /// Whether an entry that cannot be looked at is a mount, which this walk does not want.
+    /// Returns whether an entry that cannot be looked up is a mount point that this walk does not enter anyway.
     fn is_beyond(&self, directory: &Directory, name: &CStr) -> bool {
         self.walk.config.file_systems == FileSystems::OfRoot
             && is_mount_point(directory.fd(), OsStr::from_bytes(name.to_bytes()))
@@ -409,7 +411,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Whether the selection wants this path below the target.
+    /// Returns whether the selection includes this path below the target.
     fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
         self.walk
             .config
@@ -418,7 +420,7 @@ impl<'walk> Worker<'walk> {
             .is_none_or(|selection| selection.admits(path, kind))
     }
 
-    /// Counts entries that are not wanted.
+    /// Counts excluded entries.
     fn leave_out(&self, entries: u64) {
         if entries > 0 {
             self.walk.tally.leave_out(entries);
@@ -429,7 +431,7 @@ impl<'walk> Worker<'walk> {
         self.send(ScanItem::Error(error));
     }
 
-    /// Hands an item on, waiting while the queue is full; stops the walk when nobody is left to take it.
+    /// Emits an item, and waits while the queue is full. Stops the walk if all receivers are gone.
     fn send(&mut self, item: ScanItem) {
         let sent = match self.walk.output.try_send(item) {
             Err(TrySendError::Full(item)) => {
@@ -449,16 +451,16 @@ impl<'walk> Worker<'walk> {
 /// The part of a directory that a walk visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
-    /// The entries of the directory. Directories in it are visited as far as the walk goes.
+    /// The entries of the directory. Whether subdirectories are visited is decided for each of them.
     Entries,
     /// All entries in and below the directory.
     Tree,
-    /// The directories in it.
+    /// The subdirectories only.
     Directories,
 }
 
-/// Whether an entry is to be looked up where only directories are wanted; not all file systems tell in a listing what
-/// it is.
+/// Returns whether an entry must be looked up when only directories are visited. Not all file systems report the kind
+/// of an entry in a listing.
 fn may_be_directory(entry: &RawDirEntry<'_>) -> bool {
     matches!(entry.file_type(), FileType::Directory | FileType::Unknown)
 }

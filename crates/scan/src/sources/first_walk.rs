@@ -1,27 +1,27 @@
-//! The record by which a later walk of the same roots is known to find what the first one found: the roots themselves,
-//! the mounts below them, and the moment at which the first walk began. The walks of a mirror share one record, over
-//! all sessions of a run, since each opens the sources by their paths and may reach something else.
+//! A record of the first walk of some roots, with which a later walk checks that it sees the same trees: the roots
+//! themselves, the mounts below them, and the time at which the first walk began. The walks of a mirror share one
+//! record across all sessions of a run, because each walk opens the sources by path and may reach other directories.
 //!
-//! The record holds the roots, and device and inode of each directory that is the root of a mount
-//! (`STATX_ATTR_MOUNT_ROOT`; before Linux 5.8 of each whose device is not the root's). That costs a `statx` for each
-//! directory.
+//! The record holds the roots, and the device and inode of each directory that is the root of a mount
+//! (`STATX_ATTR_MOUNT_ROOT`, or before Linux 5.8 each directory on another device than its root). This costs a `statx`
+//! per directory.
 //!
-//! Names are not kept. A rename gives both directories a new ctime, so a directory has lost or got names where its
-//! ctime is later than the beginning. A later ctime without a later mtime comes from a rename of the directory itself,
-//! from a new mode, or from a program that sets times back. Everything below such a directory counts as changed too,
-//! since a directory that takes the place of another brings directories that are as old as ever.
+//! Names are not recorded. A rename gives both directories a new ctime, so a directory whose ctime is later than the
+//! beginning has lost or gained names. A later ctime without a later mtime comes from a rename of the directory itself,
+//! a new mode, or a program that sets times back. Everything below such a directory counts as changed too, because a
+//! directory that replaces another one contains subdirectories with old times.
 //!
-//! A walk also notes whether a directory had changed since the beginning when it had been listed. A file that was moved
-//! out of it, into a directory that had been listed before, may be missing then. Another walk
+//! A walk also records whether a directory had changed since the beginning by the time it was listed. A file that was
+//! moved out of it, into a directory that had already been listed, may then be missing. Another walk
 //! ([`ScanConfig::reread`](crate::ScanConfig)) visits the changed directories again.
 //!
-//! The beginning is read from the clock, and the walk begins in the clock's next tick: file systems stamp no finer than
-//! by ticks, so a change just before the beginning differs from one just after it. Journals that a push within one host
-//! writes into a source do not count as changes. Neither does a manifest, which is made before the beginning and gets
-//! its name after the end.
+//! The beginning is read from the clock, and the walk starts in the next tick of the clock. File systems take
+//! timestamps from ticks, so a change just before the beginning would otherwise look like one just after it. If source
+//! and target are on one host, the journals that a push writes into a source do not count as changes. A manifest does
+//! not count either, because it is created before the beginning and renamed after the end.
 //!
-//! **Invariant:** a root that a mirror knows stays open as long as this lives, so that no other directory gets its
-//! number; and the record of it is never replaced.
+//! **Invariant:** a root that a mirror has recorded stays open while the record exists, so that no other directory can
+//! get its inode number. The entry of a root is never replaced.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -37,17 +37,17 @@ use zmove_types::{FileNumber, Lock, Timestamp};
 
 use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 
-/// The record of the first walk of some roots, for the walks that follow it.
+/// The record of the first walk of some roots, used by later walks.
 #[derive(Debug)]
 pub struct FirstWalk {
     began: Timestamp,
-    /// Directories that the program itself changes meanwhile.
+    /// Directories that this program itself changes during the walks.
     own: Vec<FileNumber>,
     roots: Lock<HashMap<PathBuf, KnownRoot>>,
-    /// The maximum number of roots that stay open.
+    /// Maximum number of roots that are kept open.
     roots_open_max: usize,
     mounts: Lock<Mounts>,
-    /// Whether a directory had changed since the beginning when it had been listed.
+    /// Whether any directory had changed since the beginning by the time it was listed.
     has_changed: AtomicBool,
     /// Whether the time of such a change has no nanoseconds.
     has_whole_seconds: AtomicBool,
@@ -59,19 +59,19 @@ pub struct FirstWalk {
 #[derive(Debug)]
 struct KnownRoot {
     number: FileNumber,
-    /// The root, open as long as this.
+    /// The open root, or `None` if too many roots are open.
     open: Option<Arc<SourceRoot>>,
 }
 
 /// The mounts below the roots, with their paths.
 pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
 
-/// The moment at which a directory was about to be listed.
+/// The state just before a directory was listed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listed {
-    /// The time of the clock whose ticks file systems stamp.
+    /// The time of the clock that file systems use for timestamps.
     began: Timestamp,
-    /// The times of the directory, if the walk rereads it.
+    /// The identity and times of the directory, if the walk rereads it.
     before: Option<DirectoryStatus>,
 }
 
@@ -79,16 +79,16 @@ pub(crate) struct Listed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectoryChange {
     Nothing,
-    /// Names may have come and gone.
+    /// Names may have been added or removed.
     Names,
-    /// The directory may have been put into the place of another, with all that is below it.
+    /// The directory may have replaced another one, with everything below it.
     Place,
 }
 
 impl FirstWalk {
-    /// A record for a walk that is about to begin. Returns in the next tick of the clock, so that every later change
-    /// gives a directory of this host a later time than each earlier one. Changes in the directories `own` do not
-    /// count.
+    /// Creates a record for a walk that is about to begin. Returns in the next tick of the clock, so that every later
+    /// change on this host gives a directory a later time than any earlier change. Changes of the directories in `own`
+    /// are ignored.
     #[must_use]
     pub fn begin(own: Vec<FileNumber>) -> Self {
         let began = now(ClockId::Realtime);
@@ -108,8 +108,8 @@ impl FirstWalk {
         }
     }
 
-    /// A record for a walk that rereads what has changed since this one began. Waits until later changes have another
-    /// time, also on a file system that keeps seconds only.
+    /// Creates a record for a walk that rereads the changes since this walk began. First waits until later changes get
+    /// another time, even on a file system that stores whole seconds.
     #[must_use]
     pub fn begin_again(&self) -> Self {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
@@ -121,8 +121,8 @@ impl FirstWalk {
         }
     }
 
-    /// The same record, which keeps only a few roots open, for walks by which nothing is removed. Another directory may
-    /// get the number of a root that is not open.
+    /// Returns the same record with a limit on open roots, for walks that remove nothing. Another directory may get the
+    /// inode number of a root that is not open.
     #[must_use]
     pub fn with_few_descriptors(self) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl FirstWalk {
         }
     }
 
-    /// Records a root that a walk has opened as a directory, unless an earlier walk has.
+    /// Records a root that a walk has opened as a directory, unless an earlier walk has recorded it.
     pub(crate) fn note_root(&self, root: &SourceRoot) -> Result<(), Errno> {
         let mut roots = self.roots.lock();
         let stays_open = roots.len() < self.roots_open_max;
@@ -145,12 +145,13 @@ impl FirstWalk {
         Ok(())
     }
 
-    /// Whether a walk has opened a directory as this root; the directory, if it is open.
+    /// Returns the record of the root at this path, or `None` if no walk has opened it as a directory. The inner value
+    /// is the open root, if it is kept open.
     pub(crate) fn root(&self, path: &Path) -> Option<Option<Arc<SourceRoot>>> {
         self.roots.lock().get(path).map(|known| known.open.clone())
     }
 
-    /// Records the mount on a directory that a walk has opened below a root, if there is one.
+    /// Records the mount on a directory below a root, if there is one.
     pub(crate) fn note_mount(&self, directory: &Directory, status: &DirectoryStatus) {
         if let Some(mount) = status.mount(directory.root()) {
             self.mounts
@@ -160,8 +161,8 @@ impl FirstWalk {
         }
     }
 
-    /// Whether an earlier walk has opened another directory at this path; `root` is `None` where it is no directory
-    /// now.
+    /// Returns whether an earlier walk has opened another directory at this path. `root` is `None` if the path is no
+    /// longer a directory.
     pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = self.roots.lock();
         roots
@@ -169,13 +170,13 @@ impl FirstWalk {
             .is_some_and(|known| Some(known.number) != root.map(|root| root.number))
     }
 
-    /// The mounts below the roots that have been met.
+    /// Returns the mounts that were found below the roots.
     pub(crate) fn mounts(&self) -> Mounts {
         self.mounts.lock().clone()
     }
 
-    /// The change that a directory's times show. The ctime decides, which nobody can set. If the mtime is no later, the
-    /// directory has been renamed, or its mode has changed, or somebody has set the mtime back.
+    /// Returns the change that a directory's times show. The ctime decides, because no program can set it. If the mtime
+    /// is not later, the directory was renamed, its mode was changed, or a program has set the mtime back.
     pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
         if !self.is_later(status.ctime) || self.own.contains(&status.number) {
             DirectoryChange::Nothing
@@ -186,7 +187,7 @@ impl FirstWalk {
         }
     }
 
-    /// Notes the times of a directory after it was listed; `listed` tells when.
+    /// Records the times of a directory after it was listed. `listed` is the state before.
     pub(crate) fn note_listed(
         &self,
         directory: &Directory,
@@ -203,7 +204,7 @@ impl FirstWalk {
             self.has_changed.store(true, Ordering::Relaxed);
             return;
         };
-        // Only if the clock of the storage is not ahead of ours, our clock tells whether the change came later.
+        // Our clock can only tell whether the change was later if the clock of the storage is not ahead of ours.
         let is_ahead = after.ctime > now(ClockId::Realtime);
         let is_other = before.ctime != after.ctime;
         if is_other || !is_ahead {
@@ -214,13 +215,13 @@ impl FirstWalk {
         }
     }
 
-    /// Whether the walk may have missed an entry that was renamed meanwhile.
+    /// Returns whether the walk may have missed an entry that was renamed during the walk.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::Relaxed)
     }
 
-    /// The directories that changed while they were reread, or may have.
+    /// Returns the directories that changed, or may have changed, while they were reread.
     #[must_use]
     pub fn restless(&self) -> Vec<PathBuf> {
         let mut restless = self.restless.lock().clone();
@@ -234,7 +235,7 @@ impl FirstWalk {
 }
 
 impl Listed {
-    /// A directory is about to be listed. `before` has its times if the walk rereads it.
+    /// Records that a directory is about to be listed. `before` is its status if the walk rereads it.
     pub(crate) fn begin(before: Option<DirectoryStatus>) -> Self {
         Self {
             began: now(ClockId::RealtimeCoarse),
@@ -243,9 +244,9 @@ impl Listed {
     }
 }
 
-/// Whether a time of a file system is not before a time of the clock.
+/// Returns whether a file system's time is not before a time of the clock.
 fn is_since(time: Timestamp, began: Timestamp) -> bool {
-    // A time without nanoseconds may come from a file system that keeps seconds only.
+    // A time without nanoseconds may come from a file system that stores whole seconds.
     let has_seconds_only = time.nanos == 0;
     if has_seconds_only {
         time.seconds >= began.seconds - 1
@@ -262,12 +263,12 @@ fn now(clock: ClockId) -> Timestamp {
     }
 }
 
-/// So few that other descriptors are left under a low limit.
+/// Small enough to leave descriptors for other uses under a low limit.
 const ROOTS_OPEN_MAX: usize = 16;
-/// The longest wait for the next tick, longer than a tick: a clock that has been set back is not waited for.
+/// Maximum wait for the next tick, which is longer than a tick. It ends the wait if the clock has been set back.
 const TICK_MAX: Duration = Duration::from_millis(60);
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longer than the step of two seconds in which some file systems keep times.
+/// Longer than the resolution of 2 s that some file systems have.
 const WHOLE_SECONDS: Duration = Duration::from_millis(2100);
 
 #[cfg(test)]
@@ -317,7 +318,7 @@ mod tests {
         );
         // The modification time can be set to any value.
         assert_eq!(change(at(7, 5), at(99, 9)), DirectoryChange::Nothing);
-        // A file system that stores times in steps of two seconds.
+        // A file system with a resolution of 2 s.
         assert_eq!(
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
             [
@@ -379,7 +380,7 @@ mod tests {
             first_walk: Some(Arc::clone(&walked)),
             ..ScanConfig::default()
         };
-        // Each root, its directory and its file.
+        // The items are each root with its directory and its file.
         assert_eq!(scan(roots.clone(), &config).count(), 3 * roots.len());
         assert!(!walked.has_changed());
         rename(path(0).join("d/f"), path(0).join("d/g")).unwrap();

@@ -1,17 +1,17 @@
-//! Globs for one name, as a shell has them: `*`, `?`, `[a-z]`, `[!a]`, and `\` before a character that stands for
-//! itself. Sources of another host may have them; the host matches its names against them, and who asked for them
-//! matches again what has come.
+//! Shell globs for single names: `*`, `?`, `[a-z]`, `[!a]`, and `\` to make the next character literal. The path of a
+//! source on another host may contain them. That host matches its names against the glob, and the requesting host
+//! checks the received names again.
 //!
-//! **Invariant:** a glob matches bytes, takes time of at most their product, and a hidden name only where it begins
-//! with a dot itself.
+//! **Invariant:** a glob matches bytes, in time proportional to at most the product of the two lengths. It matches a
+//! name that starts with a dot only if the glob starts with a dot too.
 
-/// Whether a name in a path is a glob.
+/// Returns whether a path component is a glob.
 #[must_use]
 pub fn is_glob(name: &[u8]) -> bool {
     name.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
-/// Whether a name matches a glob; a glob with an open `[` matches nothing.
+/// Returns whether a name matches a glob. A glob with an unclosed `[` matches nothing.
 #[must_use]
 pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && glob.first() != Some(&b'.') {
@@ -19,7 +19,8 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     }
     let mut at_glob = 0;
     let mut at_name = 0;
-    // Where the last star stood, and the name when it was met: it takes one more byte each time that the rest fails.
+    // The position after the last `*`, and the start of the part of the name that the rest of the glob must match.
+    // After each failure the `*` takes one more byte of the name.
     let mut star: Option<(usize, usize)> = None;
     loop {
         if glob.get(at_glob) == Some(&b'*') {
@@ -45,7 +46,7 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// How many bytes of the glob match this byte, if they do.
+/// Returns the number of bytes of the glob that match this byte, or `None` if they do not match it.
 fn match_one(glob: &[u8], byte: u8) -> Option<usize> {
     match glob {
         [b'?', ..] => Some(1),
@@ -55,7 +56,7 @@ fn match_one(glob: &[u8], byte: u8) -> Option<usize> {
                 [b'!' | b'^', rest @ ..] => (true, rest),
                 rest => (false, rest),
             };
-            // a bracket that closes at once is a member
+            // A `]` directly after the opening bracket is a member of the class.
             let end = 1 + class.iter().skip(1).position(|byte| *byte == b']')?;
             let is_member = is_member(&class[..end], byte);
             (is_member != negated).then_some(2 + usize::from(negated) + end)

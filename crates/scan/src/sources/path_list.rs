@@ -1,6 +1,6 @@
-//! Lists of paths to send (`--files-from`), read as they are needed.
+//! Lists of paths to send (`--files-from`), read on demand.
 //!
-//! **Invariant:** no more of the list is in memory than one stretch, and no path of it leads out of the root.
+//! **Invariant:** only the paths of one read are in memory at a time, and no path of the list leads out of the root.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -15,29 +15,29 @@ use crate::error::{ListFault, ScanError};
 
 pub(crate) mod fuzzing;
 
-/// A reader of paths that are relative to one directory, one after the other.
+/// A reader of a list of paths, which are relative to one directory.
 pub struct PathList {
-    /// The directory that the paths are relative to.
+    /// The directory to which the paths are relative.
     pub(crate) root: ScanRoot,
     name: PathBuf,
     separator: Separator,
     reader: BufReader<Box<dyn Read + Send>>,
 }
 
-/// The separator between two paths of a list.
+/// The separator between the paths of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Separator {
-    /// A line feed, perhaps after a carriage return. Empty lines are skipped.
+    /// A line feed, optionally preceded by a carriage return. Empty lines are skipped.
     Newline,
     /// A NUL byte.
     Nul,
 }
 
-/// One path of a list, or the reason why it cannot be sent.
+/// A path of a list, or the reason why it cannot be sent.
 pub(crate) type ListedPath = Result<RelPath, ScanError>;
 
 impl PathList {
-    /// The list that `reader` yields, of paths below the directory `root`; `name` is for messages.
+    /// Creates a list of paths below the directory `root`, read from `reader`. `name` is used in messages.
     #[must_use]
     pub fn new(
         root: ScanRoot,
@@ -54,7 +54,8 @@ impl PathList {
         }
     }
 
-    /// The next paths, as many as one read has brought, lest paths wait for others that come late; `None` at the end.
+    /// Returns the next paths, or `None` at the end of the list. It returns the paths that one read has delivered, so
+    /// that they need not wait for later ones.
     pub(crate) fn next_stretch(&mut self) -> Option<Vec<ListedPath>> {
         let mut stretch = Vec::new();
         let mut text = Vec::new();
@@ -67,7 +68,7 @@ impl PathList {
                         path: self.name.clone(),
                         source,
                     }));
-                    // The list behind a failed read is not known.
+                    // The list after a failed read is unknown.
                     self.reader = BufReader::new(Box::new(io::empty()));
                     break;
                 }
@@ -76,14 +77,14 @@ impl PathList {
         (!stretch.is_empty()).then_some(stretch)
     }
 
-    /// Reads up to the next separator or the end; of a text that is too long only the beginning is kept.
+    /// Reads up to the next separator or the end. Only the beginning of a text that is too long is kept.
     fn read_text(&mut self, text: &mut Vec<u8>) -> io::Result<Option<Length>> {
         text.clear();
         let separator = match self.separator {
             Separator::Newline => b'\n',
             Separator::Nul => 0,
         };
-        // The limit is one byte more than the text: the separator.
+        // The limit includes one byte for the separator.
         let read = (&mut self.reader)
             .take(TEXT_BYTES_MAX as u64 + 1)
             .read_until(separator, text)?;
@@ -117,14 +118,14 @@ impl PathList {
     }
 }
 
-/// Whether a text of the list was kept whole.
+/// Whether a text of the list is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
     Whole,
     TooLong,
 }
 
-/// Parses a path, without `.`, doubled slashes and a slash at the end, which change nothing.
+/// Parses a path. Ignores `.` components, repeated slashes and a trailing slash.
 fn parse(text: &[u8]) -> Result<RelPath, ListFault> {
     match text.first() {
         None => return Err(ListFault::Path(PathError::Empty)),
@@ -149,11 +150,11 @@ impl fmt::Debug for PathList {
     }
 }
 
-/// The bytes of one read; more of them find more paths of one directory together.
+/// Size of one read in bytes. A larger read groups more paths of the same directory.
 const BUFFER_BYTES: usize = 512 * 1024;
-/// The longest text of a path: room for the longest path and some dots.
+/// Maximum length of a path in the list, with room for the longest valid path and some `.` components.
 const TEXT_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX;
-/// The most bytes that a message shows of a text that is no path.
+/// Maximum number of bytes of an invalid path to show in a message.
 const SHOWN_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! The roots of one walk as they are opened: thousands of sources in one directory share its descriptor.
+//! Opens the roots of one walk, so that thousands of sources in one directory share its descriptor.
 //!
-//! **Invariant:** beside one descriptor for each directory that holds roots, few descriptors last as long as the roots.
+//! **Invariant:** in addition to one descriptor for each directory that contains roots, only a few descriptors stay
+//! open as long as the roots.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,19 +17,19 @@ use zmove_types::{Lock, RelPath};
 use crate::config::ScanRoot;
 use crate::directory::{Extent, SourceRoot};
 
-/// The directories that hold roots of one walk, as long as one of these roots is in use.
+/// The directories that contain roots of one walk. Each is open while one of its roots is in use.
 #[derive(Debug, Default)]
 pub(crate) struct SharedParents {
     open: Lock<HashMap<PathBuf, Weak<OwnedFd>>>,
-    /// The number of roots that were opened as directories.
+    /// Number of roots that were opened as directories.
     roots: AtomicUsize,
 }
 
-/// The number of roots that stay open. Each further one is opened again for each use, which costs three system calls.
+/// Number of roots that stay open. Each further root is reopened for each use, which costs three system calls.
 const ROOTS_OPEN_MAX: usize = 16;
 
 impl SharedParents {
-    /// Opens a root as [`ScanRoot::open`] does.
+    /// Opens a root like [`ScanRoot::open`].
     pub(crate) fn open(&self, root: &ScanRoot, flags: Option<OFlags>) -> Result<SourceRoot> {
         let Some((parent, name)) = root.parent_and_name() else {
             return root.open(flags);
@@ -36,7 +37,7 @@ impl SharedParents {
         let is_followed = flags.is_some_and(|flags| !flags.contains(OFlags::NOFOLLOW));
         let (above, below) = match &root.beneath {
             Some((above, below)) => (Arc::clone(above), below.clone()),
-            // a link at the end of the path, or `..`
+            // The path ends in a symbolic link to follow, or in `..`.
             None if is_followed => return root.open(flags),
             None => match RelPath::from_bytes(name.as_encoded_bytes()) {
                 Ok(below) => (self.parent(&parent)?, below),
@@ -60,7 +61,7 @@ impl SharedParents {
         })
     }
 
-    /// Opens a directory that holds roots, unless it is open.
+    /// Opens a directory that contains roots, or returns its open descriptor.
     fn parent(&self, path: &Path) -> Result<Arc<OwnedFd>> {
         let mut open = self.open.lock();
         if let Some(opened) = open.get(path).and_then(Weak::upgrade) {

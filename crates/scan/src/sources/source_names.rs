@@ -1,9 +1,9 @@
-//! The names of source trees, directory by directory and complete: those that a mirror keeps.
+//! The complete names of source trees, directory by directory. A mirror keeps these names at the target.
 //!
-//! **Invariant:** a [`DirectoryNames`] has every name of its directory, also those that a selection leaves out; a
-//! directory that was not read to its end gives an error instead. A root that is another directory than at the first
-//! walk is an error, and so is the end of the listings where a mount was not met again. As in the walk, nothing below a
-//! root is opened through a symbolic link, and no directory that the selection leaves out.
+//! **Invariant:** a [`DirectoryNames`] contains every name of its directory, including names that a selection excludes.
+//! If a directory cannot be read completely, an error is returned instead. A root that is not the directory of the
+//! first walk is an error. At the end of the listings, a mount of the first walk that was not found again is an error
+//! too. As in the walk, nothing below a root is opened through a symbolic link, and no excluded directory is opened.
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -20,40 +20,40 @@ use crate::listing::Listing;
 use crate::selection::PathKind;
 use crate::sources::first_walk::{DirectoryChange, Mounts};
 
-/// All names of one directory of the target that sources bring.
+/// All names that the sources have for one directory of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryNames {
-    /// The directory's path below the target.
+    /// The path of the directory below the target.
     pub directory: RelPath,
-    /// The names, in the order of their bytes.
+    /// The names in byte order.
     pub names: Vec<Name>,
-    /// Whether the source's names may differ from those that the first walk has seen.
+    /// Whether the names may differ from those that the first walk found.
     pub changed: bool,
-    /// A source that brings this directory and has no entry at all.
+    /// A source that maps to this directory and has no entries at all.
     pub empty_source: Option<PathBuf>,
 }
 
-/// The listings of all directories below some roots, each after the one above it. Only the names of one directory and
-/// the paths of those that wait are held.
+/// An iterator over the listings of all directories below some roots, parents first. Only the names of one directory
+/// and the paths of pending directories are in memory.
 #[derive(Debug)]
 pub struct SourceNames {
     waiting: Vec<Result<PendingDirectory, ScanError>>,
     config: ScanConfig,
-    /// The mounts that the first walk has met and this one has not yet.
+    /// The mounts of the first walk that this walk has not found yet.
     unmet: Mounts,
     memory: Listing,
 }
 
-/// A directory of the target that has no listing yet.
+/// A directory of the target that has not been listed yet.
 #[derive(Debug)]
 struct PendingDirectory {
-    /// The roots that bring the directory: one, but for the target itself.
+    /// The roots that map to the directory. Only the target itself can have several.
     roots: Vec<Arc<SourceRoot>>,
-    /// The directory's path below these roots.
+    /// The path of the directory below these roots.
     path: RelPath,
-    /// The names that other roots bring into the directory.
+    /// The names that other roots add to this directory.
     brought: Vec<Name>,
-    /// Whether the directory may have been moved here since the first walk, with a directory above it.
+    /// Whether the directory may have been moved here since the first walk, together with a directory above it.
     moved: bool,
 }
 
@@ -63,14 +63,14 @@ struct DirectoryContents {
     names: Vec<Name>,
     directories: Vec<RelPath>,
     changed: bool,
-    /// Whether the directory may have been moved here since the first walk, with all that is below it.
+    /// Whether the directory may have been moved here since the first walk, with everything below it.
     moved: bool,
 }
 
 impl SourceNames {
-    /// The listings of these roots, except for directories that the selection leaves out or that lie in other file
-    /// systems. A root that is no directory has no listing of its own. `config` is that of the first walk, which has
-    /// ended, with its record.
+    /// Creates the listings of these roots. Directories that the selection excludes or that lie on other file systems
+    /// are not listed. A root that is not a directory has no listing. `config` is the configuration of the first walk,
+    /// with its record. That walk must have ended.
     #[must_use]
     pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
         let first_walk = config.first_walk.as_ref();
@@ -117,7 +117,7 @@ impl SourceNames {
         }
     }
 
-    /// Lists one directory; `None` for one in another file system.
+    /// Lists one directory. Returns `None` if it is on another file system.
     fn list(&mut self, waiting: PendingDirectory) -> Result<Option<DirectoryNames>, ScanError> {
         let PendingDirectory {
             roots,
@@ -176,7 +176,7 @@ impl SourceNames {
         } else {
             DirectoryContents::default()
         };
-        // The times are read after the names: a later change is not in the names.
+        // The times are read after the names, so a change after this point is not part of the names.
         let status = directory.status().map_err(&failed)?;
         if let Some(mount) = status.mount(root) {
             self.unmet.remove(&mount);
@@ -184,7 +184,7 @@ impl SourceNames {
         let first_walk = self.config.first_walk.as_ref();
         let change = first_walk.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
         found.changed = change != DirectoryChange::Nothing;
-        // A root cannot have been moved here unnoticed: its number was compared.
+        // A root cannot have been moved here unnoticed, because its inode number was compared.
         found.moved = change == DirectoryChange::Place && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
@@ -204,7 +204,7 @@ impl SourceNames {
 }
 
 impl PendingDirectory {
-    /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
+    /// Creates the top directory of some roots. `brought` holds the names of other roots in it.
     fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
         Self {
             roots,
@@ -216,7 +216,7 @@ impl PendingDirectory {
 }
 
 impl DirectoryContents {
-    /// Adds an entry; returns that there may be more.
+    /// Adds an entry. Always returns `true`, which means to continue.
     fn add(
         &mut self,
         directory: &Directory,
@@ -224,7 +224,7 @@ impl DirectoryContents {
         name: &CStr,
         kind: FileType,
     ) -> Result<bool, ScanError> {
-        // a job's directory is nobody's to name, and a mirror spares those that it finds
+        // The directory of a shared job is never listed. A mirror spares such directories at the target.
         if is_shared_job_name(name.to_bytes()) {
             return Ok(true);
         }
@@ -279,13 +279,13 @@ impl Iterator for SourceNames {
     }
 }
 
-/// Whether the selection lets a directory be listed.
+/// Returns whether the selection includes a directory.
 fn admits(config: &ScanConfig, directory: &RelPath) -> bool {
     let selection = config.selection.as_ref();
     selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
 }
 
-/// Opens a root; `None` where it is no directory.
+/// Opens a root. Returns `None` if it is not a directory.
 fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else {
         return Ok(None);

@@ -1,7 +1,8 @@
-//! Back-off for descriptors, when the process or the machine has run out of them.
+//! Waits for free descriptors when the process or the machine has run out of them.
 //!
-//! Consumers give descriptors back as they drop batches, so a shortage is usually short. **Invariant:** the wait is
-//! bounded, and halves each time it was in vain, so a consumer that keeps every batch gets errors, not a hang.
+//! Consumers release descriptors when they drop batches, so a shortage is usually short. **Invariant:** the wait is
+//! bounded, and is halved each time it ends without success. So if a consumer keeps every batch, the walk fails with
+//! errors instead of hanging.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, Result};
 
-/// The time for which the walk is ready to wait for a descriptor.
+/// The maximum time to wait for a descriptor.
 #[derive(Debug)]
 pub(crate) struct DescriptorWait {
     wait_ms: AtomicU64,
@@ -22,7 +23,7 @@ impl DescriptorWait {
         }
     }
 
-    /// Repeats `open` while it fails for a shortage of descriptors, until the wait is over.
+    /// Repeats `open` while it fails because descriptors are exhausted, until the maximum wait has passed.
     pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         let mut end = None;
         loop {

@@ -1,15 +1,17 @@
-//! The visit of listed paths (`--files-from`), in the place of a walk: one job reads the list, the others look up paths
-//! of one directory each.
+//! Visits listed paths (`--files-from`) instead of walking a tree. One job reads the list, and each of the others looks
+//! up paths of one directory.
 //!
-//! The job that reads takes as much at a time as one read brings, and groups its paths by directory. Each other job
-//! opens a directory once for its group and looks the names up. The first job to reach a directory emits it and those
-//! above it, under a lock that it holds until they are in the queue; so a directory still comes before anything in it.
+//! The reading job takes the paths of one read at a time and groups them by directory. Each other job opens a directory
+//! once for its group and looks up the names. The first job that reaches a directory emits the directory and its
+//! parents, under a lock that it holds until they are in the queue. So a directory is still emitted before any entry in
+//! it.
 //!
-//! A path that is listed twice is sent once. For that the scan keeps a fingerprint of each path and each
-//! directory, with keys drawn at its start; with the table and its growth at most 60 bytes apiece.
+//! A path that is listed twice is sent once. To detect that, the scan stores a fingerprint of each path and each
+//! directory, with keys that are generated at its start. A fingerprint takes at most 60 bytes, including the growth of
+//! its table.
 //!
-//! **Invariant:** a directory is emitted once, and before anything in it; any other path is emitted once,
-//! however often it is listed.
+//! **Invariant:** a directory is emitted once, and before any entry in it. Any other path is emitted once, however
+//! often it is listed.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -30,30 +32,30 @@ use crate::sources::path_list::PathList;
 use super::Worker;
 use super::names::NameList;
 
-/// The state that all jobs of one list share.
+/// The state shared by all jobs of one list.
 #[derive(Debug)]
 struct ListedTree {
     root: Arc<SourceRoot>,
-    /// The directories that have been emitted. The lock is held while one is emitted, so that a job that finds it here
-    /// comes later in the queue.
+    /// The directories that have been emitted. The lock is held while a directory is emitted, so that the items of a
+    /// job that finds it here come later in the queue.
     emitted: Lock<Fingerprints>,
 }
 
-/// A set of paths, distinguished by 128 bits that nobody can predict.
+/// A set of paths, stored as unpredictable 128-bit fingerprints.
 #[derive(Debug, Default)]
 struct Fingerprints {
     keys: [RandomState; 2],
     seen: HashSet<[u64; 2]>,
 }
 
-/// Listed paths in one directory.
+/// Listed paths of one directory.
 #[derive(Debug)]
 struct ListedGroup {
     parent: RelPath,
     names: Vec<Name>,
 }
 
-/// The reason why nothing in a directory is visited.
+/// The reason why the listed paths of a directory are not visited.
 enum Closed {
     LeftOut,
     Fault(ListFault),
@@ -91,7 +93,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Emits mode and time of the source itself, which is `.` in the list.
+    /// Emits the mode and time of the source itself, which is listed as `.`.
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
             self.report(ScanError::io(top.full_path(), Operation::Stat, errno));
@@ -126,7 +128,8 @@ impl Worker<'_> {
             if self.walk.unfinished(directory, &raw).is_some()
                 && self.admits(&path, PathKind::Other)
             {
-                // In a tree it is passed over; but who lists a path is told where it does not come.
+                // In a tree, the entry would be skipped silently. For a listed path, the user needs to know that it is
+                // not sent.
                 self.report(ScanError::Listed {
                     path: group.path_of(name),
                     fault: ListFault::Unfinished,
@@ -146,7 +149,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Opens a directory after the directory and those above it have been emitted.
+    /// Opens a directory after emitting the directory and those above it.
     fn enter(&mut self, ground: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, Closed> {
         let mut emitted = ground.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
@@ -205,7 +208,7 @@ impl Worker<'_> {
 }
 
 impl Fingerprints {
-    /// Adds a path; returns whether it is new.
+    /// Adds a path. Returns whether it is new.
     fn insert(&mut self, path: &RelPath) -> bool {
         self.seen.insert(self.of(path))
     }
@@ -225,7 +228,7 @@ impl ListedGroup {
     }
 }
 
-/// Groups the paths by directory, each group with at most `names_max` names.
+/// Groups the paths by directory, with at most `names_max` names per group.
 fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<ListedGroup> {
     paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
     let mut groups: Vec<ListedGroup> = Vec::new();
@@ -270,7 +273,7 @@ fn closed(ground: &ListedTree, path: &RelPath, errno: Errno) -> Closed {
     })
 }
 
-/// The fault of paths below a directory that could not be looked up.
+/// Returns the reason why paths below a directory that could not be looked up are not sent.
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),
@@ -282,7 +285,7 @@ fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     }
 }
 
-/// Turns a vanished entry into a missing path: the list is wrong then, and nothing has vanished.
+/// Turns a vanished entry into a missing path, because the list may name a path that never existed.
 fn as_listed(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {

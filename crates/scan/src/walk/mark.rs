@@ -1,20 +1,23 @@
-//! Marks of directories: what one node of a job has seen of them, so that another knows whether it sees the same.
+//! Marks of directories, which record the state that one node of a job has seen, so that another node can check that it
+//! sees the same directory.
 //!
-//! On a file system that all nodes share an inode number is the same for all, and a change time, which nobody can set,
-//! never goes back. In a copy inode numbers are others; in one that has them too, as of a snapshot or a volume, what
-//! has changed since is older. A directory that has changed *later* than its mark says is walked as it is, as by any
-//! push; so is another one where any directory above it has changed later than whatever was seen of those: to exchange
-//! one of them changes the one that it is in.
+//! On a file system shared by all nodes, a directory has the same inode number on each of them, and its change time,
+//! which no program can set, never goes back. In a copy, inode numbers differ. If a copy preserves them, as a snapshot
+//! or a cloned volume does, directories that have changed since have an older change time in the copy. A directory that
+//! has changed *later* than its mark is walked in its current state, as in any push. A different directory at the path
+//! is walked too if any directory above it has changed later than recorded, because replacing a directory changes its
+//! parent.
 //!
-//! A change above says that a directory may have been replaced, and not that it was: in a tree whose top changes all
-//! the time an inode number alone shows nothing. What keeps a node from sending another tree then is compared besides:
-//! the roots, before it takes part; change times, since what lags behind has no later one above; and mounts, here on
-//! all of the way down. Where a file system itself has different directories for different hosts, with nothing mounted
-//! on them, and its top changes, each node sends those that it sees. What only its own cache of names still has, of a
-//! file system that cannot be asked, a node may send as long as that keeps it: a second or so after it was replaced.
+//! A change above only shows that a directory may have been replaced. In a tree whose top changes constantly, the inode
+//! number alone proves nothing. So three more comparisons prevent a node from sending another tree: the roots, before
+//! the node joins; change times, because an outdated copy has no later one above; and mounts, here at every level of
+//! the path. If a file system itself shows different directories to different hosts without mounts, and its top
+//! changes, each node sends the directories that it sees. On a file system that cannot be queried for the current
+//! state, a node may send a directory that exists only in its own name cache, for about a second after the directory
+//! was replaced.
 //!
-//! **Invariant:** a directory with a mark is listed only after it was held against it, and after the server was asked:
-//! a cache of this node that is behind is brought up to date, and is no difference.
+//! **Invariant:** a directory with a mark is listed only after it was compared with the mark, and after the server was
+//! queried. An outdated cache on this node is refreshed and is not a difference.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,23 +33,23 @@ use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 use crate::entry::Entry;
 use crate::error::{Difference, ScanError};
 
-/// What has been seen of a directory.
+/// The state of a directory as a node has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryMark {
     /// The inode number.
     pub inode: u64,
     /// The change time.
     pub ctime: Timestamp,
-    /// The latest change time of all directories that it is below, each before it was listed; `None` for a root.
+    /// The latest change time of all directories above, each read before that directory was listed. `None` for a root.
     pub above_ctime: Option<Timestamp>,
 }
 
-/// A directory below a root, and what has been seen of it.
+/// A directory below a root, and its state as a node has seen it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkedPath {
     /// The path below the root.
     pub path: RelPath,
-    /// The mark. Default: none, and nothing is compared, here or below.
+    /// The mark. `None` means that neither this directory nor anything below it is compared.
     pub mark: Option<DirectoryMark>,
 }
 
@@ -59,7 +62,7 @@ impl DirectoryMark {
         }
     }
 
-    /// The mark of a directory that is an entry of the one with this mark.
+    /// Returns the mark of a directory that is an entry of the directory with this mark.
     pub(super) fn below(self, entry: &Entry) -> Self {
         Self {
             inode: entry.inode,
@@ -79,12 +82,12 @@ impl DirectoryMark {
         }
     }
 
-    /// Whether any directory above has changed, of which this is the latest change now.
+    /// Returns whether any directory above has changed. `now` is the latest change time of the directories above.
     fn has_changed_above(self, now: Timestamp) -> bool {
         self.above_ctime.is_some_and(|then| now > then)
     }
 
-    /// The same directory, or the one that has taken its place, as it is now.
+    /// Returns the mark of the current directory, which may have replaced the recorded one.
     fn again(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
         Self {
             inode: here.number.inode,
@@ -94,7 +97,7 @@ impl DirectoryMark {
     }
 }
 
-/// Opens a directory of which this has been seen; returns what is to be seen of it now.
+/// Opens a directory and compares it with its mark. Returns the directory and its current mark.
 pub(super) fn open_as_seen(
     root: &Arc<SourceRoot>,
     path: &RelPath,
@@ -133,7 +136,7 @@ pub(super) fn open_as_seen(
                     });
                 };
                 above = ask_above(path, config, &open)?;
-                // one that has gone takes this with it
+                // If a directory above was removed, so was this one.
                 may_be_replaced = above.map_or(!path.is_root(), |now| seen.has_changed_above(now));
                 sleep(pause);
             }
@@ -141,18 +144,18 @@ pub(super) fn open_as_seen(
     }
 }
 
-/// The latest change time of the directories above a path; `None` where one has gone, and above a root. All are asked
-/// for, from the root downwards, so that no name on the way is taken from a cache.
+/// Returns the latest change time of the directories above a path, or `None` if one of them is missing or the path is a
+/// root. All of them are queried, from the root downwards, so that no name on the way comes from a cache.
 ///
 /// # Errors
-/// Something is mounted on one of them otherwise than at the node that leads.
+/// Returns an error if the mounts on these directories differ from those at the head.
 fn ask_above(
     path: &RelPath,
     config: &ScanConfig,
     open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<Option<Timestamp>, ScanError> {
     let mut latest = None;
-    // a loop: there may be more directories than a stack has room for
+    // A loop instead of recursion, because there may be more directories than fit on the stack.
     for above in path.lineage().skip(1).collect::<Vec<_>>().into_iter().rev() {
         let opened = RelPath::from_bytes(above)
             .ok()
@@ -170,11 +173,11 @@ fn ask_above(
     Ok(latest)
 }
 
-/// Compares what is mounted on an entry with the mounts of the node that leads: what is mounted hides what all nodes
-/// see.
+/// Checks that an entry is a mount point here if and only if it is one at the head. A mount hides the directory that
+/// all nodes share.
 ///
 /// # Errors
-/// Something is mounted on it here alone, or there alone.
+/// Returns an error if the entry is a mount point only here or only at the head.
 pub(super) fn as_mounted(
     config: &ScanConfig,
     is_mount: Option<bool>,
@@ -200,8 +203,8 @@ pub(super) fn as_mounted(
     }
 }
 
-/// How long is waited before it is looked again, each time. The first time asks the servers for all directories above;
-/// the others are for file systems that cannot be asked, and keep names and attributes for a second or so.
+/// The pauses before each new attempt. The first attempt only queries the servers for all directories above. The others
+/// are for file systems that cannot be queried and cache names and attributes for about a second.
 const PAUSES: [Duration; 3] = [Duration::ZERO, A_MOMENT, A_MOMENT.saturating_mul(5)];
 const A_MOMENT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
@@ -232,7 +235,7 @@ mod tests {
         )
     }
 
-    /// Waits until changes have another time than any before.
+    /// Waits until changes get a later time than all earlier ones.
     fn wait_for_a_tick() {
         let ctime = |file: &File| {
             let metadata = file.metadata().unwrap();
@@ -244,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Walks the root alone; returns what was found in it.
+    /// Walks only the root and returns the directories found in it.
     fn found_in(home: &Path) -> Vec<MarkedPath> {
         let mark = mark_root(&ScanRoot::new(home, RelPath::root()));
         assert!(mark.is_some());
@@ -289,11 +292,11 @@ mod tests {
             (false, 1),
             "{replaced:?}"
         );
-        // what is below is compared with the one that was walked
+        // The subdirectories have marks of the replacement that was walked.
         assert_eq!(difference(&walk(home.path(), &replaced.directories)), None);
     }
 
-    /// What has been found below the one that is exchanged is looked for below the other, at once.
+    /// Directories found below the replaced directory are looked up below its replacement immediately.
     #[test]
     fn below_a_directory_that_is_exchanged_what_is_there_is_walked() {
         let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -329,7 +332,7 @@ mod tests {
             ),
             "{vanished:?}"
         );
-        // held against what is seen after the exchange, which no change above is later than
+        // The mark was made after the exchange, so no directory above has a later change.
         let seen = below(&b);
         let inode = c[0].mark.unwrap().inode;
         let mark = Some(DirectoryMark {
@@ -349,7 +352,7 @@ mod tests {
         );
     }
 
-    /// A change above, which there always is at the top of a busy tree, does not let a node send what is mounted there.
+    /// In a busy tree there is always a change at the top. It must not let a node send a mounted file system.
     #[test]
     fn what_is_mounted_on_the_way_is_told_where_something_above_has_changed() {
         let changed_above = Some(Timestamp::default());
@@ -402,7 +405,7 @@ mod tests {
         }
     }
 
-    /// The directory above has not changed, so nobody has removed or replaced anything in it.
+    /// The parent has not changed, so no entry of it was removed or replaced.
     #[test]
     fn another_directory_an_older_one_and_none_are_told() {
         let home = tempfile::tempdir().unwrap();
@@ -431,7 +434,7 @@ mod tests {
             Some(Difference::Older)
         );
         remove_dir(home.path().join("d")).unwrap();
-        // seen in a directory that has changed since, as far as this node knows
+        // The mark was made in a directory that has changed since, as far as this node knows.
         assert_eq!(
             other(|mark| mark.above_ctime.as_mut().unwrap().seconds += 10),
             Some(Difference::Missing)

@@ -1,11 +1,11 @@
-//! The names of one stretch of a directory, packed end to end.
+//! The names of one batch of directory entries, stored in one buffer.
 //!
-//! The job that lists a directory fills the list, and a job looks each name up. **Invariant:** the bytes are a row of
-//! NUL-terminated names.
+//! The job that lists a directory fills the list, and another job looks up each name. **Invariant:** the buffer is a
+//! sequence of NUL-terminated names.
 
 use std::ffi::CStr;
 
-/// Names in the order in which the directory gave them.
+/// Names in the order in which the directory listing returned them.
 #[derive(Debug, Default)]
 pub(crate) struct NameList {
     bytes: Vec<u8>,

@@ -1,7 +1,8 @@
-//! Portions of a walk: as much of some trees as one of many nodes does at a time, and what is left of them for others.
+//! Portions of a walk: the part of some trees that one of several nodes walks at a time, and the rest that is left for
+//! others.
 //!
-//! **Invariant:** of sources that do not change a portion is the same whoever walks it, and however often: names are
-//! taken in the order of their bytes, and what ends it is counted in entries and bytes and never in time.
+//! **Invariant:** if the sources do not change, a portion is the same for every node and every repetition. Names are
+//! taken in byte order, and a portion is limited by entries and bytes, never by time.
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
@@ -21,56 +22,56 @@ use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
 use super::{DescriptorWait, UnfinishedParts, Walk, WalkTally, Worker, may_be_directory};
 
-/// How much one portion has.
+/// The limits of one portion.
 #[derive(Clone, Copy, Debug)]
 pub struct PortionSize {
-    /// The most entries that are looked up.
+    /// Maximum number of entries to look up.
     pub entries: usize,
-    /// The most bytes of files, but for the last one.
+    /// Maximum total size of the files in bytes. The last file may exceed it.
     pub bytes: u64,
-    /// The size from which on the bytes of a file do not count.
+    /// Files of at least this size in bytes do not count toward `bytes`.
     pub large_bytes: u64,
-    /// What is looked up.
+    /// The entries to look up.
     pub wanted: PortionWanted,
 }
 
-/// What a portion has of a tree.
+/// The entries of a tree that a portion contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortionWanted {
-    /// All of it.
+    /// All entries.
     All,
-    /// Directories alone.
+    /// Directories only.
     Directories,
 }
 
-/// What has been found of some trees, and what is left of them.
+/// The entries found in some trees, and the remaining work.
 #[derive(Debug, Default)]
 pub struct Portion {
-    /// What has been found, in the order in which the receiver is to have it.
+    /// The items found, in the order in which the receiver must get them.
     pub items: Vec<ScanItem>,
-    /// Directories with which the walk goes on.
+    /// Directories that remain to be walked.
     pub directories: Vec<MarkedPath>,
-    /// Entries with which it goes on: names of a directory.
+    /// Entries that remain to be looked up, as names of a directory.
     pub names: Vec<(MarkedPath, Vec<Name>)>,
-    /// The marks of the directories that were opened, where they were compared, by their paths below the root.
+    /// The marks of opened directories that were compared, by their paths below the root.
     pub marks: HashMap<RelPath, DirectoryMark>,
-    /// How many entries the selection has left out.
+    /// Number of entries that the selection has excluded.
     pub left_out: u64,
-    /// The parts of unfinished transfers that have been passed over.
+    /// The parts of unfinished transfers that were skipped.
     pub parts: UnfinishedParts,
-    /// Whether the directory could not be opened the entries of which were to be looked up.
+    /// Whether the directory whose entries were to be looked up could not be opened.
     pub is_unopened: bool,
 }
 
 impl Portion {
-    /// What is not as another node has found it, if anything is not.
+    /// Returns the error about an entry that differs from the one that another node has found, if there is one.
     #[must_use]
     pub fn difference(&self) -> Option<&ScanError> {
         self.errors()
             .find(|error| matches!(error, ScanError::Differs { .. }))
     }
 
-    /// The error about this very path.
+    /// Returns the error about exactly this path.
     #[must_use]
     pub fn failure_at(&self, path: &Path) -> Option<&ScanError> {
         self.errors().find(|error| error.path() == Some(path))
@@ -84,7 +85,7 @@ impl Portion {
     }
 }
 
-/// Walks the trees of these directories below a root, as far as a portion goes.
+/// Walks these directories below a root, up to the limits of a portion.
 #[must_use]
 pub fn walk_portion(
     root: &ScanRoot,
@@ -95,7 +96,7 @@ pub fn walk_portion(
     portion(config, size, |walker| walker.walk(root, directories))
 }
 
-/// Looks up entries of a directory below a root, as far as a portion goes.
+/// Looks up entries of a directory below a root, up to the limits of a portion.
 #[must_use]
 pub fn look_up_portion(
     root: &ScanRoot,
@@ -110,7 +111,8 @@ pub fn look_up_portion(
     })
 }
 
-/// The mark of a root, or of the directory that holds one which is a single entry; `None` where it cannot be opened.
+/// Returns the mark of a root, or of the directory that contains a root that is a single entry. Returns `None` if the
+/// directory cannot be opened.
 #[must_use]
 pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
     let open = || {
@@ -188,7 +190,7 @@ impl Walker<'_, '_> {
         self.portion.directories = ahead;
     }
 
-    /// Opens a root: a directory, or the one that holds a single entry.
+    /// Opens a root that is a directory, or the directory that contains a single entry.
     fn open_root(&self, root: &ScanRoot) -> Result<Arc<Directory>, ScanError> {
         let flags = root.directory_flags();
         self.worker
@@ -199,7 +201,7 @@ impl Walker<'_, '_> {
         self.portion.items.push(ScanItem::Error(error));
     }
 
-    /// Lists a directory and looks up what is in it, as far as the portion goes; returns the directories in it.
+    /// Lists a directory and looks up its entries, up to the limits of the portion. Returns its subdirectories.
     fn visit(
         &mut self,
         root: &Arc<SourceRoot>,
@@ -230,7 +232,7 @@ impl Walker<'_, '_> {
         Ok(self.take(&directory, &names))
     }
 
-    /// Opens a directory that is as it was seen by whoever has marked it.
+    /// Opens a directory. If it has a mark, compares the directory with it.
     fn open(
         &mut self,
         root: &Arc<SourceRoot>,
@@ -251,7 +253,7 @@ impl Walker<'_, '_> {
         Ok(directory)
     }
 
-    /// A directory that was opened, with its mark.
+    /// Returns the path of an open directory, with its mark.
     fn marked(&self, directory: &Directory) -> MarkedPath {
         let path = directory.source_path().clone();
         MarkedPath {
@@ -260,7 +262,7 @@ impl Walker<'_, '_> {
         }
     }
 
-    /// All names of a directory, as far as it can be read.
+    /// Returns all names of a directory, as far as it can be read.
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
         let listed = directory.list(&mut Listing::default(), |entry| {
@@ -275,7 +277,7 @@ impl Walker<'_, '_> {
         names
     }
 
-    /// Leaves names to others, in stretches of one portion each.
+    /// Leaves names for later portions, in groups of one portion each.
     fn leave_names(&mut self, directory: &Directory, names: &[CString]) {
         let path = directory.source_path();
         for stretch in names.chunks(self.size.entries) {
@@ -309,8 +311,8 @@ impl Walker<'_, '_> {
         self.portion.directories.extend(below);
     }
 
-    /// Takes entries of a directory, as far as the portion goes, and leaves the others; returns the directories among
-    /// them.
+    /// Adds entries of a directory up to the limits of the portion, and leaves the others for later. Returns the
+    /// subdirectories among them.
     fn take(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<MarkedPath> {
         let mut list = NameList::default();
         names.iter().for_each(|name| list.push(name));
@@ -358,7 +360,7 @@ impl Walker<'_, '_> {
         below
     }
 
-    /// Reports entries on which something is mounted otherwise than at the node that leads.
+    /// Reports entries whose mounts differ from those at the head.
     fn compare_mounts(&mut self, directory: &Directory, entries: &[Entry]) {
         if directory.root().extent == Extent::SingleEntry {
             return; // a source itself, which is compared before the walk
@@ -372,7 +374,7 @@ impl Walker<'_, '_> {
     }
 }
 
-/// The directories among the entries of one, with marks where it has one.
+/// Returns the subdirectories among the entries of a directory, with marks if the directory has one.
 fn directories_below(directory: &MarkedPath, entries: &[Entry]) -> Vec<MarkedPath> {
     let below = |entry: &Entry| MarkedPath {
         path: directory
@@ -442,7 +444,7 @@ mod tests {
             .collect()
     }
 
-    /// Walks all by portions; returns how many there were, and what was found.
+    /// Walks everything in portions. Returns the number of portions and the paths found.
     fn walk_all(root: &ScanRoot, config: &ScanConfig) -> (usize, Vec<String>) {
         let mut all = Vec::new();
         let mut portions = 0;

@@ -1,4 +1,4 @@
-//! The counts of a walk while it goes on, for observers.
+//! Counts of a running walk, for observers.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -20,27 +20,27 @@ pub struct WalkTally {
     ended: AtomicBool,
 }
 
-/// The total that a walk has found.
+/// Totals of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkTotal {
-    /// The number of entries.
+    /// Number of entries.
     pub entries: u64,
-    /// The sizes of all files together, in bytes.
+    /// Total size of all files in bytes.
     pub bytes: u64,
 }
 
-/// The parts of unfinished transfers that were passed over.
+/// The parts of unfinished transfers that were skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfinishedParts {
-    /// How many they are.
+    /// Number of parts.
     pub count: u64,
-    /// One of them.
+    /// The path of one of them.
     pub first: Option<PathBuf>,
 }
 
 impl UnfinishedParts {
-    /// What the user is told of them, if there are any. One is named, since it may be an entry of the user's that has
-    /// such a name.
+    /// Returns a warning for the user if any parts were skipped. It names one of them, because that may be a user's own
+    /// entry with such a name.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let count = self.count;
@@ -58,14 +58,14 @@ impl UnfinishedParts {
 }
 
 impl WalkTally {
-    /// The total, once the walk has ended.
+    /// Returns the totals if the walk has ended.
     #[must_use]
     pub fn whole(&self) -> Option<WalkTotal> {
         let ended = self.ended.load(Ordering::Acquire);
         ended.then(|| self.so_far())
     }
 
-    /// What has been found so far.
+    /// Returns the totals so far.
     #[must_use]
     pub fn so_far(&self) -> WalkTotal {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl WalkTally {
             .fetch_add(entries.len() as u64, Ordering::Relaxed);
     }
 
-    /// The number of entries that the selection has left out.
+    /// Returns the number of entries that the selection has excluded.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
@@ -95,7 +95,7 @@ impl WalkTally {
         self.left_out.fetch_add(entries, Ordering::Relaxed);
     }
 
-    /// The parts of unfinished transfers that were passed over.
+    /// Returns the parts of unfinished transfers that were skipped.
     pub(crate) fn parts(&self) -> UnfinishedParts {
         UnfinishedParts {
             count: self.parts.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! The fuzz target for lists of paths; `crates/fuzz` runs it.
+//! The fuzz target for lists of paths, run by `crates/fuzz`.
 
 use std::io::Cursor;
 
@@ -6,16 +6,16 @@ use zmove_types::RelPath;
 
 use super::{PathList, ScanRoot, Separator};
 
-/// Reads a whole list with either separator; the paths that are taken must be read again as the same.
+/// Reads a list with each separator, and checks that reading the accepted paths again yields the same paths.
 ///
 /// # Panics
-/// When they are not, or there are more paths than texts.
+/// Panics if the paths differ, or if there are more paths than separated texts.
 pub fn path_list(bytes: &[u8]) {
     for (separator, end) in [(Separator::Newline, b'\n'), (Separator::Nul, 0)] {
         let texts = bytes.iter().filter(|&&byte| byte == end).count() + 1;
         let paths = read(bytes, separator);
         assert!(paths.len() <= texts);
-        // No path holds a NUL byte, and the root is left out, since an empty text is no path.
+        // No path contains a NUL byte. The root is excluded because an empty text is not a path.
         let named: Vec<_> = paths.into_iter().filter(|path| !path.is_root()).collect();
         let text: Vec<u8> = named
             .iter()
