@@ -1,16 +1,15 @@
-//! The selection of wanted entries: rules for names in gitignore syntax, and bounds for the sizes of files.
+//! Selects entries by name, with rules in gitignore syntax, and files by size.
 //!
-//! The walk consults it for each name before it looks the name up, so that what is left out costs no system call, and a
-//! directory that is left out is not opened. Only where the answer depends on the kind (a rule that ends in `/`) or on
-//! the size does it come after the look-up. All rules are compiled into one set, which `globset` matches at once; the
-//! last rule that matches decides. Without rules nothing is consulted. Entries that are left out are counted, a
-//! directory once.
+//! The walk checks each name before it looks up the entry. So an excluded entry costs no system call, and an excluded
+//! directory is not opened. The check happens after the look-up only if it depends on the kind (a rule that ends in
+//! `/`) or on the size. All rules are compiled into one set, which `globset` matches in one pass. The last matching
+//! rule decides. Excluded entries are counted, a directory as one.
 //!
-//! A mirror consults it too, about names that are only at the target. Sizes do not matter there: a file that is left
-//! out for its size is at the source all the same.
+//! A mirror also checks names that exist only at the target. Sizes are ignored for them, because a file that is
+//! excluded by its size still exists at the source.
 //!
-//! **Invariant:** the answer by name depends on the target path, the kind and the rules alone, so that both
-//! sides of a transfer come to the same one.
+//! **Invariant:** the result for a name depends only on the target path, the kind and the rules, so both sides of a
+//! transfer get the same result.
 
 mod directory_filter;
 mod pattern;
@@ -28,28 +27,28 @@ use pattern::AppliesTo;
 pub(crate) use directory_filter::DirectoryFilter;
 pub use pattern::{Effect, PatternError, Rule};
 
-/// The selection of wanted entries. The last rule that matches a path decides, and a path that none matches is wanted.
-/// Rules see paths below the target, so `/x` is `x` at its top; nothing below a directory that is left out is ever
-/// looked at.
+/// A selection of entries. The last rule that matches a path decides, and a path without a matching rule is included.
+/// Rules match paths below the target, so `/x` is the entry `x` at its top. Nothing below an excluded directory is
+/// checked.
 #[derive(Clone, Debug)]
 pub struct Selection {
     set: GlobSet,
     rules: Vec<Rule>,
-    /// Which rules a scan has found a name for. A rule that never matches is most likely a slip.
+    /// For each rule, whether it has matched a name during a scan. A rule that never matches is probably a mistake.
     matched: Arc<[AtomicBool]>,
     sizes: RangeInclusive<u64>,
 }
 
-/// The kind of entry at a path, as far as rules distinguish it.
+/// The kind of an entry, as far as rules distinguish kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// A directory, to which rules with a `/` at their end apply too.
+    /// A directory, to which rules that end in `/` apply too.
     Directory,
-    /// An entry that is no directory.
+    /// An entry that is not a directory.
     Other,
 }
 
-/// The answer of the rules about a path, for either kind that it may turn out to be.
+/// The effect of the rules on a path, for each kind that the entry may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RuleAnswer {
     directory: Effect,
@@ -57,10 +56,10 @@ struct RuleAnswer {
 }
 
 impl Selection {
-    /// The selection by `rules`, first to last, and by size: only regular files of these `sizes` in bytes.
+    /// Creates a selection from `rules`, in order, and from the allowed `sizes` of regular files in bytes.
     ///
     /// # Errors
-    /// [`PatternError::Compile`] when the patterns together are too large.
+    /// Returns [`PatternError::Compile`] if the patterns together are too large.
     pub fn new(rules: &[Rule], sizes: RangeInclusive<u64>) -> Result<Self, PatternError> {
         let mut set = GlobSetBuilder::new();
         for rule in rules {
@@ -76,8 +75,8 @@ impl Selection {
         })
     }
 
-    /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
-    /// do not count here: see [`admits_size`](Self::admits_size).
+    /// Returns whether the name of a path below the target is included, which means that neither the path nor a
+    /// directory above it is excluded. Sizes are checked separately by [`admits_size`](Self::admits_size).
     #[must_use]
     pub fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
         let bytes = path.as_bytes();
@@ -91,20 +90,19 @@ impl Selection {
         admits
     }
 
-    /// Whether a regular file of so many bytes is wanted.
+    /// Returns whether a regular file of this size in bytes is included.
     #[must_use]
     pub fn admits_size(&self, bytes: u64) -> bool {
         self.sizes.contains(&bytes)
     }
 
-    /// The rules, first to last.
+    /// Returns the rules in order.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The rules that no name has matched so far. Names below a directory that is left
-    /// out are not looked at.
+    /// Returns the rules that have not matched any name so far. Names below an excluded directory are not checked.
     pub fn unmatched(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.iter().zip(&*self.matched);
         rules
@@ -112,28 +110,28 @@ impl Selection {
             .map(|(rule, _)| rule)
     }
 
-    /// Notes that a scan has found a name for these rules.
+    /// Records that these rules have matched a name during a scan.
     fn note(&self, matches: &[usize]) {
         let matched = matches.iter().map(|index| &self.matched[*index]);
-        // All threads of a scan note here: one that only reads takes the line of memory from no other.
+        // All threads of a scan record here. Reading first avoids taking the cache line from other threads.
         matched
             .filter(|rule| !rule.load(Ordering::Relaxed))
             .for_each(|rule| rule.store(true, Ordering::Relaxed));
     }
 
-    /// The sizes of files that are wanted, in bytes.
+    /// Returns the sizes of included files in bytes.
     #[must_use]
     pub const fn sizes(&self) -> &RangeInclusive<u64> {
         &self.sizes
     }
 
-    /// Whether there are any rules for names.
+    /// Returns whether there are any rules for names.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         !self.rules.is_empty()
     }
 
-    /// The effect of the last rule that matches the path itself.
+    /// Returns the effect of the last rule that matches the path itself.
     fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> RuleAnswer {
         self.set
             .matches_candidate_into(&Candidate::from_bytes(path), matches);

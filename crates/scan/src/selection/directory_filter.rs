@@ -1,6 +1,6 @@
-//! The selection as the walk consults it: for one name after the other of one directory.
+//! Applies the selection to the names of one directory during a walk.
 //!
-//! **Invariant:** without a selection nothing is copied, matched or counted.
+//! **Invariant:** without a selection, nothing is copied, matched or counted.
 
 use std::ffi::CStr;
 
@@ -8,17 +8,17 @@ use crate::directory::Directory;
 use crate::entry::{Entry, EntryKind};
 use crate::selection::{Effect, PathKind, RuleAnswer, Selection};
 
-/// Lets the wanted entries of one directory pass.
+/// A filter for the entries of one directory.
 #[derive(Debug)]
 pub(crate) struct DirectoryFilter<'a> {
     selection: Option<&'a Selection>,
     directory: &'a Directory,
-    /// A buffer for the target path of a name, reused from name to name.
+    /// A buffer for the target path of a name, reused for each name.
     path: Vec<u8>,
     matches: Vec<usize>,
-    /// The answer of the rules about the name that was asked for last.
+    /// The result of the rules for the last checked name.
     answer: RuleAnswer,
-    /// The number of entries that did not pass.
+    /// The number of excluded entries.
     pub(crate) left_out: u64,
 }
 
@@ -38,7 +38,7 @@ impl<'a> DirectoryFilter<'a> {
         }
     }
 
-    /// Whether `name` is worth a look-up: as some kind of entry it would be wanted.
+    /// Returns whether `name` must be looked up, because it would be included as some kind of entry.
     pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
         let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else {
             return true;
@@ -56,7 +56,7 @@ impl<'a> DirectoryFilter<'a> {
         wanted
     }
 
-    /// Whether the entry of the name that was asked for last is wanted.
+    /// Returns whether the entry of the last checked name is included.
     pub(crate) fn admits(&mut self, entry: &Entry) -> bool {
         let Some(selection) = self.selection else {
             return true;

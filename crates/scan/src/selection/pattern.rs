@@ -1,14 +1,14 @@
-//! Patterns in gitignore's syntax, translated to `globset`'s. A test compares them with git itself.
+//! Translates patterns in gitignore syntax to the syntax of `globset`. A test compares the results with git.
 //!
-//! Where `globset` differs from git the pattern is rewritten: braces stand for themselves, classes never match a `/`,
-//! and `**` is special between slashes only. Patterns that git accepts and then never matches (`a//b`, `[z-a]`, an open
-//! `[`) are refused. One difference is left: where letters stand before a `**` (`/d**`), git matches across slashes
-//! against its own manual, and zmove does not. Both match bytes, so that names need not be UTF-8.
+//! The translation covers the differences between `globset` and git: braces are literal, classes never match a `/`, and
+//! `**` is special only between slashes. Patterns that git accepts but that can never match (`a//b`, `[z-a]`, an
+//! unclosed `[`) are refused. One difference remains: if letters precede a `**` (`/d**`), git matches across slashes,
+//! contrary to its manual, and zmove does not. Both match bytes, so names need not be UTF-8.
 //!
-//! The crate `ignore` reads such lines too, and would be less code. But it hands them to `globset` nearly as they are,
-//! so that braces are alternatives; it silently accepts patterns that can match nothing; and it answers for one kind at
-//! a time. Here one question answers whether a name is wanted as any kind of entry, and a name that is not is never
-//! looked up.
+//! The crate `ignore` also parses such lines and would need less code here. But it passes them to `globset` almost
+//! unchanged, so that braces are alternatives. It silently accepts patterns that can never match. It also returns the
+//! result for one kind of entry at a time. Here one check determines whether a name is included as any kind of entry,
+//! so an excluded name is never looked up.
 
 mod class;
 
@@ -18,12 +18,12 @@ use thiserror::Error;
 use super::rsync_rule::{advice_for_line, advice_for_pattern};
 use class::Class;
 
-/// The effect of a rule on the entries that match.
+/// The effect of a rule on matching entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Matching entries are left out.
+    /// Matching entries are excluded.
     Exclude,
-    /// Matching entries are taken in again.
+    /// Matching entries are included again.
     Include,
 }
 
@@ -33,7 +33,7 @@ pub struct Rule {
     pub(super) effect: Effect,
     pub(super) applies_to: AppliesTo,
     pub(super) glob: Glob,
-    /// The pattern as it was given, without the sign of an include.
+    /// The pattern as given, without the `!` of an include.
     pattern: Box<str>,
 }
 
@@ -47,46 +47,47 @@ pub(super) enum AppliesTo {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PatternError {
-    /// The pattern is empty or can match no name.
+    /// The pattern is empty or can never match.
     #[error("it matches nothing")]
     Nothing,
-    /// The pattern begins with `#`: on the command line a comment is certainly a mistake.
+    /// The pattern starts with `#`. On the command line, a comment is surely a mistake.
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
-    /// The pattern of an include begins with `!`, which would make it an exclude.
+    /// The pattern of an include starts with `!`, which would turn it into an exclude.
     #[error("a '!' at its start turns it around: use an exclude, or write '\\!'")]
     TurnedAround,
-    /// A rule in the syntax of rsync, with advice. As a pattern it would be a name that hardly any file has.
+    /// The pattern is a rule in rsync syntax. Contains advice. As a pattern, the rule would be a name that hardly any
+    /// file has.
     #[error("{0}")]
     RsyncRule(String),
     /// The pattern ends in a backslash.
     #[error("nothing follows the last '\\'")]
     Dangling,
-    /// A `[` without its `]`.
+    /// A `[` has no closing `]`.
     #[error("a '[' is not closed: write '\\[' for the character")]
     Unclosed,
-    /// A range ends before it begins.
+    /// The end of a range is lower than its start.
     #[error("the range '{0}-{1}' is the wrong way round")]
     Range(char, char),
     /// A named class (`[:name:]`) does not exist.
     #[error("there is no class '[:{0}:]'")]
     Named(String),
-    /// A class holds a character of several bytes: matching goes by bytes.
+    /// A class contains a multi-byte character, but patterns match bytes.
     #[error("'{0}' cannot stand in '[]', which is for single bytes")]
     NotAscii(char),
-    /// The pattern is not text.
+    /// The pattern is not valid UTF-8.
     #[error("it is not UTF-8: write '?' for each other byte")]
     NotUtf8,
-    /// The pattern, or all patterns together, are too large to compile.
+    /// The pattern, or the patterns together, are too large to compile.
     #[error("it cannot be compiled: {0}")]
     Compile(globset::Error),
 }
 
 impl Rule {
-    /// The rule of a pattern that has been given by itself.
+    /// Parses a pattern that was given as an option.
     ///
     /// # Errors
-    /// [`PatternError`] when the pattern cannot be used.
+    /// Returns a [`PatternError`] if the pattern cannot be used.
     pub fn new(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
         let pattern = text(pattern)?;
         if let Some(advice) = advice_for_pattern(pattern) {
@@ -100,10 +101,10 @@ impl Rule {
         }
     }
 
-    /// The rule in one line of a file; `None` where the line is blank or a comment.
+    /// Parses a line of a file. Returns `None` if the line is blank or a comment.
     ///
     /// # Errors
-    /// [`PatternError`] when the pattern cannot be used.
+    /// Returns a [`PatternError`] if the pattern cannot be used.
     pub fn from_line(line: &[u8]) -> Result<Option<Self>, PatternError> {
         let line = text(line)?;
         let line = without_trailing_spaces(line.strip_suffix('\r').unwrap_or(line));
@@ -117,21 +118,21 @@ impl Rule {
         }
     }
 
-    /// The rule of a pattern and an effect as another rule has them.
+    /// Recreates a rule from the pattern and effect of an existing one.
     ///
     /// # Errors
-    /// [`PatternError`] when the pattern cannot be used.
+    /// Returns a [`PatternError`] if the pattern cannot be used.
     pub fn again(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
         Self::compile(effect, text(pattern)?)
     }
 
-    /// The effect on entries that match.
+    /// Returns the effect on matching entries.
     #[must_use]
     pub const fn effect(&self) -> Effect {
         self.effect
     }
 
-    /// The pattern as it was given, without a sign that turns it around.
+    /// Returns the pattern as given, without a leading `!` that negates it.
     #[must_use]
     pub const fn pattern(&self) -> &str {
         &self.pattern
@@ -160,7 +161,7 @@ fn text(bytes: &[u8]) -> Result<&str, PatternError> {
     std::str::from_utf8(bytes).map_err(|_| PatternError::NotUtf8)
 }
 
-/// Removes the spaces at the end, which do not count unless a backslash stands before them.
+/// Removes trailing spaces, which are ignored unless a backslash precedes them.
 fn without_trailing_spaces(line: &str) -> &str {
     let trimmed = line.trim_end_matches(' ');
     let backslashes = trimmed.len() - trimmed.trim_end_matches('\\').len();
@@ -168,11 +169,12 @@ fn without_trailing_spaces(line: &str) -> &str {
     &line[..trimmed.len() + usize::from(escaped)]
 }
 
-/// Translates a pattern: without a slash it fits a name at any depth, with one the whole path.
+/// Translates a pattern. A pattern without a slash matches names at any depth, and one with a slash matches whole
+/// paths.
 fn translate(body: &str) -> Result<String, PatternError> {
     let anchored = body.contains('/');
     let body = body.strip_prefix('/').unwrap_or(body);
-    // No path that rules see has such names.
+    // No path that rules are applied to contains such names.
     if body.split('/').any(|name| matches!(name, "" | "." | "..")) {
         return Err(PatternError::Nothing);
     }

@@ -1,7 +1,7 @@
-//! Recognizes the rules of rsync's filter files (`- *.tmp`). In gitignore syntax each of them is a name, which hardly
-//! any file has, so a file of such rules would silently select everything.
+//! Recognizes rules in the syntax of rsync's filter files (`- *.tmp`). In gitignore syntax, such a rule is a name that
+//! hardly any file has, so a file of them would silently include everything.
 
-/// The advice for a line of a file, if the line looks like a rule of rsync.
+/// Returns advice for a line of a file, if the line looks like an rsync rule.
 pub(super) fn advice_for_line(line: &str) -> Option<String> {
     let RsyncRule {
         name,
@@ -21,13 +21,13 @@ pub(super) fn advice_for_line(line: &str) -> Option<String> {
     ))
 }
 
-/// The advice for a pattern of the command line, where rsync knows only the signs.
+/// Returns advice for a pattern on the command line, where rsync knows only the signs `-` and `+`.
 pub(super) fn advice_for_pattern(pattern: &str) -> Option<String> {
     let is_signed = pattern.starts_with("- ") || pattern.starts_with("+ ");
     is_signed.then(|| advice_for_line(pattern)).flatten()
 }
 
-/// `NAME PATTERN` or `NAME,MODIFIERS PATTERN`. The modifiers of a short name may follow without the comma.
+/// A rule of the form `NAME PATTERN` or `NAME,MODIFIERS PATTERN`. After a one-letter name, the comma may be missing.
 #[derive(Debug)]
 struct RsyncRule<'a> {
     name: &'a str,
@@ -39,7 +39,7 @@ impl<'a> RsyncRule<'a> {
     fn of(line: &'a str) -> Option<Self> {
         let (head, pattern) = match line {
             "-C" | ":C" => (line, ""),
-            // The other separator of rsync. Behind a letter it is more likely part of a name.
+            // rsync also allows `_` as a separator. After a letter, it is more likely to be part of a name.
             _ if line.starts_with("-_") || line.starts_with("+_") => (&line[..1], &line[2..]),
             _ => line.split_once(' ').filter(|(_, rest)| !rest.is_empty())?,
         };

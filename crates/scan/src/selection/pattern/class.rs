@@ -1,19 +1,19 @@
-//! Bracket expressions (`[a-z]`, `[!0-9]`, `[[:space:]]`) as gitignore knows them.
+//! Bracket expressions of gitignore syntax (`[a-z]`, `[!0-9]`, `[[:space:]]`).
 //!
 //! **Invariant:** a translated expression never matches a `/`.
 
 use super::PatternError;
 
-/// A bracket expression that has been read.
+/// A parsed bracket expression.
 #[derive(Debug)]
 pub(super) struct Class {
     negated: bool,
-    /// Whether each ASCII character stands in the brackets.
+    /// Whether each ASCII character is listed in the brackets.
     named: [bool; 128],
 }
 
 impl Class {
-    /// Reads what follows a `[`; returns the rest behind the closing `]` too.
+    /// Parses the text after a `[`. Returns the expression and the rest of the text after the closing `]`.
     pub(super) fn read(text: &str) -> Result<(Self, &str), PatternError> {
         let (negated, mut rest) = match text.strip_prefix(['!', '^']) {
             Some(rest) => (true, rest),
@@ -24,7 +24,7 @@ impl Class {
             named: [false; 128],
         };
         let mut before = None;
-        // A `]` in the first place stands for itself.
+        // A `]` in the first position is literal.
         let mut first = true;
         loop {
             match rest.strip_prefix(']') {
@@ -35,7 +35,7 @@ impl Class {
         }
     }
 
-    /// Reads a character, a named class or the end of the range that began with `before`.
+    /// Parses a character, a named class, or the end of a range that started with `before`.
     fn read_item<'a>(
         &mut self,
         rest: &'a str,
@@ -63,7 +63,8 @@ impl Class {
         Ok((Some(byte), after))
     }
 
-    /// Writes the expression for `globset`: alternatives, or a negated class in which no character has a special place.
+    /// Writes the expression in `globset` syntax: as alternatives, or as a negated class in which every character is
+    /// literal.
     pub(super) fn write(mut self, glob: &mut String) -> Result<(), PatternError> {
         self.named[usize::from(b'/')] = self.negated;
         let members = (0_u8..128)
@@ -97,7 +98,7 @@ fn read_character(text: &str) -> Result<(u8, &str), PatternError> {
     Ok((text.as_bytes()[0], &text[1..]))
 }
 
-/// Splits off the name of a class, which ends at the first `]` and must have a colon before it.
+/// Splits off the name of a class. The name ends at the first `]`, which a colon must precede.
 fn split_name(text: &str) -> Option<(&str, &str)> {
     let (name, after) = text.split_once(']')?;
     Some((name.strip_suffix(':')?, after))
