@@ -1,6 +1,6 @@
-//! The roots of a scan, and how much of the machine it may use.
+//! The roots of a scan, and the limits on the resources that it may use.
 //!
-//! Values are taken as they are; a zero counts as one.
+//! Values are not checked. A zero counts as one.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -23,65 +23,68 @@ use crate::sources::first_walk::FirstWalk;
 /// One tree or file to walk.
 #[derive(Clone, Debug)]
 pub struct ScanRoot {
-    /// The path as the user typed it. A symbolic link is sent as a link, or followed when the path ends in `/`.
+    /// The path as the user typed it. A symbolic link is followed if the path ends in `/`, and is sent as a link
+    /// otherwise.
     pub source: PathBuf,
-    /// The path of this entry itself below the target; [`RelPath::root`] puts the content of a directory into
-    /// the target directory (`src/`) and is for directories only.
+    /// The path of this entry below the target. [`RelPath::root`] puts the contents of a directory directly into the
+    /// target directory (`src/`), and is only valid for directories.
     pub prefix: RelPath,
-    /// The directory beneath which the entry is opened, through no link, and its path there; [`source`](Self::source)
-    /// is then for messages only. Default: it is opened as the path says.
+    /// A directory and the path of this entry below it, which is opened without following links.
+    /// [`source`](Self::source) is then used in messages only. If `None`, the entry is opened by its path.
     pub(crate) beneath: Option<(Arc<OwnedFd>, RelPath)>,
 }
 
-/// The resources that a scan may use, and the entries that are wanted.
+/// The resources that a scan may use, and the filters for its entries.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
-    /// Threads that list and stat. Default: four times the cores, from 8 to 32, because metadata waits for disks and
-    /// servers. More help on cold or remote file systems, fewer spare the cores. Each has a read buffer of
+    /// Number of threads that list directories and look up entries. Default: four times the number of cores, between 8
+    /// and 32, because metadata operations wait for disks and servers. More threads help on cold or remote file
+    /// systems, fewer leave cores to others. Each thread has a read buffer of
     /// [`LIST_BUFFER_BYTES`](Self::LIST_BUFFER_BYTES).
     pub threads: usize,
-    /// The most entries in one batch. Default: 1024. Larger costs less per entry, smaller shows the first
-    /// entries of a large directory sooner. Worst memory: see `queue_batches_max`.
+    /// Maximum number of entries in one batch. Default: 1024. Larger batches cost less per entry, smaller ones deliver
+    /// the first entries of a large directory sooner. See `queue_batches_max` for the memory.
     pub batch_entries_max: usize,
-    /// How many batches may wait for the consumer before the walk pauses. Default: 64. Larger rides out a
-    /// consumer's pauses; each waiting batch holds one open directory. Worst memory of the queue:
-    /// `queue_batches_max` × `batch_entries_max` × (about 100 bytes + the name).
+    /// Number of batches that may wait for the consumer before the walk pauses. Default: 64. A larger queue bridges
+    /// longer pauses of the consumer, but each waiting batch keeps one directory open. Maximum memory of the queue:
+    /// `queue_batches_max` × `batch_entries_max` × (about 100 bytes + the length of a name).
     pub queue_batches_max: usize,
-    /// The selection of wanted entries. Default: everything, which costs nothing.
+    /// The selection of entries to emit. Default: all entries, at no cost.
     pub selection: Option<Arc<Selection>>,
-    /// Whether the walk enters other file systems. Default: yes. Not to costs a system call for each directory.
+    /// Whether the walk enters other file systems. Default: yes. Restricting it costs a system call per directory.
     pub file_systems: FileSystems,
-    /// Which kinds of extended attributes are kept. Default: none is looked for. To look costs a system call for each
-    /// entry, and two more for each attribute.
+    /// The kinds of extended attributes to look for. Default: none. Each entry then costs another system call, and each
+    /// attribute two more.
     pub xattrs: Option<Kinds>,
-    /// Which names of a directory are passed over in trees and lists. Default: none. [`unfinished`] has those of what
-    /// the program itself has not finished.
+    /// Decides which names are skipped in trees and lists. Default: none. [`unfinished`] skips entries that this
+    /// program has not finished.
     pub apart: Option<Apart>,
-    /// The paths below the roots on which something is mounted at the node that leads a job of many. Default: none is
-    /// known, and nothing is compared. Only portions of a walk compare.
+    /// The mount points below the roots at the head of a job across several nodes. Default: none, so mounts are not
+    /// compared. Only walks of portions compare them.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
-    /// The record by which a later walk of the same roots knows that they are the same, and what has changed meanwhile.
-    /// Default: none. A record costs a system call for each directory, and an open descriptor for each root.
+    /// The record that lets a later walk of the same roots check that the roots are unchanged and find what has changed
+    /// since. Default: none. A record costs a system call per directory and an open descriptor per root.
     pub first_walk: Option<Arc<FirstWalk>>,
-    /// The record of the walk before. Default: none. With it, the walk visits again only the entries of directories
-    /// that have changed since that walk began, and no root itself. Of other directories it reads the names of the
-    /// directories in them.
+    /// The record of the previous walk. Default: none. With it, the walk emits only the entries of directories that
+    /// have changed since that walk began, and no roots. In other directories it reads only the names of
+    /// subdirectories.
     pub reread: Option<Arc<FirstWalk>>,
 }
 
-/// Tells which names of a directory are passed over, and why.
+/// A function that returns why a name of a directory is skipped, or `None` if it is not skipped.
 pub type Apart = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
 
-/// An entry that a transfer has not finished.
+/// An entry of an unfinished transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfinished {
-    /// An entry that will get its name, or go, with the process that has made it.
+    /// An entry that the process that created it will rename or remove.
     Passing,
-    /// A part of a large file, or what has the name of the directory of a shared job: these last, and are counted.
+    /// A part of a large file, or an entry named like the directory of a shared job. Such entries outlive their
+    /// processes, and are counted.
     Part,
 }
 
-/// What a transfer has left unfinished in `directory` under this name.
+/// Returns whether `name` in `directory` is an entry of an unfinished transfer.
 #[must_use]
 pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> {
     if is_part(name) || is_shared_job_name(name) {
@@ -91,7 +94,7 @@ pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> 
 }
 
 impl ScanConfig {
-    /// The buffer that one thread lists directories into.
+    /// Size of the buffer into which one thread lists directories.
     pub const LIST_BUFFER_BYTES: usize = Listing::BUFFER_BYTES;
 }
 
@@ -113,7 +116,7 @@ impl Default for ScanConfig {
 }
 
 impl ScanRoot {
-    /// A root at a path of this host, which may lead through links.
+    /// Creates a root at a path of this host. The path may contain symbolic links.
     pub fn new(source: impl Into<PathBuf>, prefix: RelPath) -> Self {
         Self {
             source: source.into(),
@@ -122,7 +125,7 @@ impl ScanRoot {
         }
     }
 
-    /// The same root, found at `path` below the directory `root` without following any link.
+    /// Returns the same root, opened at `path` below the directory `root` without following any link.
     #[must_use]
     pub fn beneath(self, root: Arc<OwnedFd>, path: RelPath) -> Self {
         Self {
@@ -131,7 +134,7 @@ impl ScanRoot {
         }
     }
 
-    /// The flags to open the root with if it is a directory; `None` for anything else.
+    /// Returns the flags for opening the root if it is a directory, or `None` if it is not.
     pub(crate) fn directory_flags(&self) -> Result<Option<OFlags>, Errno> {
         if self.names_directory() {
             return Ok(Some(OFlags::empty()));
@@ -152,12 +155,13 @@ impl ScanRoot {
         Ok(is_directory.then_some(OFlags::NOFOLLOW))
     }
 
-    /// Makes the error of an operation on it.
+    /// Returns a function that converts an error number of an operation on this root into an error.
     pub(crate) fn failed(&self, operation: Operation) -> impl Fn(Errno) -> ScanError {
         move |errno| ScanError::io(self.source.clone(), operation, errno)
     }
 
-    /// Opens the directory that it names with these flags, or without any, for a single entry, the one that holds it.
+    /// Opens the directory that the root names with these flags. Without flags, opens the directory that contains the
+    /// root, which is then a single entry.
     pub(crate) fn open(&self, flags: Option<OFlags>) -> Result<SourceRoot, Errno> {
         let extent = if flags.is_some() {
             Extent::Tree
@@ -181,7 +185,7 @@ impl ScanRoot {
             Extent::SingleEntry => below.directory(),
         };
         let opened = if below.is_root() {
-            // entries of one directory share its descriptor, however many there are
+            // Entries of the same directory share its descriptor.
             Arc::clone(above)
         } else {
             Arc::new(open_beneath(
@@ -193,12 +197,13 @@ impl ScanRoot {
         SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 
-    /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.
+    /// Returns whether the path means a directory and not a link to it: by its form (`a/`, `a/.`, `..`) or by its
+    /// prefix.
     fn names_directory(&self) -> bool {
         self.prefix.is_root() || means_contents(self.source.as_os_str().as_bytes())
     }
 
-    /// The directory and the name in it, or `None` where the path has no last name.
+    /// Returns the parent directory and the name in it, or `None` if the path does not end in a name.
     pub(crate) fn parent_and_name(&self) -> Option<(PathBuf, &OsStr)> {
         let parent = self.source.parent()?;
         let parent = if parent.as_os_str().is_empty() {
@@ -210,7 +215,8 @@ impl ScanRoot {
     }
 }
 
-/// Whether a path means what is in a directory, and not the directory: by its form (`a/`, `a/.`, `..`).
+/// Returns whether the form of a path (`a/`, `a/.`, `..`) means the contents of a directory instead of the directory
+/// itself.
 #[must_use]
 pub fn means_contents(path: &[u8]) -> bool {
     matches!(

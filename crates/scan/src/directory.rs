@@ -1,7 +1,7 @@
-//! Opened directories: the roots of a scan and the directories its entries lie in.
+//! Open directories: the roots of a scan and the directories that contain its entries.
 //!
-//! **Invariant:** a [`Directory`]'s descriptor and paths name the same place, beneath its root; entries
-//! are to be opened relative to the descriptor, and paths are for messages and for the target.
+//! **Invariant:** the descriptor and the paths of a [`Directory`] refer to the same directory below its root. Entries
+//! must be opened relative to the descriptor. The paths are for messages and for the target.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,48 +20,49 @@ use crate::error::{Operation, ScanError};
 use crate::generated::{Generated, GeneratedFileSystems};
 use crate::listing::Listing;
 
-/// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
+/// The open directory that a [`ScanRoot`](crate::ScanRoot) names, or that contains the single entry that it names.
 #[derive(Debug)]
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    /// How much below this directory was asked for.
+    /// How much below this directory was requested.
     pub(crate) extent: Extent,
-    /// The identity of the directory.
+    /// Device and inode number of the directory.
     pub(crate) number: FileNumber,
     place: RootPlace,
     generated: GeneratedFileSystems,
 }
 
-/// How a root is reached.
+/// How the directory of a root is opened.
 #[derive(Debug)]
 enum RootPlace {
-    /// The root, opened with `O_PATH`.
+    /// A descriptor of the root, opened with `O_PATH`.
     Open(Arc<OwnedFd>),
-    /// An open directory that holds the root, and the path of the root there. The root is opened for each use.
+    /// The descriptor of a directory that contains the root, and the path of the root in it. The root is reopened for
+    /// each use.
     Within(Arc<OwnedFd>, RelPath),
 }
 
-/// How much below a root was asked for.
+/// How much below a root was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The directory and all below it; the prefix is the directory's own target path.
+    /// The directory and everything below it. The prefix is the target path of the directory.
     Tree,
-    /// One entry of the directory; the prefix is the entry's target path.
+    /// One entry of the directory. The prefix is the target path of that entry.
     SingleEntry,
 }
 
-/// The file systems below a root that are walked.
+/// The file systems that a walk enters below a root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileSystems {
-    /// All file systems that are mounted there.
+    /// All mounted file systems.
     #[default]
     All,
-    /// The root's file system: a directory with another device number is emitted, but not listed.
+    /// The file system of the root. A directory on another device is emitted, but not listed.
     OfRoot,
 }
 
-/// A directory that stays open as long as any batch of its entries lives.
+/// A directory that stays open while any batch of its entries exists.
 #[derive(Debug)]
 pub struct Directory {
     root: Arc<SourceRoot>,
@@ -71,24 +72,24 @@ pub struct Directory {
     entries_found: AtomicU64,
 }
 
-/// The identity and the last changes of a directory.
+/// Identity and times of a directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectoryStatus {
     pub(crate) number: FileNumber,
-    /// Whether a file system, or a part of one, is mounted on the directory; `None` from kernels before 5.8.
+    /// Whether the directory is a mount point, including bind mounts. `None` before Linux 5.8.
     pub(crate) is_mount: Option<bool>,
-    /// The modification time: that of the last change of its names, unless somebody has set it.
+    /// The modification time, which is the time of the last change of its names unless a program has set it.
     pub(crate) mtime: Timestamp,
-    /// The change time: that of the last change of anything about it.
+    /// The change time, which is the time of the last change of the directory or its metadata.
     pub(crate) ctime: Timestamp,
 }
 
-/// The inode number of what Btrfs shows in place of a subvolume.
+/// The inode number that Btrfs shows for the placeholder of a subvolume.
 const PLACEHOLDER_INODE: u64 = 2;
 /// The `f_type` of Btrfs.
 const BTRFS: FsWord = 0x9123_683E;
 
-/// Whether something is mounted where this was found; `None` from kernels before 5.8.
+/// Returns whether the result of a `statx` call is about a mount point. Returns `None` before Linux 5.8.
 pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
     let is_told = stat
         .stx_attributes_mask
@@ -110,10 +111,10 @@ pub(crate) fn time_of(time: StatxTimestamp) -> Timestamp {
     }
 }
 
-/// Whether something is mounted at a path, as [`Entry::is_mount`](crate::Entry::is_mount) says it of an entry there.
+/// Returns whether a path is a mount point, in the same way as [`Entry::is_mount`](crate::Entry::is_mount).
 ///
 /// # Errors
-/// The kernel's error: nothing can be seen at the path.
+/// Returns the system's error if the path cannot be looked up.
 pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
     Ok(is_mount(&statx(
         CWD,
@@ -124,8 +125,8 @@ pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
 }
 
 impl DirectoryStatus {
-    /// The root of the mount on this directory below `root`, if it is one. Where the kernel does not report mounts: the
-    /// file system that the directory is in, if that is not the root's.
+    /// Returns the identity of the mount on this directory below `root`, if there is one. If the kernel does not report
+    /// mount points, returns the device of the directory if it differs from that of `root`.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
@@ -139,7 +140,7 @@ impl DirectoryStatus {
 }
 
 impl SourceRoot {
-    /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
+    /// Opens the directory at `path`. `flags` decide whether symbolic links in `path` are followed.
     pub(crate) fn open(
         path: &Path,
         prefix: &RelPath,
@@ -155,7 +156,7 @@ impl SourceRoot {
         )
     }
 
-    /// The root of a directory that has been opened, perhaps for several roots.
+    /// Creates a root for an open directory, which several roots may share.
     pub(crate) fn at(
         opened: Arc<OwnedFd>,
         path: &Path,
@@ -176,12 +177,12 @@ impl SourceRoot {
         })
     }
 
-    /// The same directory, whose target path is `prefix`.
+    /// Returns a root at the same directory with the target path `prefix`.
     pub(crate) fn again(&self, prefix: &RelPath) -> Result<Self> {
         Self::at(self.fd()?, &self.path, prefix, self.extent)
     }
 
-    /// The same root, opened for each use by its path in another directory.
+    /// Returns the same root, reopened for each use by the path `below` in the directory `above`.
     pub(crate) fn within(self, above: Arc<OwnedFd>, below: RelPath) -> Self {
         Self {
             place: RootPlace::Within(above, below),
@@ -189,18 +190,18 @@ impl SourceRoot {
         }
     }
 
-    /// The target path of the root.
+    /// Returns the target path of the root.
     pub(crate) fn prefix(&self) -> &RelPath {
         &self.prefix
     }
 
-    /// The directory's path as the user typed it.
+    /// Returns the path of the directory as the user typed it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory, opened with `O_PATH`. `ESTALE` where another one has its path by now.
+    /// Returns an `O_PATH` descriptor of the directory. Fails with `ESTALE` if its path now leads to another directory.
     fn fd(&self) -> Result<Arc<OwnedFd>> {
         let (above, below) = match &self.place {
             RootPlace::Open(fd) => return Ok(Arc::clone(fd)),
@@ -214,14 +215,14 @@ impl SourceRoot {
         Ok(Arc::new(opened))
     }
 
-    /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers that put off
-    /// a file and do not want to hold its [`Directory`] open meanwhile. The file may have been replaced since the scan:
-    /// the caller must compare device and inode.
+    /// Opens the regular file at `path` below this root for reading, without following symbolic links. It is for
+    /// callers that open a file later and do not keep its [`Directory`] open. The file may have been replaced since the
+    /// scan, so the caller must compare device and inode.
     ///
     /// # Errors
-    /// The kernel's error; `ELOOP` or `ENOTDIR` where a link lies on the way.
+    /// Returns the system's error, `ELOOP` or `ENOTDIR` if the path contains a link.
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
-        // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
+        // The call must not block if a FIFO has replaced the file. `O_NONBLOCK` has no effect on regular files.
         Ok(open_beneath(
             self.fd()?.as_fd(),
             path,
@@ -229,8 +230,8 @@ impl SourceRoot {
         )?)
     }
 
-    /// Whether a directory that cannot be opened is a mount, and a walk of these file systems does not want it: a mount
-    /// in user space may refuse even to be looked at by anybody but its user.
+    /// Returns whether a directory that cannot be opened is a mount point that this walk does not enter anyway. A FUSE
+    /// mount may deny all access to other users, even a look-up.
     pub(crate) fn is_beyond(self: &Arc<Self>, path: &RelPath, file_systems: FileSystems) -> bool {
         let Some((parent, name)) = path.split() else {
             return false;
@@ -240,25 +241,26 @@ impl SourceRoot {
                 .is_ok_and(|parent| is_mount_point(parent.fd(), name.as_os_str()))
     }
 
-    /// Makes the error of opening the directory at a path below this root.
+    /// Returns a function that converts an error number of opening the directory at `path` into an error.
     pub(crate) fn not_opened(&self, path: &RelPath) -> impl Fn(Errno) -> ScanError {
         move |errno| ScanError::listed(self.path.join(path.as_path()), Operation::Open, errno)
     }
 
-    /// The files of the file system of a device whose contents are made when they are read, as on proc. `None` if the
-    /// device is not known yet.
+    /// Returns which files on this device have contents that are generated when they are read, as on proc. Returns
+    /// `None` if the device is not known yet.
     #[must_use]
     pub fn knows_generated(&self, device: u64) -> Option<Generated> {
         self.generated.known(device)
     }
 
-    /// The same, of the device of an open file below this root.
+    /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
+    /// an open file on the device.
     #[must_use]
     pub fn generated(&self, device: u64, file: impl AsFd) -> Generated {
         self.generated.ask(device, file)
     }
 
-    /// The target path of the directory at `path` below this root.
+    /// Returns the target path of the directory at `path` below this root.
     fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
         match (self.extent, path.is_root()) {
             (Extent::SingleEntry, _) => Ok(self.prefix.directory()),
@@ -272,14 +274,14 @@ impl SourceRoot {
 }
 
 impl Directory {
-    /// Opens the directory at `source_path` below `root`: to be listed, or, when the root is a single entry, only for
-    /// look-ups, so that it need not be readable.
+    /// Opens the directory at `source_path` below `root`. If the root is a single entry, the directory is opened for
+    /// look-ups only and need not be readable.
     ///
     /// # Errors
-    /// The kernel's error, as for [`SourceRoot::open_file`].
+    /// Returns the errors of [`SourceRoot::open_file`].
     ///
     /// # Panics
-    /// When the path is none of a directory that the scan emitted.
+    /// Panics if the path is not that of a directory that the scan emitted.
     pub fn open(root: &Arc<SourceRoot>, source_path: &RelPath) -> Result<Self> {
         let access = match root.extent {
             Extent::Tree => OFlags::RDONLY,
@@ -298,7 +300,7 @@ impl Directory {
         })
     }
 
-    /// Reads the directory's entries until `take` returns `false`, each name once.
+    /// Calls `take` with each entry of the directory until it returns `false`. Each name occurs once.
     pub(crate) fn list(
         &self,
         memory: &mut Listing,
@@ -318,18 +320,18 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether a walk of these file systems lists this directory.
+    /// Returns whether a walk of these file systems lists this directory.
     pub(crate) fn is_within(&self, file_systems: FileSystems) -> Result<bool> {
         Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.number.device)
     }
 
-    /// The directory's identity and times at this moment.
+    /// Returns the current identity and times of the directory.
     pub(crate) fn status(&self) -> Result<DirectoryStatus> {
         self.ask_status(AtFlags::empty())
     }
 
-    /// The same as the server of a network file system says it now, whatever is cached here. What is listed after that
-    /// is of that moment, too.
+    /// Returns the current identity and times as the server of a network file system knows them, regardless of local
+    /// caches. A listing after this call is at least as recent.
     pub(crate) fn status_at_server(&self) -> Result<DirectoryStatus> {
         self.ask_status(AtFlags::STATX_FORCE_SYNC)
     }
@@ -354,42 +356,42 @@ impl Directory {
         })
     }
 
-    /// Whether this is what a snapshot on Btrfs has in place of a subvolume that is not part of it: a directory that
-    /// stays empty, and whose times are always the present.
+    /// Returns whether this is the placeholder that a Btrfs snapshot contains for a subvolume that is not part of it. A
+    /// placeholder is an empty directory whose times are always the current time.
     fn is_placeholder(&self, status: &DirectoryStatus) -> bool {
         status.number.inode == PLACEHOLDER_INODE
             && fstatfs(&self.fd).is_ok_and(|stat| stat.f_type == BTRFS)
     }
 
-    /// The root that this directory lies below.
+    /// Returns the root above this directory.
     #[must_use]
     pub fn root(&self) -> &Arc<SourceRoot> {
         &self.root
     }
 
-    /// The directory's path below its root.
+    /// Returns the path of the directory below its root.
     #[must_use]
     pub fn source_path(&self) -> &RelPath {
         &self.source_path
     }
 
-    /// The directory's path below the target.
+    /// Returns the path of the directory below the target.
     #[must_use]
     pub fn target_path(&self) -> &RelPath {
         &self.target_path
     }
 
-    /// The open directory, for `openat` and its kin.
+    /// Returns the descriptor, for `openat` and similar calls.
     #[must_use]
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// The target path of the entry `name`. Only for a root that is a single entry may it end in another name than at
-    /// the source.
+    /// Returns the target path of the entry `name`. Only if the root is a single entry can the last component differ
+    /// from `name`.
     ///
     /// # Errors
-    /// [`PathError::PathTooLong`]; never for an entry that the scan emitted.
+    /// Returns [`PathError::PathTooLong`], but never for an entry that the scan emitted.
     pub fn target_of(&self, name: &Name) -> std::result::Result<RelPath, PathError> {
         match self.root.extent {
             Extent::Tree => self.target_path.join(name),
@@ -397,7 +399,7 @@ impl Directory {
         }
     }
 
-    /// Writes the target path of a name, as [`target_of`](Self::target_of) gives it, over the contents of `path`.
+    /// Replaces the contents of `path` with the target path of `name`. See [`target_of`](Self::target_of).
     pub(crate) fn write_target_of(&self, name: &[u8], path: &mut Vec<u8>) {
         path.clear();
         if self.root.extent == Extent::SingleEntry {
@@ -410,13 +412,13 @@ impl Directory {
         path.extend_from_slice(name);
     }
 
-    /// The full path of the entry `name`, for messages.
+    /// Returns the full path of the entry `name`, for messages.
     #[must_use]
     pub fn display_path(&self, name: &Name) -> PathBuf {
         self.full_path().join(name.as_os_str())
     }
 
-    /// The full path of the directory itself, for messages.
+    /// Returns the full path of the directory, for messages.
     #[must_use]
     pub fn full_path(&self) -> PathBuf {
         if self.source_path.is_root() {
@@ -425,19 +427,19 @@ impl Directory {
         self.root.path.join(self.source_path.as_path())
     }
 
-    /// How many entries have been found in this directory so far.
+    /// Returns the number of entries found in this directory so far.
     #[must_use]
     pub fn entries_found(&self) -> u64 {
         self.entries_found.load(Ordering::Relaxed)
     }
 
-    /// Counts entries that are about to be sent.
+    /// Counts entries that are about to be emitted.
     pub(crate) fn count_found(&self, entries: usize) {
         self.entries_found
             .fetch_add(entries as u64, Ordering::Relaxed);
     }
 
-    /// Refuses a name with which the path at the target would be too long to carry.
+    /// Refuses a name if its target path would exceed the maximum length.
     pub(crate) fn check_length(&self, name: &Name) -> std::result::Result<(), PathError> {
         let bytes = self.target_path.as_bytes().len() + 1 + name.as_bytes().len();
         if bytes > RelPath::BYTES_MAX {

@@ -1,6 +1,6 @@
-//! The items that a scan emits: entries of one directory in batches, and soft errors beside them.
+//! The items that a scan emits: batches of entries of one directory, and errors about single entries.
 //!
-//! **Invariant:** a directory is emitted, as a root or as an entry of its parent, before anything in it.
+//! **Invariant:** a directory is emitted, as a root or as an entry of its parent, before any entry in it.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -19,106 +19,108 @@ use crate::error::{Operation, ScanError};
 /// One item that the walk emits.
 #[derive(Debug)]
 pub enum ScanItem {
-    /// A root that is a directory: its entries follow.
+    /// A root that is a directory. Its entries follow.
     Root {
-        /// The directory; its target path is the root's prefix.
+        /// The directory. Its target path is the prefix of the root.
         directory: Arc<Directory>,
         /// The directory's own mode and time.
         metadata: Metadata,
-        /// The properties beside kind, size, mode and time.
+        /// The properties other than kind, size, mode and time.
         beside: Beside,
     },
-    /// Some entries of one directory, in no order.
+    /// Some entries of one directory, in no particular order.
     Batch(EntryBatch),
-    /// Something that could not be read; the walk goes on.
+    /// An entry that could not be read. The walk continues.
     Error(ScanError),
 }
 
-/// Entries of one directory, at least one and at most `batch_entries_max`; a large directory gives several.
+/// Entries of one directory, at least one and at most `batch_entries_max`. A large directory is emitted in several
+/// batches.
 #[derive(Debug)]
 pub struct EntryBatch {
-    /// The directory that holds these entries. It stays open while this lives: a caller that puts entries off keeps its
-    /// root and its path instead.
+    /// The directory that contains the entries. It stays open while the batch exists. A caller that handles entries
+    /// later should keep the root and path of the directory instead.
     pub directory: Arc<Directory>,
     /// The entries.
     pub entries: Vec<Entry>,
 }
 
-/// One directory entry as it was when the walk passed.
+/// A directory entry at the time when the walk visited it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The entry's name at the source; [`Directory::target_of`] gives the path at the target.
+    /// The name of the entry at the source. [`Directory::target_of`] returns its path at the target.
     pub name: Name,
     /// The kind of entry.
     pub kind: EntryKind,
-    /// The file's length in bytes; of use for files only.
+    /// Length in bytes. Only meaningful for files.
     pub size: u64,
     /// Permission bits and modification time.
     pub metadata: Metadata,
-    /// The inode number, which shows that a file was replaced.
+    /// The inode number, which reveals a replaced file.
     pub inode: u64,
     /// The device number of the file system.
     pub device: u64,
-    /// The change time, which nobody can set.
+    /// The change time, which no program can set.
     pub ctime: Timestamp,
-    /// Whether the file may have holes: it takes less storage than its length, as one that is compressed does too, or
-    /// it has attributes, whose storage may make up for that of the holes.
+    /// Whether the file may have holes. It has attributes, whose storage could hide that of the holes, or it occupies
+    /// less storage than its length. The latter is also true of compressed files.
     pub may_have_holes: bool,
-    /// Whether something is mounted on the entry; `None` where the kernel does not say (before 5.8).
+    /// Whether the entry is a mount point. `None` before Linux 5.8.
     pub is_mount: Option<bool>,
-    /// The file that it is a name of, where a file has more than one.
+    /// The file that this entry is a hard link to, if the file has several names.
     pub shared: Option<SharedFile>,
-    /// The properties beside kind, size, mode and time.
+    /// The properties other than kind, size, mode and time.
     pub beside: Beside,
     /// The extended attributes that are never copied.
     pub never_copied: NeverCopied,
 }
 
-/// A regular file with several names, of which others may be entries too.
+/// An entry with several hard links, some of which may be outside the scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedFile {
-    /// Which file it is.
+    /// The identity of the file.
     pub id: SharedFileId,
-    /// How many names it has.
+    /// Number of hard links.
     pub names: u32,
 }
 
-/// What tells a file with several names from all others.
+/// The identity of a file with several names.
 ///
-/// The number is not enough: a file system that is made of others (mergerfs, 9p, some file servers) can show several
-/// files under one. Names of different files have different change times, and those of one file have the same. A name
-/// that was added during the walk may count as another file, which the next run corrects.
+/// Device and inode number are not sufficient: a file system that is built on others (mergerfs, 9p, some file servers)
+/// can use one number for several files. Hard links of different files have different change times, and all hard links
+/// of one file have the same. A hard link that is created during the walk may count as another file, which the next run
+/// corrects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedFileId {
-    /// The inode number and the device.
+    /// The inode and device number.
     pub number: FileNumber,
     /// The change time.
     pub ctime: Timestamp,
 }
 
-/// What is seen of an entry beside kind, size, mode and time.
+/// Properties of an entry other than kind, size, mode and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
     /// Owner and group.
     pub ids: Ids,
-    /// When the entry was last read.
+    /// Time of the last read access.
     pub atime: Timestamp,
-    /// The entry's extended attributes, if it has any that were looked for, or an access control list.
+    /// A summary of the extended attributes, if any of the requested kinds or an access control list were found.
     pub xattrs: Option<Box<XattrMark>>,
 }
 
-/// What is remembered of an entry's extended attributes, which are read when the entry travels.
+/// A summary of an entry's extended attributes. The attributes themselves are read when the entry is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XattrMark {
-    /// The digest by which attributes that are kept are compared, if there are any.
+    /// A digest of the attributes that are copied, for comparison. `None` if there are none.
     pub digest: Option<[u8; 32]>,
-    /// The bytes of the attributes that travel.
+    /// Size in bytes of the attributes that are sent.
     pub bytes: usize,
     /// The kinds of the attributes.
     pub kinds: Kinds,
-    /// The kinds of those that could not be read: the entry may have any of them.
+    /// The kinds of attributes that could not be read. The entry may have attributes of these kinds.
     pub unread: Kinds,
-    /// The mode that the entry is to have where its access control list is not kept.
+    /// The mode to set if the access control list of the entry is not copied.
     pub mode_without_acl: u32,
 }
 
@@ -127,18 +129,17 @@ pub struct XattrMark {
 pub enum EntryKind {
     /// A regular file.
     File,
-    /// A directory, whose entries follow later.
+    /// A directory. Its entries follow later.
     Directory,
-    /// A symbolic link with the bytes that it points to.
+    /// A symbolic link, with its target.
     Symlink(Box<[u8]>),
     /// A FIFO, socket or device.
     Special(Special),
 }
 
 impl Entry {
-    /// Looks up one name of an open directory. What the listing said of its type is not used: the attributes
-    /// are needed anyway and are the later word.
-    /// Extended attributes of these `kinds` are looked for.
+    /// Looks up one name of an open directory and its extended attributes of these `kinds`. The entry type that the
+    /// listing reported is ignored, because the attributes are needed anyway and are more recent.
     pub(crate) fn look_up(
         directory: &Directory,
         raw_name: &CStr,
@@ -160,7 +161,7 @@ impl Entry {
         let mut metadata = metadata_of(&stat);
         let shared =
             (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
-        // a link has none that users may set, and a list of its own neither
+        // A symbolic link has neither user attributes nor an access control list.
         let kinds = match kind {
             EntryKind::Symlink(_) => kinds
                 .map(|kinds| kinds.common(Kinds::PRIVILEGED))
@@ -204,9 +205,9 @@ impl SharedFile {
 }
 
 impl Beside {
-    /// Looks at an entry. An access control list is looked for where any attributes are, and where it is not among
-    /// the `kinds`, the mode becomes what it is without. What cannot be looked at is noted, and read again when the
-    /// entry travels.
+    /// Reads the properties of an entry. If any attributes are requested, an access control list is looked for too. If
+    /// such lists are not among `kinds`, `metadata` gets the mode that the entry has without the list. Attributes that
+    /// cannot be read are recorded, and are read again when the entry is sent.
     pub(crate) fn look(
         entry: impl HasXattrs,
         stat: &Statx,
@@ -235,7 +236,7 @@ impl Beside {
             never_copied,
             ..
         } = found;
-        // An entry without a mark is taken to have no attributes, and those at the target go.
+        // An entry without a mark counts as having no attributes, so existing ones at the target are removed.
         if xattrs.is_empty() && unread.is_empty() {
             return (beside, never_copied);
         }
@@ -263,7 +264,7 @@ impl Beside {
     }
 }
 
-/// The bytes that an attribute takes beside its name and value when it travels, rounded up.
+/// Size in bytes of an attribute on the wire in addition to its name and value, rounded up.
 const XATTR_BESIDE_BYTES: usize = 8;
 
 impl EntryKind {
@@ -292,13 +293,14 @@ fn device_of(stat: &Statx) -> u64 {
     makedev(stat.stx_rdev_major, stat.stx_rdev_minor)
 }
 
-/// A file system that does not tell the blocks is not asked for holes.
+/// Returns whether a file occupies less storage than its length. Returns `false` if the file system does not report
+/// blocks.
 fn is_sparse(stat: &Statx) -> bool {
     let told = stat.stx_mask & StatxFlags::BLOCKS.bits() != 0;
     told && stat.stx_blocks.saturating_mul(BLOCK_BYTES) < stat.stx_size
 }
 
-/// In which blocks are counted, whatever those of the file system are.
+/// The unit of block counts, independent of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
@@ -307,8 +309,8 @@ fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
         .join(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// The attributes that are asked for. Sizes are synchronised as `stat` does it (no `AT_STATX_DONT_SYNC`): a size from a
-/// stale cache would fail the file's transfer later.
+/// The requested attributes. Sizes are synchronized as for `stat` (no `AT_STATX_DONT_SYNC`), because an outdated size
+/// would make the transfer of the file fail later.
 pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
     .union(StatxFlags::INO)
@@ -349,7 +351,7 @@ mod tests {
         );
     }
 
-    /// An entry whose attributes have names, if these can be read, and hold nothing that can be.
+    /// An entry whose attributes can at most be listed, but not read.
     #[derive(Clone, Copy)]
     struct Unreadable(rustix::io::Result<&'static [u8]>);
 

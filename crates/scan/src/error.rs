@@ -1,6 +1,6 @@
-//! The errors about single entries, after which the walk of the others goes on.
+//! Errors about single entries, after which the walk of the other entries continues.
 //!
-//! **Invariant:** every error names the path in full, as the user can type it.
+//! **Invariant:** every error contains the full path as the user could type it.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use thiserror::Error;
 use zmove_disk::CauseAt;
 use zmove_types::{Escaped, PathError};
 
-/// A soft error: the entry that it names is missing from the scan, with all that is below it.
+/// An error that does not stop the walk. The entry that it names is missing from the scan, with everything below it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
@@ -26,29 +26,29 @@ pub enum ScanError {
         /// The system's error.
         source: io::Error,
     },
-    /// The entry was listed and then removed or renamed by somebody else.
+    /// The entry was listed, but another process has removed or renamed it since.
     #[error("find '{}' again after it was listed", Escaped::path(path))]
     Vanished {
         /// The path at which the entry was listed.
         path: PathBuf,
     },
-    /// The name or the path cannot be carried to the target.
+    /// The name or path cannot be sent to the target.
     #[error("carry the path '{}': {source}", Escaped::path(path))]
     Path {
         /// The path at the source.
         path: PathBuf,
-        /// The reason why the path cannot be carried.
+        /// The reason why the path cannot be sent.
         source: PathError,
     },
-    /// A path of the list cannot be sent.
+    /// A path in the list cannot be sent.
     #[error("take '{}' from the list of paths: {fault}", Escaped::path(path))]
     Listed {
-        /// The path as it is in the list.
+        /// The path as it appears in the list.
         path: PathBuf,
         /// The reason.
         fault: ListFault,
     },
-    /// The list of paths could not be read to its end: what came after is missing.
+    /// The list of paths could not be read completely. The remaining paths are missing.
     #[error("read the list of paths '{}': {source}", Escaped::path(path))]
     List {
         /// The path of the list.
@@ -56,13 +56,13 @@ pub enum ScanError {
         /// The system's error.
         source: io::Error,
     },
-    /// A root is another directory than at the first walk.
+    /// A root is no longer the directory that it was during the first walk.
     #[error(
         "list directory '{}': it is not the one that was there at the beginning",
         Escaped::path(path)
     )]
     Exchanged {
-        /// The root, as the user typed it.
+        /// The path of the root, as the user typed it.
         path: PathBuf,
     },
     /// A mount that the first walk found below a root is gone.
@@ -74,7 +74,7 @@ pub enum ScanError {
         /// The path of the mount.
         path: PathBuf,
     },
-    /// An entry is not the one that another node has found there.
+    /// An entry differs from the one that another node has found.
     #[error(
         "find '{}' as another node has found it: {difference}",
         Escaped::path(path)
@@ -82,44 +82,44 @@ pub enum ScanError {
     Differs {
         /// The path of the entry.
         path: PathBuf,
-        /// How it differs.
+        /// The difference.
         difference: Difference,
     },
-    /// The threads of the walk could not be started: nothing was walked.
+    /// The threads of the walk could not be started. Nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
-        /// The error of starting the threads.
+        /// The error returned when starting the threads.
         source: io::Error,
     },
 }
 
-/// How an entry differs from what another node has found in its place.
+/// How an entry differs from the one that another node has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Difference {
-    /// Another directory is there.
+    /// The path is another directory.
     #[error("it is another directory here, inode {here} and not {there}")]
     Another {
-        /// The inode number of the one that is here.
+        /// The inode number on this node.
         here: u64,
-        /// The inode number of the one that the other node has found.
+        /// The inode number on the other node.
         there: u64,
     },
-    /// The entry has changed there later than here.
+    /// The entry's last change is older here than on the other node.
     #[error("it is older here: a copy that lags behind, or the cache of a network file system")]
     Older,
-    /// Nothing is there.
+    /// The entry does not exist here.
     #[error("it is not here")]
     Missing,
-    /// Something is mounted on it, and not at the node that leads.
+    /// The entry is a mount point here, but not at the head.
     #[error("something is mounted on it here, and not at the node that leads")]
     MountedHere,
-    /// Something is mounted on it at the node that leads.
+    /// The entry is a mount point at the head, but not here.
     #[error("nothing is mounted on it here, and something is at the node that leads")]
     NotMountedHere,
 }
 
-/// The reason why one path of a list cannot be sent.
+/// The reason why a path in a list cannot be sent.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ListFault {
@@ -129,16 +129,16 @@ pub enum ListFault {
     /// The path has a `..` component.
     #[error("it has a '..'")]
     DotDot,
-    /// The path cannot be sent.
+    /// The path is not valid for sending.
     #[error("{0}")]
     Path(PathError),
-    /// Nothing exists at the path.
+    /// The path does not exist.
     #[error("there is no such file or directory")]
     Missing,
-    /// The entry at the path has the name of one that a transfer has not finished.
+    /// The entry has the name of a part of an unfinished transfer.
     #[error("it is a part of an unfinished transfer, of use where it is alone")]
     Unfinished,
-    /// An entry above the path is a file or a link.
+    /// A component of the path other than the last is a file or a link.
     #[error("'{}' is not a directory", Escaped::path(.0))]
     NotDirectory(PathBuf),
     /// A directory above the path cannot be opened.
@@ -151,7 +151,7 @@ pub enum ListFault {
     },
 }
 
-/// An operation that an error names.
+/// The failed operation, as named in an error message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -159,14 +159,14 @@ pub enum Operation {
     Open,
     /// Reading a directory's names.
     List,
-    /// Reading an entry's size, mode and times.
+    /// Reading the properties of an entry.
     Stat,
-    /// Reading the path that a symbolic link points to.
+    /// Reading the target of a symbolic link.
     ReadLink,
 }
 
 impl ScanError {
-    /// The path that the error is about, if it is about one.
+    /// Returns the path that the error is about, if any.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -182,7 +182,7 @@ impl ScanError {
         }
     }
 
-    /// The error about an entry that a listing named: if it is not found, it has vanished.
+    /// Returns the error about an entry that a listing contained. If the entry does not exist, it has vanished.
     pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::Vanished { path },
@@ -190,7 +190,7 @@ impl ScanError {
         }
     }
 
-    /// The error of an operation on a path that no listing named.
+    /// Returns the error of an operation on a path that did not come from a listing.
     pub(crate) fn io(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         Self::Io {
             path,

@@ -1,6 +1,6 @@
-//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
-//! breaks a promise.
+//! The fuzz targets of this crate, run by `crates/fuzz`. Each function accepts any bytes and panics if a decoder
+//! violates an invariant.
 //!
-//! The program never calls these functions, so they are not in its binary.
+//! The program never calls these functions, so its binary does not contain them.
 
 pub use crate::sources::path_list::fuzzing::path_list;

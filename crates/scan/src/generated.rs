@@ -1,20 +1,20 @@
-//! File systems such as proc and sysfs, which make the contents of a file when it is read. Their files have the length
-//! 0, or that of a page, whatever they contain. Some file systems in user space do the same with single files, and give
-//! them the length 0.
+//! File systems such as proc and sysfs that generate the contents of a file when it is read. Such a file has length 0
+//! or the length of a page, whatever its contents. Some FUSE file systems do this for single files, which then have
+//! length 0.
 //!
-//! **Invariant:** the type of a file system is asked for once, by its device number.
+//! **Invariant:** the type of each file system is queried once, by device number.
 
 use std::os::fd::AsFd;
 use std::sync::{PoisonError, RwLock};
 
 use rustix::fs::{FsWord, fstatfs};
 
-/// The files of a file system whose contents may be made when they are read, so that their lengths say nothing.
+/// The files of a file system whose contents may be generated on reading, so that their lengths are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generated {
     /// No files.
     None,
-    /// Files of the length 0.
+    /// Files of length 0.
     Empty,
     /// All files.
     All,
@@ -29,7 +29,7 @@ impl Generated {
         }
     }
 
-    /// Whether a file of this length is one of them.
+    /// Returns whether a file of this length belongs to these files.
     #[must_use]
     pub fn has(self, bytes: u64) -> bool {
         match self {
@@ -40,21 +40,22 @@ impl Generated {
     }
 }
 
-/// What is known of the file systems below a root.
+/// The known file systems below a root.
 #[derive(Debug, Default)]
 pub(crate) struct GeneratedFileSystems {
     known: RwLock<Vec<(u64, Generated)>>,
 }
 
 impl GeneratedFileSystems {
-    /// The files of the file system of a device whose contents are made when they are read, as far as it was asked for.
+    /// Returns which files on this device have generated contents, or `None` if it is not known yet.
     pub(crate) fn known(&self, device: u64) -> Option<Generated> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let found = known.iter().find(|(of, _)| *of == device);
         found.map(|(_, generated)| *generated)
     }
 
-    /// The same, of the device of an open file.
+    /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
+    /// an open file on the device.
     pub(crate) fn ask(&self, device: u64, file: impl AsFd) -> Generated {
         self.known(device).unwrap_or_else(|| {
             let Ok(stat) = fstatfs(file) else {
@@ -70,12 +71,13 @@ impl GeneratedFileSystems {
     }
 }
 
-/// The maximum number of devices that are remembered.
+/// Maximum number of devices to remember.
 const KNOWN_MAX: usize = 1024;
 
-/// The type of file systems in user space by `statfs`.
+/// The `statfs` type of FUSE file systems.
 const FUSE: FsWord = 0x6573_5546;
-/// The types of those that make all contents by `statfs`: as in `linux/magic.h`, or in the source of the file system.
+/// The `statfs` types of file systems that generate all contents, from `linux/magic.h` or the source of the file
+/// system.
 const TYPES: [FsWord; 20] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs

@@ -1,7 +1,7 @@
-//! A histogram of the file sizes in a tree: the picture to look at before choosing how to move it.
+//! A histogram of the file sizes in a tree, which helps to choose how to transfer it.
 //!
-//! Fed by a scan, printed by `zmove scan` as a table or as JSON. **Invariant:** the buckets, the size classes
-//! and the totals count the same files, so each sums to the same number.
+//! It is filled by a scan, and `zmove scan` prints it as a table or as JSON. **Invariant:** the buckets, the size
+//! classes and the totals count the same files, so their sums are equal.
 
 use serde::{Serialize, Serializer};
 use zmove_types::SizeClass;
@@ -11,7 +11,7 @@ use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
 use crate::error::ScanError;
 use crate::scan::Scan;
 
-/// Counts over a tree, by powers of two and by size class. Hard links count once per name.
+/// File counts of a tree, by powers of two and by size class. A file with several hard links counts once per name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Histogram {
     /// All regular files.
@@ -20,48 +20,49 @@ pub struct Histogram {
     pub losf: Share,
     /// Files from 1 MiB to below 1 GiB.
     pub medium: Share,
-    /// Files from 1 GiB.
+    /// Files of 1 GiB or more.
     pub large: Share,
-    /// Directories, the roots with them.
+    /// Directories, including the roots.
     pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,
     /// FIFOs, sockets and devices.
     pub specials: u64,
-    /// Entries that could not be read; those that vanished are not among them.
+    /// Entries that could not be read, without those that vanished.
     pub errors: u64,
-    /// Entries that were listed and were gone when they were looked up.
+    /// Entries that were listed but no longer existed at look-up.
     pub vanished: u64,
-    /// The largest file, in bytes.
+    /// The largest file. The value is its size in bytes.
     pub largest_file: Option<Extreme>,
-    /// The entry that is furthest below its root, in path components.
+    /// The deepest entry. The value is its depth below its root in path components.
     pub deepest_path: Option<Extreme>,
-    /// The directory with the most entries.
+    /// The directory with the most entries. The value is their number.
     pub largest_directory: Option<Extreme>,
-    /// Bucket 0 holds the empty files, bucket n + 1 those from 2ⁿ to below 2ⁿ⁺¹ bytes; the last one is occupied.
+    /// Bucket 0 counts empty files, and bucket n + 1 counts files from 2ⁿ to below 2ⁿ⁺¹ bytes. The last bucket is not
+    /// empty.
     #[serde(serialize_with = "serialize_occupied")]
     buckets: Vec<Share>,
 }
 
-/// A part of the files: how many there are and their size.
+/// The number and total size of some of the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The number of files.
     pub files: u64,
-    /// The sum of the files' sizes, in bytes.
+    /// Total size of the files in bytes.
     pub bytes: u64,
 }
 
-/// The entry with the largest value of some kind.
+/// The entry with the largest value of a property.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Extreme {
-    /// The value, in the unit that the field of [`Histogram`] names.
+    /// The value, in the unit stated at the field of [`Histogram`].
     pub value: u64,
-    /// The entry's path at the source; bytes that are not UTF-8 are replaced.
+    /// The entry's path at the source. Bytes that are not UTF-8 are replaced.
     pub path: String,
 }
 
-/// Consumes a scan; each error is counted and handed to `on_error`.
+/// Consumes a scan. Each error is counted and passed to `on_error`.
 pub fn histogram(scan: Scan, mut on_error: impl FnMut(ScanError)) -> Histogram {
     let mut histogram = Histogram::default();
     for item in scan {
@@ -84,8 +85,8 @@ impl Histogram {
         }
     }
 
-    /// The buckets from the first occupied one on: the least size in each, and its files. Bucket `0` is the empty
-    /// files, bucket `n` the files from `n` to below `2 × n` bytes.
+    /// Returns the buckets from the first non-empty one, each with its minimum size and its files. Bucket `0` contains
+    /// the empty files, bucket `n` the files from `n` to below `2 × n` bytes.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
         let shares = self
             .buckets
@@ -155,7 +156,7 @@ fn bucket_start(index: usize) -> u64 {
     index.checked_sub(1).map_or(0, |power| 1 << power)
 }
 
-/// Replaces an extreme that `value` exceeds; the path is made only then.
+/// Replaces an extreme if `value` exceeds it. The path is only computed in that case.
 fn raise(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
     if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
         *extreme = Some(Extreme {

@@ -1,8 +1,8 @@
-//! Walks source trees in parallel and streams what it finds in bounded batches.
+//! Walks source trees in parallel and streams their entries in bounded batches.
 //!
-//! The sender plans from the stream while the walk goes on; `zmove scan` turns it into a [`Histogram`].
-//! **Invariant:** below a root nothing is opened through a symbolic link or `..`, so the walk cannot leave
-//! the tree it was given, whatever is renamed under it meanwhile.
+//! The sender plans a transfer from the stream while the walk is running, and `zmove scan` turns the stream into a
+//! [`Histogram`]. **Invariant:** below a root, nothing is opened through a symbolic link or `..`. So the walk cannot
+//! leave its tree, even if entries are renamed while it runs.
 //!
 //! ```
 //! use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};

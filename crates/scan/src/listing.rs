@@ -1,21 +1,21 @@
-//! The memory with which directories are listed, one after another.
+//! Buffers for listing directories, reused from one listing to the next.
 //!
-//! **Invariant:** a listing has each name once. Some file systems (Gluster, unions, some NFS servers) give a name
-//! twice, and everything below a directory would be walked twice.
+//! **Invariant:** a listing contains each name once. Some file systems (Gluster, unions, some NFS servers) return a
+//! name twice, and everything below such a directory would be walked twice.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
 
-/// The buffer for the kernel's entries, and the names that a listing has had.
+/// The buffer for directory entries from the kernel, and the names in the current listing.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<u8>,
     pub(crate) names: SeenNames,
 }
 
-/// The names that a listing has had, as hashes of 128 bits, so that a directory of millions of names is cheap: about 35
-/// bytes each. The keys are random, so nobody can choose names whose hashes are equal.
+/// The names in the current listing, stored as 128-bit hashes of about 35 bytes each, so that directories of millions
+/// of names stay cheap. The keys are random, so nobody can construct names with equal hashes.
 #[derive(Debug, Default)]
 pub(crate) struct SeenNames {
     hashes: HashSet<[u64; 2]>,
@@ -23,15 +23,15 @@ pub(crate) struct SeenNames {
 }
 
 impl Listing {
-    /// The size of the buffer for the kernel's entries.
+    /// Size of the buffer for directory entries in bytes.
     pub(crate) const BUFFER_BYTES: usize = 128 * 1024;
 }
 
 impl SeenNames {
-    /// The number of names whose memory is kept for the next listing.
+    /// The number of names for which memory is kept between listings.
     const KEPT_MAX: usize = 1 << 14;
 
-    /// Adds a name; returns whether it is new.
+    /// Adds a name. Returns whether it is new.
     pub(crate) fn insert(&mut self, name: &CStr) -> bool {
         let hash = self.keys.each_ref().map(|key| key.hash_one(name));
         self.hashes.insert(hash)

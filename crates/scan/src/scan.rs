@@ -1,7 +1,6 @@
-//! A running scan as its consumer sees it.
+//! A running scan, as its consumer sees it.
 //!
-//! **Invariant:** the walk holds no thread that outlives its work: the threads end when everything is walked, or
-//! soon after the last consumer is gone.
+//! **Invariant:** the threads of the walk end when everything is walked, or soon after the last consumer is dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -16,18 +15,18 @@ use crate::error::ScanError;
 use crate::sources::path_list::PathList;
 use crate::walk::{UnfinishedParts, Walk, WalkTally, Worker};
 
-/// The stream of the items that a walk finds. Clones share one stream, each item going to one of them; the walk stops
-/// when the last of them and of their receivers is dropped.
+/// The stream of items that a walk emits. Clones share one stream, and each item goes to one of them. The walk stops
+/// when the last clone and the last receiver are dropped.
 #[derive(Clone, Debug)]
 pub struct Scan {
     receiver: Receiver<ScanItem>,
     tally: Arc<WalkTally>,
 }
 
-/// Starts to walk `roots` and returns at once.
+/// Starts to walk `roots` and returns immediately.
 ///
-/// The walk has threads of its own, in a pool that nothing else uses, because they block when the consumer is
-/// slow. If they cannot be started the stream is one [`ScanError::Threads`].
+/// The walk has its own thread pool, because its threads block while the consumer is slow. If the threads cannot be
+/// started, the stream consists of one [`ScanError::Threads`].
 #[must_use]
 pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
     start(config, |pool, walk| {
@@ -38,8 +37,8 @@ pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
     })
 }
 
-/// Starts to visit the paths of `list`, and nothing else, and returns at once. The directories above them are emitted;
-/// the contents of a listed directory are not.
+/// Starts to visit only the paths in `list`, and returns immediately. The parent directories of these paths are
+/// emitted. The contents of a listed directory are not.
 #[must_use]
 pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
     start(config, |pool, walk| {
@@ -54,7 +53,7 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         tally: Arc::default(),
     };
     match pool_of(config.threads.max(1)) {
-        // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
+        // The threads of the pool end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(error) => {
             let item = ScanItem::Error(ScanError::Threads {
@@ -68,7 +67,7 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
     scan
 }
 
-/// A pool of `threads` threads, or of fewer if the system starts no more.
+/// Creates a pool of `threads` threads, or of fewer if the system cannot start that many.
 fn pool_of(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -81,7 +80,7 @@ fn pool_of(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
 }
 
 impl Scan {
-    /// No walk: nothing is ever found, and no end of it.
+    /// Returns a scan that never emits an item and never ends.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -90,32 +89,33 @@ impl Scan {
         }
     }
 
-    /// The queue itself, for `select!` and time-outs.
+    /// Returns the queue, for `select!` and timeouts.
     #[must_use]
     pub fn receiver(&self) -> &Receiver<ScanItem> {
         &self.receiver
     }
 
-    /// The counts of what has been found so far, whether or not anybody has taken it.
+    /// Returns the counts of entries found so far, including those that no consumer has received yet.
     #[must_use]
     pub fn tally(&self) -> Arc<WalkTally> {
         Arc::clone(&self.tally)
     }
 
-    /// How many entries the selection has left out so far. A directory counts once, whatever is in it.
+    /// Returns the number of entries that the selection has excluded so far. An excluded directory counts as one entry,
+    /// whatever it contains.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.tally.left_out()
     }
 
-    /// The parts of unfinished transfers that have been passed over so far.
+    /// Returns the parts of unfinished transfers that have been skipped so far.
     #[must_use]
     pub fn parts(&self) -> UnfinishedParts {
         self.tally.parts()
     }
 
-    /// How the walk's threads have spent their time so far: busy with the file system or blocked by the
-    /// consumer. A walk has no upstream, so none of it is starved.
+    /// Returns how the threads of the walk have spent their time so far: on the file system, or blocked by the
+    /// consumer. A walk has no upstream stage, so it is never starved.
     #[must_use]
     pub fn times(&self) -> StageTimes {
         self.tally.clock.times()
