@@ -1,6 +1,6 @@
-//! The walk with few descriptors, in a child process because the limit is the process's.
+//! Walks with few descriptors. They run in a child process, because the limit applies to the process.
 //!
-//! The parent runs this same test binary under `ulimit`, choosing the child by an ignored test's name.
+//! The parent runs this test binary under `ulimit` and selects the child by the name of an ignored test.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn child_that_keeps_batches() {
     );
 }
 
-/// A consumer that puts entries off keeps their roots.
+/// A consumer that handles entries later keeps their roots.
 #[test]
 #[ignore = "run by its parent test with a limit of 40 descriptors"]
 fn child_that_keeps_roots() {

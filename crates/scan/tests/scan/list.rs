@@ -88,7 +88,7 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     );
 }
 
-/// A tree passes it over; who lists it is told.
+/// A walk of a tree skips such a part. For a listed path, an error is reported.
 #[test]
 fn a_listed_part_of_a_transfer_is_told() {
     let tree = grown();

@@ -1,4 +1,4 @@
-//! The entries that a walk leaves out, compared with git.
+//! The entries that a walk excludes, compared with git.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -66,7 +66,7 @@ const FILES: [&str; 30] = [
     "caf\u{e9}",
 ];
 
-/// The files that git would not ignore.
+/// Returns the files that git would not ignore.
 fn by_git(tree: &Path, repository: &Path, text: &str) -> BTreeSet<Vec<u8>> {
     let ignore = repository.join("rules");
     fs::write(&ignore, text).unwrap();
@@ -98,7 +98,7 @@ fn by_walk(tree: &Path, rules: &[Rule]) -> BTreeSet<Vec<u8>> {
     files.map(|(path, _)| path).collect()
 }
 
-/// A tree and an empty repository beside it; `None` where git is missing.
+/// Creates a tree and an empty repository next to it. Returns `None` if git is not installed.
 fn grown() -> Option<tempfile::TempDir> {
     let home = tempfile::tempdir().unwrap();
     let init = Command::new("git")
@@ -115,7 +115,7 @@ fn grown() -> Option<tempfile::TempDir> {
     Some(home)
 }
 
-/// Files of rules, as git reads them.
+/// Files of rules, in the syntax that git reads.
 const RULES: [&str; 66] = [
     "a",
     "/a",
@@ -203,7 +203,7 @@ fn git_leaves_out_the_same() {
 fn git_leaves_out_the_same_whatever_the_rules() {
     let Some(home) = grown() else { return };
     let (tree, repository) = (home.path().join("tree"), home.path().join("git"));
-    // A `**` never stands beside a letter here: with a literal before it git takes it for one between slashes.
+    // A `**` never stands next to a letter here, because after a literal git treats it like one between slashes.
     let component = r"(\*\*|\*|\*?([abdef?-]|\[ab\]|\[!a\]){1,2}\*?)";
     let line = format!("!?/?{component}(/{component}){{0,3}}/?");
     let config = Config {

@@ -1,4 +1,4 @@
-//! Helpers of the tests of the walk: trees, consumers and the rights of another user.
+//! Helpers for tests of the walk: trees, consumers, and threads that run as another user.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use zmove_types::RelPath;
 /// Everything that a scan emitted.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// The entries by source path below the root.
+    /// The entries by their source path below the root.
     pub(crate) entries: BTreeMap<Vec<u8>, Entry>,
     /// Target paths of all entries.
     pub(crate) targets: Vec<Vec<u8>>,
@@ -22,7 +22,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Takes all items; panics when an entry comes twice or before its directory.
+    /// Collects all items. Panics if an entry is emitted twice or before its directory.
     pub(crate) fn collect(stream: Scan) -> Self {
         let mut found = Self::default();
         for item in stream {
@@ -98,7 +98,7 @@ pub(crate) fn small_batches() -> ScanConfig {
     }
 }
 
-/// A chain of directories that is deeper than a path may be long.
+/// A chain of directories whose path exceeds the maximum length of a path.
 #[derive(Debug)]
 pub(crate) struct Deep(PathBuf);
 
@@ -119,14 +119,14 @@ impl Deep {
 }
 
 impl Drop for Deep {
-    /// Runs `rm`, since `remove_dir_all` would hold a descriptor per level.
+    /// Runs `rm`, because `remove_dir_all` would keep a descriptor open per level.
     fn drop(&mut self) {
         let removed = Command::new("rm").arg("-rf").arg(&self.0).status();
         assert!(removed.is_ok_and(|status| status.success()));
     }
 }
 
-/// Runs `job` on a thread that is not root. The threads that `job` starts inherit that.
+/// Runs `job` on a thread that is not root. Threads started by `job` inherit this.
 pub(crate) fn as_nobody<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     let run = move || {
         if rustix::process::geteuid().is_root() {
