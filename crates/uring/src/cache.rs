@@ -1,4 +1,4 @@
-//! The part of a file that lies in the page cache: `cachestat(2)`, for which there is no safe wrapper.
+//! Queries the page cache for the cached part of a file with `cachestat(2)`, which has no safe wrapper.
 #![expect(unsafe_code, reason = "a raw system call")]
 
 use std::io;
@@ -23,14 +23,14 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// How many bytes of the file's pages in `range` are in the page cache, in whole pages.
+/// Returns the number of bytes of the file in `range` that are in the page cache, counted in whole pages.
 ///
 /// # Errors
-/// The system call's error. The call is new (Linux 6.5), not every file system supports it, and it may be refused for a
-/// file that the caller could not write.
+/// Returns the error of the system call. The call was added in Linux 6.5, is not supported by every file system, and
+/// may be refused for a file that the caller is not allowed to write.
 pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     if range.is_empty() {
-        // A length of zero would mean all the rest of the file.
+        // The kernel takes a length of zero to mean the rest of the file.
         return Ok(0);
     }
     let asked = CachestatRange {
@@ -41,8 +41,8 @@ pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     let asked: *const _ = &raw const asked;
     let counted: *mut _ = &raw mut answer;
     let no_flags: libc::c_uint = 0;
-    // SAFETY: the kernel reads one `cachestat_range` and writes one `cachestat`; both live on this stack
-    // frame until the call is over, and the descriptor is borrowed.
+    // SAFETY: the kernel reads one `cachestat_range` and writes one `cachestat`. Both live on this stack frame until
+    // the call returns, and the descriptor is borrowed.
     let outcome = unsafe {
         libc::syscall(
             SYS_CACHESTAT,
@@ -59,7 +59,8 @@ pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     }
 }
 
-/// The number of `cachestat` wherever Linux runs (only Alpha counts differently), which `libc` lacks.
+/// The number of the `cachestat` system call, which `libc` does not define. It is the same on every architecture except
+/// Alpha.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[cfg(test)]

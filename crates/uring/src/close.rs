@@ -1,14 +1,14 @@
-//! Closing a descriptor and hearing how that went: `close(2)`, whose result the standard library drops.
+//! Closes a descriptor and reports the result of `close(2)`, which the standard library discards.
 #![expect(unsafe_code, reason = "a raw system call")]
 
 use std::io;
 use std::os::fd::{IntoRawFd as _, OwnedFd};
 
-/// Closes a descriptor. Some file systems, NFS among them, report only here that data could not be stored.
+/// Closes a descriptor. Some file systems, such as NFS, report a failure to store data only at this point.
 ///
 /// # Errors
-/// The system call's error; the descriptor is closed nevertheless. `EIO` if the call was interrupted, since nobody
-/// knows then whether the data was stored.
+/// Returns the error of the system call; the descriptor is closed regardless. Returns `EIO` if the call was
+/// interrupted, because it is then unknown whether the data was stored.
 pub fn close(file: impl Into<OwnedFd>) -> io::Result<()> {
     let descriptor = file.into().into_raw_fd();
     // SAFETY: this function owned the descriptor, and nothing else closes it.

@@ -1,8 +1,9 @@
 //! Positional reads and writes of owned buffers through io_uring, behind a safe interface.
 //!
-//! All unsafe code of the mover but that of socket options is here. A [`Ring`] is a thread with a ring of its own;
-//! callers hand it a buffer and wait until it comes back. **Invariant:** memory and descriptor that the kernel was
-//! given belong to the slot of that request until its completion has been seen, whatever becomes of the caller.
+//! All unsafe code of the mover is in this crate, except for socket options. A [`Ring`] owns a thread and an io_uring
+//! instance. Callers hand the ring a buffer and wait until the ring returns it. **Invariant:** the memory and the
+//! descriptor of a request belong to the request's slot until its completion has been reaped, even if the caller is
+//! gone.
 //!
 //! ```
 //! use std::sync::Arc;

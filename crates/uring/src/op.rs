@@ -1,11 +1,11 @@
-//! One read or write of an owned buffer, cut into parts that are in flight at once.
+//! One read or write of an owned buffer, split into parts that are in flight concurrently.
 //!
 //! ```text
 //!  caller ──RingRequest──► ring: RingPart ──slot──► kernel ──► RingPart ──Landed──► caller: all parts back → buffer
 //! ```
 //!
-//! **Invariant:** each [`RingPart`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached
-//! again only when every part has come back.
+//! **Invariant:** each [`RingPart`] holds a reference to its [`Op`], and the op holds the file and the buffer. The
+//! buffer becomes accessible again only after every part has completed.
 #![expect(
     unsafe_code,
     reason = "buffers are shown in parts while the kernel fills others"
@@ -21,7 +21,7 @@ use crossbeam_channel::Sender;
 use io_uring::{opcode, squeue, types::Fd};
 use zmove_types::{Buffer, MemoryId};
 
-/// The bytes of a buffer that are moved, and their place in the file.
+/// The bytes of a buffer to move and their offset in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     offset: u64,
@@ -29,16 +29,16 @@ pub struct Span {
 }
 
 impl Span {
-    /// The bytes `room` of the buffer, of which the first is at `offset` in the file.
+    /// Creates a span of the bytes `room` of the buffer. The first of these bytes is at `offset` in the file.
     #[must_use]
     pub fn new(offset: u64, room: Range<usize>) -> Self {
         Self { offset, room }
     }
 
-    /// At most `len_max` bytes of the span, after the first `start`.
+    /// Returns the part of the span that begins at byte `start` and holds at most `len_max` bytes.
     ///
     /// # Panics
-    /// When the span has fewer than `start` bytes.
+    /// Panics if `start` exceeds the length of the span.
     #[must_use]
     pub fn part(&self, start: usize, len_max: usize) -> Self {
         assert!(start <= self.len(), "byte {start} of {self:?}");
@@ -49,59 +49,59 @@ impl Span {
         }
     }
 
-    /// Where the first byte is in the file.
+    /// Returns the offset of the first byte in the file.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the bytes are in the buffer's room.
+    /// Returns the range of the bytes in the buffer's room.
     #[must_use]
     pub fn room(&self) -> Range<usize> {
         self.room.clone()
     }
 
-    /// The number of bytes to move.
+    /// Returns the number of bytes to move.
     #[must_use]
     pub fn len(&self) -> usize {
         self.room.len()
     }
 
-    /// Whether there is nothing to move.
+    /// Returns whether the span is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.room.is_empty()
     }
 }
 
-/// Which way bytes go.
+/// The direction of a transfer of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoDirection {
     Read,
     Write,
 }
 
-/// One operation on a buffer.
+/// A read or write of one buffer.
 #[derive(Debug)]
 pub(crate) struct Op {
     direction: IoDirection,
     file: Arc<File>,
     span: Span,
     part_bytes: usize,
-    /// The first byte of the buffer's room. From [`Op::new`] to [`Op::into_buffer`] the room is reached only
-    /// through it.
+    /// The start of the buffer's room. Between [`Op::new`] and [`Op::into_buffer`] the room is accessed only through
+    /// this pointer.
     base: *mut u8,
     room_bytes: usize,
     buffer: Buffer,
 }
 
-// SAFETY: `base` points into the heap memory of `buffer`, which the op owns and which may move between threads; who may
-// reach which bytes is settled by the parts, not by the thread.
+// SAFETY: `base` points into the heap memory of `buffer`, which the op owns and which may move between threads. Access
+// to the bytes is governed by the parts, not by the thread.
 unsafe impl Send for Op {}
-// SAFETY: through a shared op the memory is only read, and only where the kernel no longer writes (see `Op::landed`).
+// SAFETY: a shared op only reads the memory, and only bytes that the kernel no longer writes (see `Op::landed`).
 unsafe impl Sync for Op {}
 
-/// An operation on its way to the ring.
+/// An operation that a caller submits to the ring.
 #[derive(Debug)]
 pub(crate) struct RingRequest {
     op: Arc<Op>,
@@ -109,7 +109,7 @@ pub(crate) struct RingRequest {
     landed: Sender<Landed>,
 }
 
-/// A part of an operation on its way through the kernel.
+/// A part of an operation that is submitted to the kernel.
 #[derive(Debug)]
 pub(crate) struct RingPart {
     op: Arc<Op>,
@@ -118,7 +118,7 @@ pub(crate) struct RingPart {
     landed: Sender<Landed>,
 }
 
-/// A part that has come back, with its hold on the operation.
+/// A completed part, which still holds a reference to its operation.
 #[derive(Debug)]
 pub(crate) struct Landed {
     pub(crate) index: usize,
@@ -126,20 +126,20 @@ pub(crate) struct Landed {
     op: Arc<Op>,
 }
 
-/// The step that follows a completion.
+/// The action that follows a completion.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The kernel moved less than it was asked to: the rest must be requested.
+    /// The kernel moved fewer bytes than requested. The rest must be requested again.
     Again(RingPart),
-    /// The part has been sent back to the caller.
+    /// The result has been sent to the caller.
     Told,
 }
 
 impl Op {
-    /// A request to move the span in parts of `part_bytes`.
+    /// Creates an operation that moves the span in parts of `part_bytes`.
     ///
     /// # Panics
-    /// When the span is outside the buffer's room, or a part is empty or too long for one request.
+    /// Panics if the span is outside the buffer's room, or if `part_bytes` is zero or exceeds [`PART_BYTES_MAX`].
     pub(crate) fn new(
         direction: IoDirection,
         file: &Arc<File>,
@@ -174,23 +174,23 @@ impl Op {
         self.direction
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub(crate) fn parts(&self) -> usize {
         self.span.len().div_ceil(self.part_bytes)
     }
 
-    /// The number of bytes that a part should move.
+    /// Returns the number of bytes that a part is to move.
     pub(crate) fn part_len(&self, index: usize) -> usize {
         self.part_bytes
             .min(self.span.len() - index * self.part_bytes)
     }
 
-    /// The start of a part in the buffer's room.
+    /// Returns the offset of a part in the buffer's room.
     fn part_start(&self, index: usize) -> usize {
         self.span.room.start + index * self.part_bytes
     }
 
-    /// The first `len` bytes of a part that has been read.
+    /// Returns the first `len` bytes of a part that has been read.
     pub(crate) fn landed(&self, landed: &Landed, len: usize) -> &[u8] {
         assert!(
             std::ptr::eq(self, &raw const *landed.op),
@@ -201,15 +201,15 @@ impl Op {
             "{len} bytes of part {}",
             landed.index
         );
-        // SAFETY: the start of a part lies within the room of the buffer (checked in `new`).
+        // SAFETY: the start of a part lies in the room of the buffer (checked in `new`).
         let start = unsafe { self.base.add(self.part_start(landed.index)) };
-        // SAFETY: the bytes lie in the room, were initialised when the pool made it, and nobody writes them while this
-        // borrow of the op lives: the kernel is done with this part, which is proved by its `Landed`, parts do not
-        // overlap, and the buffer itself is out of reach until `into_buffer`.
+        // SAFETY: the bytes lie in the room and were initialized when the pool allocated it. Nobody writes them while
+        // this borrow of the op lives: the `Landed` proves that the kernel has finished this part, parts do not
+        // overlap, and the buffer itself is inaccessible until `into_buffer`.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
-    /// The whole memory, to be registered with a ring.
+    /// Returns the identity and the address range of the whole memory, for registration with a ring.
     pub(crate) fn memory(&self) -> (MemoryId, libc::iovec) {
         (
             self.buffer.memory_id(),
@@ -220,7 +220,7 @@ impl Op {
         )
     }
 
-    /// Takes the buffer out of the operation, when all parts have come back.
+    /// Takes the buffer out of the operation after all parts have completed.
     pub(crate) fn into_buffer(self: Arc<Self>) -> Buffer {
         Arc::into_inner(self)
             .expect("every part has come back and let go")
@@ -237,12 +237,12 @@ impl RingRequest {
         }
     }
 
-    /// Whether all parts have been handed out.
+    /// Returns whether all parts have been handed out.
     pub(crate) fn is_spent(&self) -> bool {
         self.next >= self.op.parts()
     }
 
-    /// The next part, or `None` when all have been handed out.
+    /// Returns the next part, or `None` if all parts have been handed out.
     pub(crate) fn part(&mut self) -> Option<RingPart> {
         let index = self.next;
         (index < self.op.parts()).then(|| {
@@ -262,8 +262,8 @@ impl RingPart {
         &self.op
     }
 
-    /// The kernel's request for what has not been moved yet; `registered` is the buffer's index, if it is registered.
-    /// The memory and the descriptor that it points to live as long as this part.
+    /// Builds the kernel request for the bytes that have not been moved yet. `registered` is the index of the buffer if
+    /// it is registered. The memory and the descriptor that the entry refers to live at least as long as this part.
     pub(crate) fn entry(&self, registered: Option<u16>) -> squeue::Entry {
         let op = &*self.op;
         let fd = Fd(op.file.as_raw_fd());
@@ -284,8 +284,8 @@ impl RingPart {
         }
     }
 
-    /// Takes a completion's result. A part that moved something before it failed counts as short: a caller that asks
-    /// for the rest meets the error then.
+    /// Processes the result of a completion. A part that moved bytes before it failed is reported as short. A caller
+    /// that requests the rest then receives the error.
     pub(crate) fn complete(mut self, result: i32) -> Next {
         let outcome = match usize::try_from(result) {
             Ok(bytes) => {
@@ -299,7 +299,7 @@ impl RingPart {
             Err(_) if self.moved > 0 => Ok(self.moved),
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
-        // The caller has unwound when this fails; the operation is freed with this last hold on it.
+        // The send fails if the caller has unwound. The operation is then freed with this last reference.
         let _unwound = self.landed.send(Landed {
             index: self.index,
             outcome,
@@ -309,7 +309,7 @@ impl RingPart {
     }
 }
 
-/// The most that one request moves; the kernel's own limit is a page less than 2 GiB.
+/// Maximum number of bytes of one request. The kernel's own limit is one page less than 2 GiB.
 const PART_BYTES_MAX: usize = 1 << 30;
 
 #[cfg(test)]

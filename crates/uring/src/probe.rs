@@ -1,7 +1,7 @@
-//! A check whether io_uring works here: it is off in many containers and on some distributions, and old kernels lack
-//! parts.
+//! Checks whether io_uring works on this host. Many containers and some distributions disable it, and old kernels lack
+//! some operations.
 //!
-//! Every refusal is a value with its reason; the caller has another engine.
+//! Every failure is returned as a value with its reason, because the caller can fall back to another engine.
 #![expect(unsafe_code, reason = "a request holds an address")]
 
 use std::fs::File;
@@ -17,14 +17,15 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Unavailable {
-    /// No ring can be made: the kernel has none, a sysctl or a seccomp filter forbids it, or memory is short.
+    /// The ring cannot be created: the kernel does not support io_uring, a sysctl or a seccomp filter forbids it, or
+    /// memory is short.
     #[error("io_uring_setup is refused")]
     Setup {
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel does not list the operations that its ring knows.
+    /// The kernel refuses to list the operations that it supports.
     #[error("io_uring_register is refused")]
     Register {
         /// The system's error.
@@ -34,17 +35,17 @@ pub enum Unavailable {
     /// The kernel is too old.
     #[error("this kernel's io_uring cannot {operation}")]
     Operation {
-        /// The operation that is missing.
+        /// The missing operation.
         operation: &'static str,
     },
-    /// A first read did not come back as it should.
+    /// The first read failed or returned wrong data.
     #[error("io_uring fails at its first read")]
     FirstRead {
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The ring's thread or the descriptor that wakes it cannot be made.
+    /// The thread of the ring, or the descriptor that wakes it, cannot be created.
     #[error("no thread for io_uring")]
     Thread {
         /// The system's error.
@@ -53,18 +54,18 @@ pub enum Unavailable {
     },
 }
 
-/// Tries io_uring from the setup to a first read.
+/// Tests io_uring, from setup to a first read.
 ///
 /// # Errors
-/// The first step that fails.
+/// Returns the failure of the first step that does not succeed.
 pub(crate) fn probe() -> Result<(), Unavailable> {
     let mut ring = open_ring(PROBE_ENTRIES).map_err(|source| Unavailable::Setup { source })?;
     check_operations(&ring)?;
     first_read(&mut ring).map_err(|source| Unavailable::FirstRead { source })
 }
 
-/// A ring for the calling thread alone, whose completions run when that thread asks for them, where the kernel has
-/// that.
+/// Opens a ring that only the calling thread uses. Completions are processed when that thread asks for them, if the
+/// kernel supports this mode.
 pub(crate) fn open_ring(entries: u32) -> io::Result<IoUring> {
     let deferred = IoUring::builder()
         .setup_single_issuer()
@@ -99,19 +100,19 @@ fn check_operations(ring: &IoUring) -> Result<(), Unavailable> {
     })
 }
 
-/// Reads a page of a file in memory and compares it.
+/// Reads a page of a memory file and checks its contents.
 fn first_read(ring: &mut IoUring) -> io::Result<()> {
     let file = painted_page()?;
     let mut page = vec![0; PAGE.len()];
     let len = u32::try_from(page.len()).expect("a page");
     let read = opcode::Read::new(Fd(file.as_raw_fd()), page.as_mut_ptr(), len).build();
-    // SAFETY: file and memory of the entry are locals, and this function waits for the completion.
+    // SAFETY: the file and the memory of the entry are locals, and this function waits for the completion.
     let pushed = unsafe { ring.submission().push(&read) };
     pushed.expect("an empty queue has room");
     loop {
         match ring.submit_and_wait(1) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Nothing was submitted, so the kernel does not know of the entry.
+            // Nothing was submitted, so the kernel does not hold a reference to the entry's memory.
             Err(error) => return Err(error),
             Ok(_) => {}
         }
@@ -133,7 +134,7 @@ fn painted_page() -> io::Result<File> {
 }
 
 const PROBE_ENTRIES: u32 = 4;
-/// The operations that the ring must know.
+/// The operations that the kernel must support.
 const OPERATIONS: [(u8, &str); 6] = [
     (opcode::Read::CODE, "read"),
     (opcode::Write::CODE, "write"),

@@ -1,8 +1,9 @@
-//! The buffers that the kernel keeps pinned for a ring, so that it need not pin them for each request.
+//! The buffers that the kernel keeps pinned for a ring, so that they need not be pinned for each request.
 //!
-//! Pinned memory is charged to `RLIMIT_MEMLOCK`: what fits is registered, the rest moves unregistered. **Invariant:** a
-//! registered index is used only for the very memory that was registered. Memory that has been freed since is
-//! recognised by its [`MemoryId`], though a new buffer may have its address, and is unregistered.
+//! Pinned memory is charged to `RLIMIT_MEMLOCK`. Buffers are registered up to that limit, and all others are used
+//! unregistered. **Invariant:** a registered index is used only for the memory that was registered under it. A new
+//! buffer may have the address of freed memory, so freed memory is recognized by its [`MemoryId`] and is then
+//! unregistered.
 #![expect(unsafe_code, reason = "buffers are registered by address")]
 
 use io_uring::Submitter;
@@ -19,7 +20,8 @@ pub(crate) struct RegisteredBuffers {
 }
 
 impl RegisteredBuffers {
-    /// A registry of up to `buffers_max` buffers; of none where the kernel refuses to register any.
+    /// Creates a registry of up to `buffers_max` buffers. The registry is empty if the kernel refuses to register
+    /// buffers.
     pub(crate) fn new(submitter: &Submitter<'_>, buffers_max: u16) -> Self {
         raise_memlock();
         let refused = buffers_max == 0
@@ -33,7 +35,8 @@ impl RegisteredBuffers {
         }
     }
 
-    /// The index of the op's memory, which is registered now if it was not and there is room.
+    /// Returns the index of the op's memory. Registers the memory first if it is not registered and the limits permit
+    /// it.
     pub(crate) fn index(&mut self, submitter: &Submitter<'_>, op: &Op) -> Option<u16> {
         if self.entries.is_empty() {
             return None;
@@ -52,8 +55,9 @@ impl RegisteredBuffers {
         }
         let free = self.entries.iter().position(Option::is_none)?;
         let index = u16::try_from(free).ok()?;
-        // SAFETY: the memory is the op's and lives now; should it be freed while registered, its `MemoryId` is gone and
-        // the index is never used for a request again, so the kernel touches only pages it has pinned for itself.
+        // SAFETY: the memory belongs to the op and is alive. If it is freed while registered, its `MemoryId` becomes
+        // invalid and the index is never used for a request again, so the kernel touches only pages that it has pinned
+        // itself.
         let registered =
             unsafe { submitter.register_buffers_update(u32::from(index), &[memory], None) };
         match registered {
@@ -68,7 +72,7 @@ impl RegisteredBuffers {
         }
     }
 
-    /// Whether anything is pinned.
+    /// Returns whether any buffer is pinned.
     pub(crate) fn pins_any(&self) -> bool {
         self.entries.iter().any(Option::is_some)
     }
@@ -83,7 +87,7 @@ impl RegisteredBuffers {
                 iov_base: std::ptr::null_mut(),
                 iov_len: 0,
             };
-            // SAFETY: an empty entry names no memory.
+            // SAFETY: an empty entry refers to no memory.
             let unregistered =
                 unsafe { submitter.register_buffers_update(index, &[nothing], None) };
             if unregistered.is_ok() {
@@ -94,10 +98,10 @@ impl RegisteredBuffers {
     }
 }
 
-/// Raises the soft limit of locked memory as far as it goes.
+/// Raises the soft limit of locked memory to the hard limit.
 fn raise_memlock() {
     let limit = getrlimit(Resource::Memlock);
-    // A refusal leaves the limit as it was: fewer buffers are registered then.
+    // If the kernel refuses, the limit is unchanged and fewer buffers are registered.
     let _refused = setrlimit(
         Resource::Memlock,
         Rlimit {

@@ -1,7 +1,8 @@
-//! A thread with a ring: takes operations from a bounded queue, keeps their parts in flight, sends them back.
+//! A thread with an io_uring instance. It takes operations from a bounded queue, keeps their parts in flight and
+//! returns completed parts to the callers.
 //!
-//! **Invariant:** the thread ends only when nothing is in flight, and dropping a [`Ring`] waits for that. What callers
-//! have left behind is cancelled: the kernel is asked to cancel it, and the completion is waited for.
+//! **Invariant:** the thread ends only when no request is in flight, and dropping a [`Ring`] waits for this. Requests
+//! that are still in flight when the ring is dropped are canceled, and the thread waits for their completions.
 #![expect(unsafe_code, reason = "requests hold addresses")]
 
 use std::fs::File;
@@ -24,12 +25,14 @@ use crate::slot::{CANCEL, Slots, WAKE};
 /// The settings of one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Requests in flight. Default: 64. More help storage that needs depth; each adds nothing in memory.
+    /// Maximum number of requests in flight. Default: 64. A larger depth helps storage that needs a deep queue and
+    /// costs no memory for buffers.
     pub depth: u16,
-    /// Bytes of one request, a multiple of 4096. Default: 512 KiB. Smaller requests let the caller work on the first
-    /// ones sooner, larger ones cost fewer completions.
+    /// Size of one request in bytes, a multiple of 4096. Default: 512 KiB. Smaller requests let the caller start
+    /// earlier on the first bytes; larger requests need fewer completions.
     pub part_bytes: usize,
-    /// The most buffers that are registered. Default: 32. Each stays pinned while it lives, within `RLIMIT_MEMLOCK`.
+    /// Maximum number of registered buffers. Default: 32. Each buffer stays pinned for its lifetime, subject to
+    /// `RLIMIT_MEMLOCK`.
     pub registered_max: u16,
 }
 
@@ -53,10 +56,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Probes io_uring and starts a thread with a ring of its own.
+    /// Probes io_uring and starts a thread with its own ring.
     ///
     /// # Errors
-    /// The reason why io_uring cannot be used.
+    /// Returns the reason why io_uring cannot be used.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
         probe()?;
         let thread_failed = |source| Unavailable::Thread { source };
@@ -66,7 +69,7 @@ impl Ring {
         let (requests_in, requests) = bounded(usize::from(config.depth));
         let (opened_in, opened) = bounded(1);
         let woken = Arc::clone(&wake);
-        // A ring for one thread alone has to be made by that thread.
+        // A single-issuer ring must be created by the thread that uses it.
         let run = move || match Driver::new(config, requests, woken) {
             Ok(driver) => {
                 let _started = opened_in.send(Ok(()));
@@ -96,12 +99,12 @@ impl Ring {
         self.config
     }
 
-    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count
-    /// is what was shown: less than asked for at the end of the file, or where a later part failed. The buffer's length
-    /// is left as it was.
+    /// Reads up to the length of the span, with several parts in flight, and passes each slice to `seen` once and in
+    /// order. Returns the number of bytes passed. It is less than requested at the end of the file or if a later part
+    /// failed. The length of the buffer is unchanged.
     ///
     /// # Panics
-    /// When the span is outside the buffer's room.
+    /// Panics if the span is outside the buffer's room.
     pub fn read(
         &self,
         file: &Arc<File>,
@@ -121,11 +124,11 @@ impl Ring {
         )
     }
 
-    /// Writes the span, several parts at once. The count is how much of it was written from its beginning on without a
-    /// gap.
+    /// Writes the span, with several parts in flight. Returns the number of bytes written without a gap from the start
+    /// of the span.
     ///
     /// # Panics
-    /// When the span is outside the buffer's room.
+    /// Panics if the span is outside the buffer's room.
     pub fn write(
         &self,
         file: &Arc<File>,
@@ -148,14 +151,15 @@ impl Ring {
         let parts = op.parts();
         let op = Arc::new(op);
         if parts == 0 {
-            // The ring would hold on to the operation for a moment, and no part would come back to be waited for.
+            // The ring would hold a reference to the operation for a moment, and there would be no completion to wait
+            // for.
             return (Ok(0), op.into_buffer());
         }
         let (landed_in, landed) = bounded(parts);
         self.submit(RingRequest::new(Arc::clone(&op), landed_in));
         let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
         let mut moved = Ok(0);
-        // The first part that has not been looked at; `None` behind a short one, where no part is looked at any more.
+        // The next part to process in order, or `None` after a short part: all later parts are ignored.
         let mut next = Some(0);
         for _ in 0..parts {
             let part = landed.recv().expect("the ring gives back every part");
@@ -195,7 +199,7 @@ impl Ring {
     }
 
     fn wake(&self) {
-        // The write fails only where the counter is full, and a full counter wakes the ring as well.
+        // The write fails only if the counter is full, and a full counter also wakes the ring.
         let _already_full = rustix::io::write(self.wake.as_fd(), &[1; 8]);
     }
 }
@@ -210,8 +214,8 @@ impl Drop for Ring {
     }
 }
 
-/// The state of the ring's thread. The ring is closed before the slots go: their memory must outlive what the kernel
-/// knows.
+/// The state of the ring's thread. The ring must be dropped before the slots, because the memory in the slots must
+/// outlive the kernel's references to it.
 struct Driver {
     ring: IoUring,
     slots: Slots,
@@ -228,7 +232,7 @@ impl Driver {
         requests: Receiver<RingRequest>,
         wake: Arc<File>,
     ) -> io::Result<Self> {
-        // Two more entries than slots: the requests that wake and cancel.
+        // Two entries more than slots, for the wake and cancel requests.
         let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
         let registered_buffers = RegisteredBuffers::new(&ring.submitter(), config.registered_max);
         let slots = Slots::new(config.depth);
@@ -257,12 +261,12 @@ impl Driver {
         }
     }
 
-    /// The next part to launch; closes the driver when no caller can ask for any more.
+    /// Returns the next part to submit. Closes the driver when all callers are gone.
     fn next_part(&mut self) -> Option<RingPart> {
         loop {
             let part = self.backlog.as_mut().and_then(RingRequest::part);
-            // A request whose parts are all given out must not hold its operation any longer than they do, also while
-            // no slot is free.
+            // A request whose parts have all been handed out must not keep its operation alive longer than the parts
+            // do, even while no slot is free.
             self.backlog.take_if(|request| request.is_spent());
             if part.is_some() {
                 return part;
@@ -290,7 +294,7 @@ impl Driver {
         self.push(&entry.user_data(number));
     }
 
-    /// Polls the descriptor by which callers wake this thread.
+    /// Polls the descriptor through which callers wake this thread.
     fn arm(&mut self) {
         let events = u32::from(rustix::event::PollFlags::IN.bits());
         let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), events).build();
@@ -298,9 +302,9 @@ impl Driver {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: descriptor and memory of a part are held by its slot until its completion is reaped, and
-        // the thread does not end before; the requests that wake and cancel point to no memory, and the
-        // driver holds the descriptor.
+        // SAFETY: the slot of a part holds the part's descriptor and memory until the completion is reaped, and the
+        // thread does not end before that. The wake and cancel requests refer to no memory, and the driver holds the
+        // descriptor.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the queue has room for all slots and two more");
     }
@@ -342,15 +346,15 @@ impl Driver {
     }
 
     fn woken(&mut self) {
-        // The counter is empty when a wake-up was for nothing.
+        // The counter is empty after a spurious wake-up.
         let _count = rustix::io::read(self.wake.as_fd(), &mut [0u8; 8]);
         self.arm();
     }
 }
 
 impl Drop for Driver {
-    /// Aborts when a thread panics with requests in flight: it would free memory that the kernel writes to, since
-    /// closing a ring does not wait for them.
+    /// Aborts if the thread panics with requests in flight. Unwinding would free memory that the kernel still writes
+    /// to, because closing a ring does not wait for its requests.
     fn drop(&mut self) {
         if !self.slots.are_empty() {
             std::process::abort();
@@ -358,5 +362,5 @@ impl Drop for Driver {
     }
 }
 
-/// How long freed memory may stay pinned while no request comes.
+/// Maximum time, in seconds, that freed memory stays pinned while no request arrives.
 const UNPIN_SECONDS: u64 = 1;

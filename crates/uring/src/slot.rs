@@ -1,7 +1,7 @@
-//! The requests in flight, and the numbers by which the kernel names them in its completions.
+//! The requests in flight and the numbers that identify them in the kernel's completions.
 //!
-//! **Invariant:** a number names one occupant of one slot: the slot's index and how often it has been used, so that a
-//! completion that comes twice, or late, finds nobody.
+//! **Invariant:** a number consists of a slot's index and the slot's use count, so it identifies one request only. A
+//! duplicate or late completion finds no request.
 
 use crate::op::RingPart;
 
@@ -18,9 +18,9 @@ struct RingSlot {
     part: Option<RingPart>,
 }
 
-/// The number of the request that wakes the ring; no slot has this index.
+/// The number of the wake request. No slot has this index.
 pub(crate) const WAKE: u64 = u64::MAX;
-/// The number of the request that cancels all others.
+/// The number of the request that cancels all other requests.
 pub(crate) const CANCEL: u64 = u64::MAX - 1;
 
 impl Slots {
@@ -40,7 +40,7 @@ impl Slots {
         self.free.len() == self.slots.len()
     }
 
-    /// Keeps a part until its completion; returns its number.
+    /// Stores a part until its completion and returns the part's number.
     pub(crate) fn keep(&mut self, part: RingPart) -> u64 {
         let index = self.free.pop().expect("asked for room before");
         let slot = &mut self.slots[index as usize];
@@ -49,7 +49,7 @@ impl Slots {
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
-    /// Gives back the part that was kept under a number, once.
+    /// Removes and returns the part with a number. Returns `None` if the part was already released.
     pub(crate) fn release(&mut self, number: u64) -> Option<RingPart> {
         let generation = number >> 32;
         let index = u32::try_from(number & 0xffff_ffff).ok()?;

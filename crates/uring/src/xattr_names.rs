@@ -1,5 +1,4 @@
-//! The names of an entry's extended attributes by its name in an open directory: `listxattrat(2)`, for which there is
-//! no safe wrapper.
+//! Lists the extended attributes of a directory entry with `listxattrat(2)`, which has no safe wrapper.
 #![expect(unsafe_code, reason = "a raw system call")]
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,12 +6,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-/// Writes the names of all extended attributes of an entry, each with a NUL behind it, and returns their length. A
-/// symbolic link is not followed.
+/// Writes the names of all extended attributes of an entry to `buffer`, each terminated by NUL, and returns their total
+/// length. Symbolic links are not followed.
 ///
 /// # Errors
-/// The system call's error, `ERANGE` where the buffer is too short. The call is new (Linux 6.13) and may be refused by
-/// a filter that does not know it, with `ENOSYS` or `EPERM`.
+/// Returns the error of the system call: `ERANGE` if the buffer is too short. The call was added in Linux 6.13. A
+/// system call filter that does not know it may refuse it with `ENOSYS` or `EPERM`.
 pub fn list_xattrs_at(
     directory: impl AsFd,
     name: impl Arg,
@@ -23,7 +22,7 @@ pub fn list_xattrs_at(
         let flags: libc::c_int = libc::AT_SYMLINK_NOFOLLOW;
         let room = buffer.as_mut_ptr();
         let bytes = buffer.len();
-        // SAFETY: the kernel reads the name up to its NUL and writes at most `bytes` bytes to `room`; both outlive the
+        // SAFETY: the kernel reads the name up to its NUL and writes at most `bytes` bytes to `room`. Both outlive the
         // call, and the descriptor is borrowed.
         let length = unsafe {
             libc::syscall(
@@ -43,7 +42,8 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// The number of `listxattrat` wherever Linux runs (only Alpha counts differently), which `libc` lacks.
+/// The number of the `listxattrat` system call, which `libc` does not define. It is the same on every architecture
+/// except Alpha.
 const SYS_LISTXATTRAT: libc::c_long = 465;
 
 #[cfg(test)]
