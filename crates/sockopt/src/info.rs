@@ -1,7 +1,7 @@
-//! The kernel's report on a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
+//! The kernel's statistics of a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
 //!
-//! The fields are read one by one from the bytes that the kernel filled, since the structure has grown with it.
-//! **Invariant:** a field that an older kernel did not fill is `None`, never a zero that means nothing.
+//! The fields are read individually from the bytes that the kernel filled, because newer kernels append fields to the
+//! structure. **Invariant:** a field that an older kernel did not fill is `None`, never a meaningless zero.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,51 +9,51 @@ use std::time::Duration;
 
 use crate::sys;
 
-/// The state of a connection, as far as this kernel reports it.
+/// The state of a connection. Fields that this kernel does not report are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Whether both ends are connected and neither has closed.
+    /// Whether the connection is established and neither side has closed it.
     pub established: Option<bool>,
-    /// The smoothed round trip.
+    /// Smoothed round-trip time.
     pub round_trip: Option<Duration>,
-    /// The shortest recent round trip, over the window `net.ipv4.tcp_min_rtt_wlen`.
+    /// Shortest round-trip time in the window set by `net.ipv4.tcp_min_rtt_wlen`.
     pub round_trip_min: Option<Duration>,
-    /// The most bytes of data that a segment holds.
+    /// Maximum number of data bytes in a segment.
     pub segment_bytes: Option<u32>,
-    /// The congestion window, in segments.
+    /// Congestion window, in segments.
     pub congestion_window_segments: Option<u32>,
-    /// How long ago data was last put on the wire, to the millisecond.
+    /// Time since data was last sent, with a resolution of 1 ms.
     pub since_data_sent: Option<Duration>,
-    /// How long ago the peer last acknowledged anything, to the millisecond.
+    /// Time since the last acknowledgment from the peer, with a resolution of 1 ms.
     pub since_ack_received: Option<Duration>,
-    /// Segments sent again.
+    /// Number of retransmitted segments.
     pub segments_retransmitted: Option<u32>,
-    /// Bytes the peer has acknowledged.
+    /// Bytes acknowledged by the peer.
     pub bytes_acked: Option<u64>,
     /// Bytes received from the peer.
     pub bytes_received: Option<u64>,
-    /// Bytes put on the wire, those sent again included.
+    /// Bytes sent, including retransmissions.
     pub bytes_sent: Option<u64>,
-    /// Bytes sent again.
+    /// Bytes retransmitted.
     pub bytes_retransmitted: Option<u64>,
-    /// Bytes written to the socket and not yet sent.
+    /// Bytes written to the socket but not yet sent.
     pub bytes_unsent: Option<u32>,
-    /// The rate at which data last arrived, in bytes per second.
+    /// Most recent rate at which data was delivered to the peer, in bytes per second.
     pub delivery_rate: Option<u64>,
-    /// Whether `delivery_rate` was low because the program wrote too little.
+    /// Whether `delivery_rate` was limited by the application, which wrote too little.
     pub delivery_rate_app_limited: Option<bool>,
-    /// How long there was data to send or to be acknowledged, both times below included.
+    /// Time during which there was data to send or to be acknowledged. Includes the two limited times below.
     pub busy: Option<Duration>,
-    /// How long the peer's window kept data back.
+    /// Time during which sending was limited by the peer's receive window.
     pub receive_window_limited: Option<Duration>,
-    /// How long this side's send buffer was too small and kept data back.
+    /// Time during which sending was limited by the size of the local send buffer.
     pub send_buffer_limited: Option<Duration>,
 }
 
-/// Asks the kernel for the state of a connection.
+/// Returns the kernel's statistics of a connection.
 ///
 /// # Errors
-/// The socket is no TCP socket.
+/// Returns an error if the socket is not a TCP socket.
 pub fn tcp_info(socket: &impl AsFd) -> io::Result<TcpInfo> {
     let mut room = [0; ROOM_BYTES];
     let filled = sys::bytes(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut room)?;
@@ -64,7 +64,7 @@ impl TcpInfo {
     fn parse(bytes: &[u8]) -> Self {
         let micros_32 = |at| word(bytes, at).map(|micros| Duration::from_micros(u64::from(micros)));
         let micros_64 = |at| long(bytes, at).map(Duration::from_micros);
-        // Kernels without `delivery_rate` had padding in the place of this bit.
+        // Kernels without `delivery_rate` have padding instead of this bit.
         let flags = long(bytes, DELIVERY_RATE).and_then(|_| bytes.get(FLAGS));
         Self {
             established: bytes.first().map(|state| *state == ESTABLISHED),
@@ -114,10 +114,11 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
         .map(|long| u64::from_ne_bytes(*long))
 }
 
-/// The room for the structure: more than any kernel fills so far.
+/// Buffer size for the structure. No kernel fills as many bytes yet.
 const ROOM_BYTES: usize = 512;
 
-/// The state `TCP_ESTABLISHED`, in the first byte. The numbers below are offsets; the kernel only ever appends fields.
+/// The state `TCP_ESTABLISHED`, found in the first byte. The constants below are offsets, which are stable because the
+/// kernel only appends fields.
 const ESTABLISHED: u8 = 1;
 const FLAGS: usize = 7;
 const SEGMENT_BYTES: usize = 16;

@@ -1,7 +1,7 @@
-//! Socket options that have no safe wrapper elsewhere, set and read.
+//! Gets and sets socket options that have no safe wrapper elsewhere.
 //!
-//! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe
-//! code of this crate is in `sys`, functions that move plain integers and bytes.
+//! Only `transport` uses this crate. The options are specific to Linux; see tcp(7) and socket(7). **Invariant:** all
+//! unsafe code of this crate is in `sys`, whose functions pass plain integers and bytes.
 //!
 //! ```
 //! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;

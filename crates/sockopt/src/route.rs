@@ -1,4 +1,4 @@
-//! The path to a peer, as far as the kernel knows it.
+//! The kernel's knowledge of the path to a peer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,11 +6,12 @@ use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// The path MTU of a socket: the largest IP packet that the path carries, as far as the kernel knows. It is that of the
-/// first link, until the kernel learns better. The socket must be connected to `peer`.
+/// Returns the path MTU of a socket: the size of the largest IP packet that the path can carry, to the kernel's
+/// knowledge. It is the MTU of the first link until the kernel discovers a smaller one. The socket must be connected to
+/// `peer`.
 ///
 /// # Errors
-/// The socket is not connected.
+/// Returns an error if the socket is not connected.
 #[expect(
     clippy::host_endian_bytes,
     reason = "the kernel of this host wrote them"

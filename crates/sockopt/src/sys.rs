@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The length of a C `int`.
+/// The size of a C `int` in bytes.
 const INT_BYTES: libc::socklen_t = 4;
 
 /// Sets an option whose value is a C `int`.
@@ -14,8 +14,8 @@ pub(crate) fn set_integer(
     option: i32,
     value: i32,
 ) -> io::Result<()> {
-    // SAFETY: the descriptor is borrowed, so open, for the whole call; the pointer and the length are those of `value`,
-    // which the kernel only reads.
+    // SAFETY: the descriptor is borrowed and therefore open for the whole call. The pointer and the length describe
+    // `value`, which the kernel only reads.
     let outcome = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -32,7 +32,7 @@ pub(crate) fn set_integer(
     }
 }
 
-/// Reads an option whose value is a structure; returns how much of `room` the kernel filled.
+/// Reads an option whose value is a structure. Returns the number of bytes of `room` that the kernel filled.
 pub(crate) fn bytes(
     socket: BorrowedFd<'_>,
     level: i32,
@@ -40,8 +40,8 @@ pub(crate) fn bytes(
     room: &mut [u8],
 ) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(room.len()).unwrap_or(libc::socklen_t::MAX);
-    // SAFETY: the descriptor is borrowed, so open, for the whole call; the kernel writes at most `length` bytes to
-    // `room`, which is no shorter and outlives the call, and any bytes are valid there.
+    // SAFETY: the descriptor is borrowed and therefore open for the whole call. The kernel writes at most `length`
+    // bytes to `room`, which is at least that long and outlives the call. Any byte value is valid in `room`.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

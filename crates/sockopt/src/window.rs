@@ -1,22 +1,25 @@
-//! The receive window of a fresh connection.
+//! The receive window of a new connection.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// Lets an established connection's receive buffer hold `bytes` at once, instead of what the kernel starts with
-/// (`net.ipv4.tcp_rmem`, second figure, mostly 128 KiB), and leaves autotuning on: the buffer still grows past `bytes`.
-/// The kernel caps it at half of the third figure of `tcp_rmem`. No memory is taken until data arrives.
+/// Lets the receive buffer of an established connection hold `bytes` immediately, instead of the kernel's initial size
+/// (the second value of `net.ipv4.tcp_rmem`, usually 128 KiB). Autotuning stays on, so the buffer can still grow past
+/// `bytes`. The kernel limits the size to half of the third value of `tcp_rmem`. No memory is allocated until data
+/// arrives.
 ///
-/// Autotuning alone opens the window only when more than the initial window was read within one round trip. With jumbo
-/// frames that may never happen: of a window of 61,440 bytes a sender with segments of 8,948 bytes uses six, 53,688
-/// bytes, and the window stays as it is: some 5 Mbit/s at 90 ms. `SO_RCVBUF` would turn autotuning off for good.
+/// Autotuning alone opens the window only after more than the initial window was read in one round trip. With jumbo
+/// frames this may never happen. A sender with segments of 8,948 bytes uses six segments, 53,688 bytes, of a window of
+/// 61,440 bytes. The window then never grows, which limits the rate to about 5 Mbit/s at 90 ms. `SO_RCVBUF` would turn
+/// autotuning off permanently.
 ///
-/// The kernel enlarges the buffer for what `SO_RCVLOWAT` asks for, and keeps it when the mark goes back to one byte.
+/// The kernel enlarges the buffer when `SO_RCVLOWAT` is raised, and keeps the size when `SO_RCVLOWAT` is set back to
+/// one byte.
 ///
 /// # Errors
-/// The kernel refuses the option, or the connection is gone.
+/// Returns an error if the kernel refuses the option or the connection is closed.
 pub fn open_receive_window(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     sys::set_integer(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)?;
