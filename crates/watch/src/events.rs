@@ -1,4 +1,4 @@
-//! What the kernel tells of a tree: a watch for each directory.
+//! The inotify events of a tree, with one watch per directory.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,20 +13,20 @@ use rustix::fs::inotify::{
 };
 use rustix::io::Errno;
 
-/// Something that has happened, with the path below the root.
+/// An event, with a path relative to the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// Somebody writes to a file, or has made one.
+    /// A file was created or written to.
     Changed(PathBuf),
-    /// A file was closed by who wrote it, or has come whole by its name.
+    /// A file was closed by its writer, or was renamed into the tree.
     Closed(PathBuf),
-    /// A directory was made or has come.
+    /// A directory was created, or was renamed into the tree.
     Directory(PathBuf),
-    /// A name is gone.
+    /// A name was removed.
     Gone(PathBuf),
-    /// The root is gone, or has another name.
+    /// The root was removed or renamed.
     RootGone,
-    /// Something was forgotten.
+    /// The kernel dropped events.
     Lost,
 }
 
@@ -53,14 +53,14 @@ impl Events {
         self.directories.len()
     }
 
-    /// Watches a directory, whose path below the root is given too.
+    /// Watches a directory. `below` is its path relative to the root.
     pub(crate) fn watch(&mut self, path: &Path, below: &Path) -> io::Result<()> {
         let number = add_watch(&self.descriptor, path, WHAT)?;
         self.directories.insert(number, below.to_owned());
         Ok(())
     }
 
-    /// Watches a directory no more that has gone elsewhere, nor what is below it.
+    /// Stops watching a directory that was moved away, and all directories below it.
     fn forget(&mut self, below: &Path) {
         let found = self
             .directories
@@ -73,7 +73,7 @@ impl Events {
         }
     }
 
-    /// What has happened since; empty where that is nothing.
+    /// Returns the events since the previous call. The list is empty if there were none.
     pub(crate) fn read(&mut self) -> io::Result<Vec<Happened>> {
         let mut told = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); 64 << 10];
@@ -97,7 +97,7 @@ impl Events {
                             Some(name) => directory.join(name),
                             None => directory,
                         });
-                        // What stood in a directory that has moved away is not told of it.
+                        // Events from inside a directory that was moved away are ignored.
                         let is_away =
                             |path: &PathBuf| moved_away.iter().any(|away| path.starts_with(away));
                         let path = path.filter(|path| !is_away(path));
@@ -162,5 +162,5 @@ const WHAT: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW);
 
-/// How many are told at once before they are seen to.
+/// Number of events after which reading pauses so that they can be processed.
 const TOLD_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! The account of files: which change, which are ready, and which have been moved as they are.
+//! The state of each file: changing, ready, in a batch, or sent in its present version.
 //!
 //! ```text
 //!             changed                      taken               settled
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::stamp::Stamp;
 
-/// Files that are to be moved together.
+/// Files to be moved together.
 #[derive(Debug)]
 pub struct Batch {
     files: Vec<(PathBuf, Stamp)>,
@@ -23,50 +23,50 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The paths, below the root.
+    /// Returns the paths of the files, relative to the root.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// Whether the target may hold another version of one of the files with the same size and time. A comparison by
-    /// size and time would take that version for the present one.
+    /// Returns whether the target may hold another version of one of the files with the same size and modification
+    /// time. A comparison by size and time would mistake that version for the present one.
     #[must_use]
     pub fn is_by_contents(&self) -> bool {
         self.by_contents
     }
 }
 
-/// The account.
+/// The state of all files.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     rest: Duration,
     changing: HashMap<PathBuf, Changing>,
     ready: BTreeMap<PathBuf, ()>,
-    /// The files that were handed out, by the number of their path: a path costs more memory.
+    /// The files that were handed out, by the hash of their path, which takes less memory than the path.
     known: HashMap<u64, Known>,
-    /// The files of `known` that the walk under way has met; `None`: no walk is under way.
+    /// The files of `known` that the current walk has found. `None` if no walk is in progress.
     met: Option<HashSet<u64>>,
-    /// Files that could not be moved: how often, in a row.
+    /// Number of consecutive failures per file.
     failures: HashMap<PathBuf, u32>,
     state: RandomState,
 }
 
-/// A file that was handed out.
+/// The state of a file that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
-    /// The file is in a batch, since it had this version.
+    /// The file is in a batch and had this version when it was handed out.
     InBatch { version: u64 },
-    /// The target has this version, which looks like this.
+    /// The target has this version, with this look.
     AtTarget { version: u64, look: u64 },
-    /// The target may have any version: the file has changed while its batch ran, or the batch failed.
+    /// The version at the target is unknown: the file changed while its batch ran, or the batch failed.
     InDoubt,
 }
 
 #[derive(Debug)]
 struct Changing {
-    /// The version seen last; `None` where an event has told that it changes.
+    /// The version seen last. `None` if an event reported the change.
     stamp: Option<Stamp>,
-    /// The moment from which on it has to rest.
+    /// The time from which the file must stay unchanged.
     since: Instant,
     rest: Duration,
 }
@@ -79,7 +79,7 @@ impl Ledger {
         }
     }
 
-    /// Somebody changes a file.
+    /// Records that a file was written to.
     pub(crate) fn changed(&mut self, path: PathBuf, now: Instant) {
         self.ready.remove(&path);
         self.changing.insert(
@@ -92,21 +92,21 @@ impl Ledger {
         );
     }
 
-    /// A file has been closed by who wrote it, or has got its name when it was whole.
+    /// Records that a file was closed by its writer, or was renamed to its present name when complete.
     pub(crate) fn closed(&mut self, path: PathBuf) {
         self.changing.remove(&path);
         self.failures.remove(&path);
         self.ready.insert(path, ());
     }
 
-    /// A name is gone, and all below it.
+    /// Records that a name was removed.
     pub(crate) fn gone(&mut self, path: &Path) {
         self.changing.remove(path);
         self.ready.remove(path);
         self.failures.remove(path);
     }
 
-    /// A walk has met a file, which is ready if it `has_rested` already.
+    /// Records a file that a walk has found. The file is ready if it `has_rested` already.
     pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
         let number = self.state.hash_one(&path);
         let known = self.known.get(&number);
@@ -143,12 +143,12 @@ impl Ledger {
         }
     }
 
-    /// A walk of the whole tree begins.
+    /// Begins a walk of the whole tree.
     pub(crate) fn walk_begins(&mut self) {
         self.met = Some(HashSet::new());
     }
 
-    /// A walk has met all that there is, or has not: then nothing is forgotten.
+    /// Ends a walk. Files that the walk did not find are forgotten, but only if the walk was complete.
     pub(crate) fn walk_ends(&mut self, is_whole: bool) {
         if let Some(met) = self.met.take().filter(|_| is_whole) {
             self.known.retain(|number, known| {
@@ -157,7 +157,7 @@ impl Ledger {
         }
     }
 
-    /// Looks at files whose rest is over by `look`, which returns the present version.
+    /// Checks the files that have rested long enough. `look` returns the present version of a file.
     pub(crate) fn look_at_rested(&mut self, now: Instant, look: impl Fn(&Path) -> Option<Stamp>) {
         let is_due = |changing: &Changing| now.duration_since(changing.since) >= changing.rest;
         let due: Vec<_> = self
@@ -173,7 +173,7 @@ impl Ledger {
             };
             match (found, changing.stamp) {
                 (None, _) => self.gone(&path),
-                // written by way of memory, of which no event tells
+                // The file was written through a memory mapping, which inotify does not report.
                 (Some(found), Some(before)) if found != before => {
                     (changing.stamp, changing.since) = (Some(found), now);
                 }
@@ -185,19 +185,19 @@ impl Ledger {
         }
     }
 
-    /// The time until a file may have rested.
+    /// Returns the time until the next file may have rested long enough.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Duration> {
         let left =
             |changing: &Changing| (changing.since + changing.rest).saturating_duration_since(now);
         self.changing.values().map(left).min()
     }
 
-    /// How many files are ready, and how many change.
+    /// Returns the number of ready files and the number of changing files.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.ready.len(), self.changing.len())
     }
 
-    /// Hands out files that are ready. What is to be taken for each is what `look` finds.
+    /// Hands out up to `files_max` ready files, each in the version that `look` returns.
     pub(crate) fn take(
         &mut self,
         files_max: usize,
@@ -220,7 +220,7 @@ impl Ledger {
         Batch { files, by_contents }
     }
 
-    /// Notes what is known of a file; returns what was known before.
+    /// Records the state of a file that was handed out, and returns the previous state.
     fn note(&mut self, path: &Path, known: Known) -> Option<Known> {
         let number = self.state.hash_one(path);
         self.met.iter_mut().for_each(|met| {
@@ -229,8 +229,8 @@ impl Ledger {
         self.known.insert(number, known)
     }
 
-    /// Takes note of what has become of a batch. What has changed meanwhile is to be moved again, and so, after a
-    /// while, is what has failed.
+    /// Settles a batch. Files that have changed since they were handed out must be moved again. Files for which
+    /// `has_failed` returns true are retried after a delay.
     pub(crate) fn settle(
         &mut self,
         batch: Batch,
@@ -252,7 +252,7 @@ impl Ledger {
                     .max(REST_MIN)
                     .saturating_mul(1 << (*failures).min(12))
                     .min(FAILURE_REST_MAX);
-                // One that somebody is changing comes by itself.
+                // A file that is being changed becomes ready without a retry.
                 let changing = Changing {
                     stamp: None,
                     since: now,
@@ -279,7 +279,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a batch back that was not moved.
+    /// Takes back a batch that was not moved.
     pub(crate) fn put_back(&mut self, batch: Batch) {
         for (path, _) in batch.files {
             self.note(&path, Known::InDoubt);
@@ -291,7 +291,7 @@ impl Ledger {
 }
 
 const REST_MIN: Duration = Duration::from_secs(1);
-/// The longest time after which a file is tried again that could not be moved.
+/// Maximum delay before a file that could not be moved is retried.
 const FAILURE_REST_MAX: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

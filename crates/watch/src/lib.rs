@@ -1,11 +1,11 @@
-//! Which files of a tree are ready to be moved: closed by who wrote them, or unchanged for a while. `zmove submit
-//! --watch` is made of this, and knows how to move them.
+//! Watches a directory tree and reports the files that are ready to be moved: closed by their writer, or unchanged for
+//! some time. `zmove submit --watch` uses this crate and moves the files.
 //!
-//! The kernel tells what changes (inotify). Since it may forget, and knows nothing of what other hosts do on a network
-//! file system, the tree is walked at intervals too.
+//! The kernel reports changes through inotify. The tree is also walked at intervals, because the kernel can drop events
+//! and does not report changes that other hosts make on a network file system.
 //!
-//! **Invariant:** a file that is ready is handed out until it has been settled as it was when it was handed out; what
-//! has changed since is handed out again.
+//! **Invariant:** a ready file is handed out again until it has been settled in the version that was handed out. A file
+//! that changed after it was handed out is handed out again.
 
 mod events;
 mod ledger;

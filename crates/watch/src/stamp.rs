@@ -1,19 +1,19 @@
-//! What of a file changes when its contents do.
+//! The metadata of a file that changes with its contents.
 
 use std::fs::Metadata;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
-/// A version of a file, as far as its metadata tells one.
+/// A version of a file, identified by its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
     look: FileLook,
-    /// The time of the last change that nobody can set.
+    /// The change time (ctime), which programs cannot set.
     changed: (i64, i64),
 }
 
-/// What a transfer compares, as far as the watched side goes: two versions of a file may look the same.
+/// The metadata that a transfer compares. Two versions of a file may have the same look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FileLook {
     inode: u64,
@@ -22,7 +22,7 @@ struct FileLook {
 }
 
 impl Stamp {
-    /// The stamp of what is moved: regular files and links; none of anything else.
+    /// Returns the stamp of a regular file or a symbolic link, and `None` for any other type.
     pub(crate) fn of(metadata: &Metadata) -> Option<Self> {
         let kind = metadata.file_type();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
@@ -36,20 +36,20 @@ impl Stamp {
         })
     }
 
-    /// The number of this version. Another process has other numbers, so two versions with the same number by chance
-    /// differ there.
+    /// Returns a number for this version. The hash key differs between processes, so two versions that collide in one
+    /// process do not collide in another.
     pub(crate) fn number(&self, state: &RandomState) -> u64 {
         state.hash_one(self)
     }
 
-    /// The number of all versions that look like this one.
+    /// Returns a number that is the same for all versions with this look.
     pub(crate) fn number_of_look(&self, state: &RandomState) -> u64 {
         state.hash_one(self.look)
     }
 }
 
-/// How long a file has been as it is, by the clock on the wall: its contents, and its name too, since a rename changes
-/// the second time.
+/// Returns the time since the file last changed, by the system clock. Changes of the name count too, because a rename
+/// updates the ctime.
 pub(crate) fn age(metadata: &Metadata) -> Duration {
     let seconds = metadata.mtime().max(metadata.ctime());
     let changed =
@@ -58,6 +58,6 @@ pub(crate) fn age(metadata: &Metadata) -> Duration {
         .ok()
         .and_then(|changed| changed.elapsed().ok())
         .unwrap_or_default();
-    // The seconds were cut off.
+    // The fractions of a second were cut off.
     age.saturating_sub(Duration::from_secs(1))
 }

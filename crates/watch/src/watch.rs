@@ -1,4 +1,4 @@
-//! The watch: a thread that hears what the kernel tells, walks the tree at intervals, and keeps the account.
+//! The watch: a thread that reads inotify events, walks the tree at intervals, and keeps the ledger.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -16,47 +16,47 @@ use crate::events::{Events, Happened};
 use crate::ledger::{Batch, Ledger};
 use crate::stamp::{Stamp, age};
 
-/// The terms of a watch.
+/// The settings of a watch.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// How long a file that nobody has closed is left unchanged before it counts as ready.
+    /// Time for which a file that was not closed must stay unchanged before it counts as ready.
     pub rest: Duration,
-    /// The shortest time between two walks; `None`: a minute, or `rest` where nothing is told of changes. A walk that
-    /// takes long is followed by a longer pause in any case.
+    /// Minimum time between two walks. `None` means one minute, or `rest` if the tree is only walked. The pause after a
+    /// slow walk is always longer.
     pub rescan: Option<Duration>,
-    /// Whether a directory is on a file system that other hosts change too, of which the kernel tells nothing.
+    /// Returns whether a directory is on a file system that other hosts can change without an inotify event.
     pub is_shared: fn(&Path) -> bool,
-    /// Whether a name is that of a file which will get another one when it is whole.
+    /// Returns whether a name is the temporary name of an incomplete file.
     pub is_unfinished: fn(&OsStr) -> bool,
 }
 
-/// How changes are found.
+/// How changes are detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
-    /// The kernel tells of them.
+    /// By inotify events.
     Events,
-    /// By walks alone, for this reason.
+    /// By walks only, for this reason.
     Walks(String),
 }
 
-/// How a watch is.
+/// The state of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// How changes are found.
+    /// How changes are detected.
     pub how: How,
-    /// How many directories the kernel watches.
+    /// Number of directories that inotify watches.
     pub directories: usize,
-    /// How many files are ready.
+    /// Number of ready files.
     pub ready: usize,
-    /// How many files change, or rest.
+    /// Number of files that are changing or must still rest.
     pub changing: usize,
-    /// Whether the root is there.
+    /// Whether the root exists.
     pub is_there: bool,
-    /// Whether the whole tree has been walked once, so that nothing is ready but what was counted.
+    /// Whether the whole tree has been walked once, so that the counts include all existing files.
     pub has_walked: bool,
 }
 
-/// A watched tree. It is watched as long as the process lives.
+/// A watched tree. The watch runs until the process ends.
 #[derive(Debug)]
 pub struct Watch {
     root: PathBuf,
@@ -80,15 +80,15 @@ struct Account {
 }
 
 impl Watch {
-    /// Begins to watch.
+    /// Starts a watch.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// Returns an error if the thread cannot be started.
     pub fn begin(root: &Path, terms: Terms) -> io::Result<Self> {
         Self::begin_with(root, terms, usize::MAX)
     }
 
-    /// With no more directories watched than these, as the kernel may have it.
+    /// Starts a watch with a limit on the number of watched directories, as the kernel may impose one.
     fn begin_with(root: &Path, terms: Terms, watches_max: usize) -> io::Result<Self> {
         let account = Account {
             ledger: Ledger::new(terms.rest),
@@ -131,7 +131,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Files that are ready, once there are some; none after `patience`.
+    /// Waits up to `patience` for ready files and hands out at most `files_max` of them. Returns `None` if there are
+    /// none.
     #[must_use]
     pub fn take(&self, files_max: usize, patience: Duration) -> Option<Batch> {
         let until = Instant::now() + patience;
@@ -150,7 +151,7 @@ impl Watch {
         Some(batch).filter(|batch| batch.paths().len() > 0)
     }
 
-    /// Takes note of a batch that has been moved, but for what `has_failed`.
+    /// Settles a batch that has been moved, except for the files for which `has_failed` returns true.
     pub fn settle(&self, batch: Batch, has_failed: impl Fn(&Path) -> bool) {
         let look = |path: &Path| stamp_at(&self.root.join(path));
         self.shared
@@ -164,7 +165,7 @@ impl Watch {
         self.shared.account().ledger.put_back(batch);
     }
 
-    /// How it is.
+    /// Returns the state of the watch.
     #[must_use]
     pub fn state(&self) -> State {
         let account = self.shared.account();
@@ -185,7 +186,7 @@ impl Watch {
         }
     }
 
-    /// What a user should know, each once.
+    /// Returns the notes for the user since the previous call.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.account().notes)
@@ -202,22 +203,23 @@ impl Shared {
     }
 }
 
-/// The thread's own.
+/// The state of the thread.
 struct Watcher {
     root: PathBuf,
     terms: Terms,
     shared: Arc<Shared>,
     watches_max: usize,
-    /// `None` where the tree is walked alone, or not there.
+    /// `None` if the root does not exist, or if the tree is only walked.
     events: Option<Events>,
-    /// What the root was known by when it was opened.
+    /// Device and inode of the root when it was opened.
     identity: Option<(u64, u64)>,
-    /// Whether the kernel has told that it went: a new one may be known by the same numbers.
+    /// Whether the kernel has reported that the root was removed or renamed. A new root may have the same device and
+    /// inode.
     root_went: bool,
     next_walk: Instant,
-    /// Whether the last walk has left something for the next.
+    /// Whether the last walk stopped before it had read the whole tree.
     broke_off: bool,
-    /// What could not be read, so that it is told once.
+    /// Paths that could not be read. Each is reported only once.
     unreadable: HashSet<PathBuf>,
 }
 
@@ -236,7 +238,7 @@ impl Watcher {
         }
     }
 
-    /// Begins anew where the root is another directory than before, or none.
+    /// Starts over if the root has been replaced, removed or created.
     fn look_for_root(&mut self) {
         let found = identity(&self.root);
         if found == self.identity && !std::mem::take(&mut self.root_went) {
@@ -275,7 +277,7 @@ impl Watcher {
         }
     }
 
-    /// Takes note of what the kernel tells.
+    /// Processes the events from the kernel.
     fn hear(&mut self) {
         let Some(events) = &mut self.events else {
             return;
@@ -356,7 +358,7 @@ impl Watcher {
         account.ledger.look_at_rested(Instant::now(), |path| {
             let path = self.root.join(path);
             if by_walks {
-                // A server's word counts, and not what this host remembers of it.
+                // Opening the file revalidates this host's cached metadata with the file server.
                 let _revalidated = File::open(&path);
             }
             stamp_at(&path)
@@ -364,7 +366,7 @@ impl Watcher {
         self.shared.is_ready.notify_all();
     }
 
-    /// Waits until something happens or is due.
+    /// Waits for an event or for the next check that is due.
     fn rest(&self) {
         let now = Instant::now();
         let due = self.shared.account().ledger.next_due(now).unwrap_or(TURN);
@@ -381,17 +383,17 @@ impl Watcher {
     }
 }
 
-/// Whether a walk goes on.
+/// How a walk continues.
 enum Go {
     On,
-    /// Not into this directory.
+    /// Skip this directory.
     Past,
-    /// No further at all.
+    /// Stop the walk.
     Home,
 }
 
 impl Watcher {
-    /// Walks what is at `below` the root; returns whether it has met all that there is.
+    /// Walks the tree at `below`, a path relative to the root. Returns whether everything in it was found.
     fn walk_tree(&mut self, below: &Path) -> bool {
         let mut left = vec![below.to_owned()];
         let mut is_whole = true;
@@ -404,7 +406,7 @@ impl Watcher {
             };
             let metadata = match looked {
                 Ok(metadata) if metadata.is_dir() => metadata,
-                // what took its place meanwhile is told by whoever told of this
+                // An entry that has replaced the directory is reported by an event or found by a walk.
                 Ok(_) => continue,
                 Err(error) => {
                     is_whole &= self.pass_over(&path, &error);
@@ -435,10 +437,10 @@ impl Watcher {
         is_whole
     }
 
-    /// A directory that is about to be read is watched first.
+    /// Starts to watch a directory that is about to be read, so that no change is missed.
     fn enter(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> Go {
         if self.shared.account().ledger.counts().0 >= READY_MAX {
-            // What is left is met when these have been moved.
+            // The next walk finds the rest after the ready files have been moved.
             self.broke_off = true;
             return Go::Home;
         }
@@ -464,7 +466,7 @@ impl Watcher {
             {
                 Go::Past
             }
-            // Only walks find what changes in this directory. The rest of the tree is watched.
+            // Changes in this directory are found only by walks. The rest of the tree is still watched.
             Err(error) if !below.as_os_str().is_empty() && !is_for_all(&error) => {
                 self.pass_over(path, &error);
                 Go::On
@@ -476,13 +478,13 @@ impl Watcher {
         }
     }
 
-    /// Takes note of a file, a link or whatever else is no directory.
+    /// Records an entry that is not a directory.
     fn meet(&self, below: PathBuf, metadata: &Metadata) {
         let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else {
             return;
         };
         let mut account = self.shared.account();
-        // A server's clock may be another.
+        // The server's clock may differ from this host's.
         let rest = if account.how == How::Events {
             self.terms.rest
         } else {
@@ -493,7 +495,7 @@ impl Watcher {
             .met(below, stamp, age(metadata) >= rest, Instant::now());
     }
 
-    /// Tells what cannot be read, once; returns whether it is just gone.
+    /// Reports a path that cannot be read, once. Returns whether the path no longer exists.
     fn pass_over(&mut self, path: &Path, error: &io::Error) -> bool {
         let is_gone = error.kind() == ErrorKind::NotFound;
         if !is_gone && self.unreadable.insert(path.to_owned()) {
@@ -506,7 +508,7 @@ impl Watcher {
     }
 }
 
-/// The numbers of a directory: device and inode.
+/// Returns the device and the inode of a directory.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.metadata()
         .ok()
@@ -514,7 +516,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
         .map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Whether the kernel refuses any more watches, and not just this one.
+/// Returns whether the kernel refuses all further watches, not only this one.
 fn is_for_all(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -522,7 +524,7 @@ fn is_for_all(error: &io::Error) -> bool {
     )
 }
 
-/// The reason for which the kernel watches no more.
+/// Returns the reason why the kernel refuses a watch.
 fn refused(error: &io::Error, what: &str, path: &Path) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::MFILE) => {
@@ -536,16 +538,17 @@ fn stamp_at(path: &Path) -> Option<Stamp> {
     Stamp::of(&path.symlink_metadata().ok()?)
 }
 
-/// The time between two walks where the kernel tells of changes, and how many times that of a walk it is at least.
+/// Minimum time between two walks if inotify reports changes. It is also at least `PAUSES_OF_WALKS` times the duration
+/// of the last walk.
 const PAUSE: Duration = Duration::from_secs(60);
 const PAUSES_OF_WALKS: u32 = 10;
-/// The time between two walks where there is nothing else.
+/// Minimum time between two walks if the tree is only walked.
 const WALKS_PAUSE_MIN: Duration = Duration::from_secs(1);
-/// How long it rests where nothing is due: the root may be another.
+/// Maximum time between two iterations of the loop. The root may have been replaced in the meantime.
 const TURN: Duration = Duration::from_secs(1);
-/// The most files that are ready before a walk breaks off: 64 MiB of names.
+/// Number of ready files at which a walk stops. Their paths take about 64 MiB.
 const READY_MAX: usize = 1 << 18;
-/// How far a server's clock may be from this host's.
+/// Maximum difference between the clocks of a file server and this host.
 const CLOCKS_APART_MAX: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
