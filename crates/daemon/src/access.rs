@@ -1,4 +1,4 @@
-//! Who is let in: handshakes, keys, limits, and the wait for a place.
+//! Access control: handshakes, keys, limits and the queue for a slot.
 
 pub(crate) mod admission;
 pub(crate) mod authorizer;

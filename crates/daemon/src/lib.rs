@@ -1,6 +1,6 @@
-//! The daemon: it listens, admits each connection by its key, and runs one session for each transfer.
+//! The daemon: it listens for connections, admits each one by its key, and runs one session per transfer.
 //!
-//! `zmove serve` and `zmove receive` run it. **Invariant:** no message of a peer is parsed before its key is
+//! `zmove serve` and `zmove receive` run it. **Invariant:** no message of a peer is parsed before the peer's key is
 //! authorized.
 
 mod access;

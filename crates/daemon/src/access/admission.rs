@@ -1,7 +1,7 @@
-//! What each key has under way, checked against the limits before anything begins.
+//! The active transfers and connections of each key, checked against the limits before any work begins.
 //!
-//! **Invariant:** what was admitted is given back when its [`Slot`] or [`Permit`] is dropped, and only then; and while
-//! transfers are [queued](Queued), none gets a slot that the first in turn could have.
+//! **Invariant:** an admission is returned when its [`Slot`] or [`Permit`] is dropped, and not before. While transfers
+//! are [queued](Queued), no other transfer gets a slot that the first in the queue could use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::access::wait_queue::WaitQueue;
 use zmove_receiver::{Limits, Portion};
 use zmove_types::Lock;
 
-/// What is under way at one daemon; clones share it.
+/// The admissions of one daemon. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Admissions(Arc<Shared>);
 
@@ -44,35 +44,35 @@ struct Use {
     refusals: usize,
 }
 
-/// A transfer that was admitted.
+/// An admitted transfer.
 #[derive(Debug)]
 pub(crate) struct Slot {
     permit: Permit,
     pub(crate) portion: Portion,
 }
 
-/// A place in the queue for a [`Slot`]; given up when dropped.
+/// A position in the queue for a [`Slot`]. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Queued {
     admissions: Admissions,
     key: Fingerprint,
     number: u64,
     slot: oneshot::Receiver<Slot>,
-    /// How many transfers of the same key were waiting before this one when it was last asked.
+    /// Number of transfers of the same key that were ahead of this one at the last check.
     pub(crate) ahead: usize,
-    /// The limit that keeps the place waiting; `None` if it got its slot at once.
+    /// The limit that delays the transfer. `None` if a slot was free when it entered the queue.
     pub(crate) full: Option<Full>,
 }
 
-/// What has become of a place in the queue.
+/// A change of a position in the queue.
 #[derive(Debug)]
 pub(crate) enum QueueStep {
     Seated(Slot),
-    /// So many of the same key are before this one now.
+    /// The number of transfers of the same key that are now ahead of this one.
     MovedUp(usize),
 }
 
-/// A booking of what was admitted; given back when dropped.
+/// A reservation against the limits of a key. Dropping it releases the reservation.
 #[derive(Debug)]
 pub(crate) struct Permit {
     admissions: Admissions,
@@ -80,14 +80,14 @@ pub(crate) struct Permit {
     what: Use,
 }
 
-/// How often a place in the queue is looked at.
+/// Interval at which a position in the queue is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// The most refusals that are sent to one key at a time.
+/// Maximum number of refusals that are sent to one key at a time.
 const TOLD_PER_KEY_MAX: usize = 8;
-/// The most refusals that are sent to all keys together at a time.
+/// Maximum number of refusals that are sent to all keys at a time.
 const TOLD_MAX: usize = 128;
 
-/// A limit that is reached.
+/// A limit that has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full {
     what: &'static str,
@@ -112,7 +112,7 @@ impl Admissions {
         self.0.book.lock().limits
     }
 
-    /// Replaces the limits; what was admitted stays.
+    /// Replaces the limits. Admitted transfers and connections stay admitted.
     pub(crate) fn set_limits(&self, limits: Limits) {
         self.0.book.lock().limits = limits;
         self.seat_those_in_line();
@@ -121,11 +121,11 @@ impl Admissions {
     /// Waits until no transfer is running.
     pub(crate) async fn idle(&self) {
         let mut transfers = self.0.transfers.subscribe();
-        // Cannot fail: `self` owns the sending end.
+        // The wait cannot fail, because `self` owns the sending end.
         drop(transfers.wait_for(|transfers| *transfers == 0).await);
     }
 
-    /// Admits a connection whose key is proved, which belongs to no transfer yet.
+    /// Admits an authenticated connection that does not belong to a transfer yet.
     pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, Full> {
         let mut book = self.0.book.lock();
         let full = Full {
@@ -144,7 +144,7 @@ impl Admissions {
         ))
     }
 
-    /// The one of these keys that has the least under way; one that is crowded only where all are.
+    /// Returns the key with the fewest active transfers. A crowded key is returned only if all keys are crowded.
     pub(crate) fn least_used(
         &self,
         keys: impl Iterator<Item = Fingerprint>,
@@ -161,7 +161,7 @@ impl Admissions {
         })
     }
 
-    /// Admits the sending of a refusal; `None` where the connection is to be closed without one.
+    /// Admits the sending of a refusal. `None` means that the connection must be closed without a refusal.
     pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
         let mut book = self.0.book.lock();
         let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
@@ -177,7 +177,7 @@ impl Admissions {
         })
     }
 
-    /// Puts a transfer into the queue for a slot.
+    /// Adds a transfer to the queue for a slot.
     pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, Full> {
         let mut book = self.0.book.lock();
         let ahead = book.queue.len_of(key);
@@ -202,7 +202,7 @@ impl Admissions {
         })
     }
 
-    /// Gives a slot to each queued transfer for which there is room, in turn.
+    /// Gives slots to queued transfers in their order, for as long as the limits permit it.
     fn seat_those_in_line(&self) {
         let mut admitted = Vec::new();
         let mut book = self.0.book.lock();
@@ -213,7 +213,7 @@ impl Admissions {
         book.queue = queue;
         drop(book);
         for (waiter, slot) in admitted {
-            // Where the waiter has just gone, its slot is dropped here, and with that given back.
+            // If the waiter has just gone, its slot is dropped here, which returns it.
             drop(waiter.send(slot));
         }
     }
@@ -243,19 +243,19 @@ impl Admissions {
 }
 
 impl Slot {
-    /// The key that the slot is booked on.
+    /// Returns the key that the slot is charged to.
     pub(crate) fn key(&self) -> Fingerprint {
         self.permit.key
     }
 }
 
 impl Queued {
-    /// The slot, if it has been given already.
+    /// Returns the slot if it has already been assigned.
     pub(crate) fn at_once(&mut self) -> Option<Slot> {
         self.slot.try_recv().ok()
     }
 
-    /// Waits for the slot, or until fewer of the same key are before this one.
+    /// Waits for the slot, or until fewer transfers of the same key are ahead of this one.
     pub(crate) async fn turn(&mut self) -> Option<QueueStep> {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         loop {
@@ -285,7 +285,7 @@ impl Drop for Queued {
 }
 
 impl Book {
-    /// The portion that a transfer of this key would get now, or the limit that it meets.
+    /// Returns the portion that a transfer of this key would get now, or the limit that prevents it.
     fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
         let Self { all, limits, .. } = self;
         let own = self.of(key);
@@ -347,7 +347,7 @@ impl Drop for Permit {
 }
 
 impl Full {
-    /// Fails if one more than `used` would be above the limit.
+    /// Returns an error if one more than `used` would exceed the limit.
     fn unless_above(self, used: usize) -> Result<(), Self> {
         if used < self.value { Ok(()) } else { Err(self) }
     }

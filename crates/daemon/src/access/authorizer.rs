@@ -1,4 +1,4 @@
-//! The keys that a daemon authorizes, and what each may do.
+//! The keys that a daemon authorizes, and the rights of each key.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use crate::transfers::Who;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Authorizer {
-    /// The keys in a list, which is checked for changes at each connection, so that a new key counts at once. None of
-    /// them may reach the daemon's own files.
+    /// The keys in a list. Each connection checks the list for changes, so a new key is accepted immediately. No key
+    /// can reach the daemon's own files.
     Listed(KeyList, OwnPaths),
-    /// One key, which may do what this process may: that of the user who has started it.
+    /// A single key, with all rights of this process. It is the key of the user who started the process.
     Only(Fingerprint),
 }
 
-/// A peer whose proved key is authorized.
+/// A peer whose proven key is authorized.
 #[derive(Debug)]
 pub(crate) struct Authorized {
     /// The name of the peer in the log.
     pub(crate) name: String,
     pub(crate) rights: Rights,
-    /// Where the peer may read; `None`: nowhere.
+    /// The paths that the peer may read. `None` means no path.
     pub(crate) reads: Option<ReadAccess>,
     pub(crate) to: Destinations,
-    /// The clients of the grants by which alone a peer is let in; empty for others.
+    /// The clients whose grants authorize the peer. Empty if the peer is authorized in any other way.
     pub(crate) by_grants_of: Vec<Granter>,
-    /// The grant of the head of a job, by which alone a node is let in.
+    /// The grant by the head of a job that authorizes this node.
     pub(crate) node: Option<Arc<NodeGrant>>,
 }
 
-/// The hosts that a peer may have files sent to.
+/// The hosts to which a peer may have files sent.
 #[derive(Debug)]
 pub(crate) enum Destinations {
     Anywhere,
-    /// Each as `HOST` or `HOST:PORT`.
+    /// Each entry is `HOST` or `HOST:PORT`.
     Listed(Vec<String>),
 }
 
-/// A client that has had a grant given for another host.
+/// A client that obtained a grant for another host.
 #[derive(Clone, Debug)]
 pub(crate) struct Granter {
     pub(crate) key: Fingerprint,
@@ -55,10 +55,10 @@ pub(crate) struct Granter {
 }
 
 impl Authorizer {
-    /// What a peer may do by its key, or why it is denied. May block on files.
+    /// Returns the rights of a peer by its key, or the reason for the denial. May block on files.
     ///
     /// # Errors
-    /// The list cannot be read.
+    /// Returns an error if the list cannot be read.
     pub(crate) fn authorize(
         &self,
         claim: &Claim,
@@ -125,8 +125,8 @@ impl Authorized {
         }
     }
 
-    /// The user of this process. The empty owner is that of the user's pushes to local directories: they share
-    /// journals.
+    /// Returns the rights of this process's user. The owner is empty, as it is for the user's pushes to local
+    /// directories, so that both use the same journals.
     fn user() -> Self {
         Self {
             name: "the user".to_owned(),
@@ -141,14 +141,14 @@ impl Authorized {
         }
     }
 
-    /// A peer that has no line of its own, and is let in for the grants of these clients.
+    /// Returns the rights of a peer without its own line in the list, which grants of these clients authorize.
     pub(crate) fn by_grants(clients: Vec<Granter>) -> Self {
         Self {
             name: format!(
                 "the grant of {}",
                 clients.first().map_or("nobody", |granter| &granter.name)
             ),
-            // the others are those of the client whose grant is taken up
+            // The other rights are those of the client whose grant the session uses.
             rights: Rights {
                 access: WriteAccess::ReadOnly,
                 leading: Leading::Denied,
@@ -161,7 +161,8 @@ impl Authorized {
         }
     }
 
-    /// A node that has no line of its own, and is let in for the grant of a head of this name.
+    /// Returns the rights of a node without its own line in the list, which a grant by the head with this name
+    /// authorizes.
     pub(crate) fn by_head(name: String, grant: NodeGrant) -> Self {
         let head = Granter {
             key: grant.head.key,
@@ -174,7 +175,7 @@ impl Authorized {
         }
     }
 
-    /// The peer, as it is shown and logged.
+    /// Returns the peer's identity for status output and the log.
     pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> Who {
         let by_head = self.node.as_ref().map(|node| node.head.key);
         Who {
@@ -185,7 +186,7 @@ impl Authorized {
         }
     }
 
-    /// Whether the peer may open jobs that several receivers write together by a line of its own.
+    /// Returns whether the peer's own line allows it to open jobs that several receivers write together.
     pub(crate) fn may_lead(&self) -> bool {
         self.may_write() && self.rights.leading == Leading::Allowed
     }

@@ -1,8 +1,8 @@
-//! A bounded number of threads that authorize. Authorizing reads files and may block, and tokio's blocking threads, on
-//! which it runs, serve transfers too.
+//! Bounds the number of threads that authorize peers. Authorization reads files and may block, and it runs on tokio's
+//! blocking threads, which transfers need too.
 //!
-//! **Invariant:** work counts until it ends, also when nobody waits for it any more: peers that leave and come back
-//! cannot have more of it run.
+//! **Invariant:** an authorization counts until it ends, even if its peer has gone. Peers that reconnect repeatedly
+//! therefore cannot exceed the bound.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use zmove_disk::cores;
 use zmove_transport::blocking;
 
-/// The bound on authorizing threads: as many as there are cores.
+/// Limits concurrent authorizations to the number of cores.
 #[derive(Debug)]
 pub(crate) struct AuthorizerThreads(Arc<Semaphore>);
 
@@ -25,7 +25,7 @@ impl AuthorizerThreads {
         Self(Arc::new(Semaphore::new(threads)))
     }
 
-    /// Runs `work` on a blocking thread, once fewer than the bound are busy.
+    /// Runs `work` on a blocking thread after waiting for a free permit.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -1,10 +1,10 @@
-//! The grant that the head of a job has signed for one of its nodes.
+//! The grant that the head of a job signs for one of its nodes.
 //!
-//! A node shows it with the certificates of each connection, so nothing is kept here of nodes that may come, and a node
-//! whose head's line is gone is a stranger to the next connection.
+//! A node presents the grant together with its certificates on each connection. This receiver therefore stores nothing
+//! about future nodes. If the head's line is removed, the next connection of its nodes is refused.
 //!
-//! **Invariant:** a grant that exists has been signed by its head, for the key that shows it, for this receiver and for
-//! now.
+//! **Invariant:** a [`NodeGrant`] has been signed by its head, for the key that presents it and for this receiver, and
+//! it is valid now.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,29 +16,30 @@ use zmove_wire::{Open, Refusal, SignedJobGrant, TargetShape};
 
 use crate::access::refusals::{denied, granted_otherwise};
 
-/// A grant that has been found good.
+/// A grant that passed all checks of [`NodeGrant::check`].
 #[derive(Debug)]
 pub(crate) struct NodeGrant {
-    /// The head, by what it would show itself.
+    /// The head's key and certificates, as the head would present them itself.
     pub(crate) head: Claim,
     /// The opening that was granted.
     open: Open,
-    /// The names that may come to the top of the target; none: any.
+    /// The names that may be created at the top of the target. Empty means any name.
     tops: Vec<Name>,
-    /// When it ends, in seconds since 1970.
+    /// End of the grant's validity, in seconds since 1970.
     not_after: u64,
 }
 
-/// The longest time for which a grant is good, in seconds. The head renews it when half of that is over.
+/// Maximum validity of a grant, in seconds. The head renews the grant after half of this time.
 pub(crate) const VALID_SECS_MAX: u64 = 24 * 60 * 60;
-/// How much a head's clock may be ahead of this one, in seconds.
+/// Maximum time by which a head's clock may be ahead of this host's clock, in seconds.
 pub(crate) const AHEAD_SECS_MAX: u64 = 10 * 60;
 
 impl NodeGrant {
-    /// Checks all of a grant that a peer of this `key` shows but whether its head is let in here, whose key is `own`.
+    /// Checks a grant that a peer with this `key` presents to the receiver with the key `own`. The only check that is
+    /// left to the caller is whether the head is authorized here.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns the reason why the grant is invalid.
     pub(crate) fn check(
         own: Fingerprint,
         key: Fingerprint,
@@ -87,14 +88,14 @@ impl NodeGrant {
         }
     }
 
-    /// Resolves when the grant has ended.
+    /// Resolves when the grant has expired.
     pub(crate) async fn over(&self) {
         let end = UNIX_EPOCH + Duration::from_secs(self.not_after);
         tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     }
 
-    /// Refuses an opening that is not the one that was granted, but for the name of the node, the run and names at the
-    /// top.
+    /// Refuses an opening other than the granted one. The name of the node, the run and the names at the top of the
+    /// target may differ.
     pub(crate) fn check_opening(&self, open: &Open) -> Result<(), Refusal> {
         let mut asked = Open {
             run: self.open.run,
@@ -118,7 +119,7 @@ impl NodeGrant {
         }
     }
 
-    /// The names that may come to the top of the target.
+    /// Returns the names that may be created at the top of the target.
     pub(crate) fn top_names(&self) -> TopNames {
         if self.tops.is_empty() {
             return TopNames::default();

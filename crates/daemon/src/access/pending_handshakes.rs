@@ -1,14 +1,15 @@
-//! Connections that have not proved a key: only so many shake hands at once, and the others queue. A connection that
-//! sends nothing blocks nobody, because it is closed for one that waits.
+//! Connections that have not proved a key. The number of concurrent handshakes is limited, and further connections are
+//! queued. A connection that sends nothing blocks no other connection, because it is closed in favor of a queued one.
 //!
-//! A network is an IPv4 address or an IPv6 /48; within a /48 the hosts (/64) are treated as networks are.
-//! Connections queue here and not in the kernel, where their origin cannot be seen. A flood from one network closes and
-//! delays that network's own connections, and costs others a round trip at worst: while there are many, a QUIC client
-//! has to show that its address is its own.
+//! A network is an IPv4 address or an IPv6 /48. Hosts (/64) in one /48 share it in the same way as networks share the
+//! daemon. Connections are queued here and not in the kernel, because their origin is not visible there. A flood from
+//! one network closes and delays only that network's connections. Other clients lose at most one round trip: while many
+//! handshakes are pending, a QUIC client must prove that it owns its address.
 //!
-//! **Invariant:** a network above its [fair share](Connections::fair_share) has a connection of its own closed at once
-//! for one of another network. Where none is above it, only connections slower than an honest client are closed, silent
-//! ones first. The next from the queue is one of the network with the fewest connections, however many others wait.
+//! **Invariant:** if a network exceeds its [fair share](Connections::fair_share), one of its connections is closed
+//! immediately in favor of a connection from another network. If no network exceeds it, only connections that are
+//! slower than an honest client are closed, silent ones first. The next connection taken from the queue belongs to the
+//! network with the fewest handshakes, regardless of the number of connections that other networks have queued.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -23,14 +24,14 @@ use tokio::time::Instant;
 use zmove_receiver::files_of_process;
 use zmove_types::Lock;
 
-/// The connections of one daemon that have not proved a key; clones share them.
+/// The connections of one daemon that have not proved a key. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingHandshakes(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     connections: Lock<Connections>,
-    /// Notified when a connection has been queued.
+    /// Notified when a connection is queued.
     waits: Notify,
 }
 
@@ -38,7 +39,7 @@ struct Shared {
 struct Connections {
     entered: u64,
     max: usize,
-    /// Connections whose handshake is under way, the oldest first.
+    /// Connections with a handshake in progress, oldest first.
     members: VecDeque<Member>,
     counts: NetworkCounts,
     queue: Queue,
@@ -51,11 +52,11 @@ struct Member {
     since: Instant,
     /// Whether the client has sent its first message.
     spoken: bool,
-    /// The drop of this sender notifies the handshake that it has lost its place.
+    /// Dropping this sender tells the handshake that it has lost its place.
     _stays: oneshot::Sender<()>,
 }
 
-/// Connections whose handshake waits to begin, by site, the oldest first.
+/// Connections that wait for their handshake to begin, by site, oldest first.
 #[derive(Debug, Default)]
 struct Queue {
     sites: HashMap<IpAddr, VecDeque<Queued>>,
@@ -67,25 +68,25 @@ struct Queue {
 struct Queued {
     number: u64,
     source: Networks,
-    /// The sender of the connection's place; dropped unused where there is no room.
+    /// Sends the connection its place. It is dropped unused if there is no room.
     begins: oneshot::Sender<Place>,
 }
 
-/// The networks of a connection: of IPv6 the /48 of its site and the /64 of its host; of IPv4 the address for both.
+/// The networks of a connection. For IPv6, the /48 of the site and the /64 of the host; for IPv4, the address for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Networks {
     site: IpAddr,
     host: IpAddr,
 }
 
-/// The number of members of each network.
+/// Number of members per network.
 #[derive(Debug, Default)]
 struct NetworkCounts {
     sites: HashMap<IpAddr, usize>,
     hosts: HashMap<IpAddr, usize>,
 }
 
-/// A connection's place among those that shake hands; free when dropped.
+/// A slot for one handshake. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct Place {
     pending: PendingHandshakes,
@@ -93,33 +94,33 @@ pub(crate) struct Place {
     stays: oneshot::Receiver<()>,
 }
 
-/// The most connections in the queue; each costs what it would in the kernel's queue, and a task.
+/// Maximum length of the queue. Each queued connection costs as much as it would in the kernel's queue, plus a task.
 const QUEUED_MAX: usize = 1024;
-/// Queued connections may use one in so many of the process's descriptors.
+/// Divisor for the process's descriptor limit: queued connections use at most this fraction of it.
 const QUEUED_SHARE: usize = 8;
-/// The most handshakes that begin under one lock.
+/// Maximum number of handshakes that begin under one lock.
 const BEGIN_AT_ONCE: usize = 16;
-/// The longest silence of a client that has connected: an honest one sends its first message at once.
+/// Maximum silence after a client has connected. An honest client sends its first message immediately.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
-/// The longest handshake: a round trip, and some CPU time on both sides, of which there may be little.
+/// Maximum duration of a handshake: a round trip and some CPU time on both sides, which may be scarce.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// The longest handshake while a connection waits whose network has fewer under way: clients that stall must not hold
-/// up others.
+/// Maximum duration of a handshake while a connection is queued whose network has fewer handshakes in progress. Clients
+/// that stall must not delay others.
 const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
-/// The least fair share of a network: the lanes that several pushes dial at once.
+/// Minimum fair share of a network: the number of lanes that several pushes dial concurrently.
 const FAIR_SHARE_MIN: usize = 32;
-/// How often overdue handshakes are looked for.
+/// Interval of the check for overdue handshakes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl PendingHandshakes {
-    /// The number of connections, with those in the queue.
+    /// Returns the number of connections, including queued ones.
     pub(crate) fn count(&self) -> usize {
         let connections = self.0.connections.lock();
         connections.members.len() + connections.queue.len
     }
 
-    /// Queues one more connection, where `max` may shake hands at once. Its place comes when its handshake may begin,
-    /// or never.
+    /// Queues a connection. At most `max` handshakes run concurrently. The returned channel receives the place when the
+    /// handshake may begin, and is closed without one if the connection is rejected.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
         let source = Networks::of(address);
@@ -139,7 +140,7 @@ impl PendingHandshakes {
         place
     }
 
-    /// While connections queue, has those closed whose handshake takes too long. Never ends.
+    /// Closes handshakes that take too long while connections are queued. Never returns.
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
@@ -153,7 +154,7 @@ impl PendingHandshakes {
     fn begin_those_that_can(&self) {
         loop {
             let mut connections = self.0.connections.lock();
-            // Few at a time, because the time limit of each handshake runs from here.
+            // The batch is small, because the time limit of each handshake starts here.
             let next = std::iter::from_fn(|| {
                 let queued = connections.next(Instant::now())?;
                 Some(connections.admit(queued, self.clone()))
@@ -164,7 +165,7 @@ impl PendingHandshakes {
                 return;
             }
             for (place, begins) in beginning {
-                // Where nobody waits for the place any more, it is dropped here, and with that free again.
+                // If the receiver has gone, the place is dropped here, which frees it.
                 drop(begins.send(place));
             }
         }
@@ -172,8 +173,9 @@ impl PendingHandshakes {
 }
 
 impl Connections {
-    /// The next connection to shake hands, for which there is room now: the oldest of the host with the fewest members
-    /// in the site with the fewest. Where no member is closed for that one, none is closed for another.
+    /// Returns the next connection that can begin its handshake now: the oldest connection of the host with the fewest
+    /// members, in the site with the fewest members. If no member can be closed for this connection, none is closed for
+    /// any other.
     fn next(&mut self, now: Instant) -> Option<Queued> {
         let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
@@ -214,8 +216,9 @@ impl Connections {
         }
     }
 
-    /// The member to close for `newcomer`, if one is late: of the network with the most members where that is above its
-    /// share, else of any. Members of a host above the share go first, then silent ones, then the oldest.
+    /// Returns the member to close for `newcomer`, if one is late. If the largest network exceeds its share, the member
+    /// belongs to that network. Members of a host above the share are closed first, then silent members, then the
+    /// oldest.
     fn victim(&self, newcomer: Networks, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;
@@ -235,7 +238,8 @@ impl Connections {
         going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// The most members that a network may have before one is closed at once for a connection of another network.
+    /// Returns the maximum number of members of a network before one of them is closed immediately for a connection of
+    /// another network.
     fn fair_share(&self, newcomer: Networks) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
@@ -254,7 +258,7 @@ impl Queue {
         self.sites.entry(source.site).or_default().push_back(queued);
     }
 
-    /// The connection whose turn is next with these members, and its place in the queue of its site.
+    /// Returns the next connection to begin with these members, and its index in the queue of its site.
     fn first(&self, counts: &NetworkCounts) -> Option<(Networks, usize)> {
         let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
         let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
@@ -262,7 +266,7 @@ impl Queue {
             .sites
             .iter()
             .min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
-        // A site of IPv4 is one host: its oldest connection is the next.
+        // An IPv4 site is a single host, so its oldest connection is the next.
         let several = if site.is_ipv6() { waiting.len() } else { 1 };
         let hosts = waiting.iter().take(several).enumerate();
         let (place, queued) = hosts.min_by_key(|(_, queued)| counts.host(queued.source))?;
@@ -281,7 +285,8 @@ impl Queue {
         removed
     }
 
-    /// Closes the youngest connection of the network with the most in the queue: those before it keep their turn.
+    /// Closes the newest connection of the network with the most queued connections. Connections ahead of it keep their
+    /// positions.
     fn send_away(&mut self) {
         let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
         let most = self
@@ -322,8 +327,8 @@ impl NetworkCounts {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
-    /// The numbers of members of the networks of `one` and `other`, if the latter has more. Within a site the hosts
-    /// count.
+    /// Returns the member counts of the networks of `one` and `other` if the latter is larger. Hosts are compared if
+    /// both connections belong to one site.
     fn more_than(&self, one: Networks, other: Networks) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
@@ -335,13 +340,13 @@ impl NetworkCounts {
 }
 
 impl Member {
-    /// Whether the handshake has taken longer than that of an honest client. `more` holds the numbers of members of the
-    /// newcomer's network and of this one, where this one has more.
+    /// Returns whether the handshake takes longer than that of an honest client. `more` holds the member counts of the
+    /// newcomer's network and of this member's network if the latter is larger.
     fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
             Some((_, own)) if own > share => Duration::ZERO,
             _ if !self.spoken => SILENCE_MAX,
-            // Not where the difference is one: the two networks would only swap places, without end.
+            // A difference of one does not count, or the two networks would swap places forever.
             Some((others, own)) if others == 0 || others + 1 < own => HANDSHAKE_ASKED_MAX,
             _ => HANDSHAKE_MAX,
         };
@@ -350,7 +355,7 @@ impl Member {
 }
 
 impl Place {
-    /// A callback that records that the client has sent its first message.
+    /// Returns a callback that records that the client has sent its first message.
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
         let pending = self.pending.clone();
         let number = self.number;
@@ -363,7 +368,7 @@ impl Place {
 
     /// Resolves when the place is needed for another connection.
     pub(crate) async fn taken(&mut self) {
-        // Nothing is ever sent: this resolves when the sender is dropped.
+        // Nothing is ever sent. This resolves when the sender is dropped.
         let _dropped = (&mut self.stays).await;
     }
 }

@@ -1,6 +1,6 @@
-//! The rate limits of keys, each for all connections of its key together.
+//! The rate limits of keys. All connections of a key share its limit.
 //!
-//! **Invariant:** as long as a lane of a key is held to a rate, every other lane of that key shares it.
+//! **Invariant:** while any lane of a key is rate limited, all lanes of the key share one [`SharedRate`].
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use zmove_types::Lock;
 pub(crate) struct Rates(Lock<HashMap<Fingerprint, SharedRate>>);
 
 impl Rates {
-    /// The rate of a key, which is `limit` from now on.
+    /// Returns the shared rate of a key and sets it to `limit`.
     pub(crate) fn of(&self, key: Fingerprint, limit: RateLimit) -> SharedRate {
         let mut rates = self.0.lock();
         rates.retain(|_, rate| rate.in_use());

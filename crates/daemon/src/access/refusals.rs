@@ -1,8 +1,8 @@
-//! How refusals are sent, and to how many peers at a time.
+//! Sends refusals to peers, with a limit on the number sent concurrently.
 //!
-//! A refused peer keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of the peers
-//! whose key is authorized few are sent a refusal at a time, of each key and in all ([`Admissions::tell`]); the others
-//! are closed without an answer. A peer with an unknown key is refused while it still counts as a pending handshake.
+//! A refused peer holds a descriptor until it has read the refusal, and it may never read it. **Invariant:** the number
+//! of refusals being sent to authorized peers is bounded, per key and in total ([`Admissions::tell`]). Further peers
+//! are closed without a refusal. A peer with an unknown key is refused while it still counts as a pending handshake.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use zmove_wire::{Greeting, Refusal, RefusalCode, Role, ToSender, encode_message}
 
 use crate::access::admission::Admissions;
 
-/// How long a refused peer may take to take the refusal.
+/// Maximum time for a refused peer to read the refusal.
 pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most bytes that a refused peer may still send before it is cut off.
+/// Maximum number of bytes that a refused peer may still send before its connection is closed.
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
-/// The refusal of what a peer may not do.
+/// Returns the refusal for an action that the peer is not permitted to take.
 pub(crate) fn denied(text: impl Into<String>) -> Refusal {
     Refusal::new(RefusalCode::Denied, text)
 }
 
-/// The refusal of an opening that is not the one that was granted.
+/// Returns the refusal for an opening other than the granted one.
 pub(crate) fn granted_otherwise() -> Refusal {
     denied("the grant is for another target, or for other options")
 }
 
-/// The refusal of a peer whose rights cannot be read.
+/// Returns the refusal for a peer whose rights cannot be read.
 pub(crate) fn rights_unreadable() -> Refusal {
     Refusal::new(
         RefusalCode::Busy,
@@ -36,21 +36,21 @@ pub(crate) fn rights_unreadable() -> Refusal {
     )
 }
 
-/// Refuses a peer whose key is authorized, without looking at what it sends.
+/// Refuses an authorized peer without reading its messages.
 pub(crate) async fn refuse_peer(admissions: &Admissions, channel: Channel, refusal: Refusal) {
     if let Some(_told) = admissions.tell(channel.peer()) {
         refuse(channel, refusal).await;
     }
 }
 
-/// Sends `answer` to a peer whose key is authorized, without looking at what it sends, and closes.
+/// Sends `answer` to an authorized peer without reading its messages, and closes the connection.
 pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
     if let Some(_told) = admissions.tell(channel.peer()) {
         write_and_close(channel, answer).await;
     }
 }
 
-/// Refuses a peer that is counted elsewhere, such as a pending handshake.
+/// Refuses a peer that is counted elsewhere, for example as a pending handshake.
 pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16]))
         .encode()
@@ -59,8 +59,8 @@ pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
     write_and_close(channel, &answer).await;
 }
 
-/// Sends `answer` and closes. What the peer sends is read and thrown away: a close with unread data resets the
-/// connection, which can destroy the answer on its way.
+/// Sends `answer` and closes the connection. Incoming data is read and discarded, because closing a connection with
+/// unread data resets it and can destroy the answer in transit.
 async fn write_and_close(mut stream: Channel, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;

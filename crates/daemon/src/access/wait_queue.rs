@@ -1,15 +1,15 @@
-//! A queue in which keys take turns, and the waiters of one key keep the order in which they came.
+//! A queue that serves keys in turn. The waiters of one key keep their order.
 //!
-//! **Invariant:** a key that cannot have a turn now does not delay others, and keeps its own place.
+//! **Invariant:** a key that cannot be served now does not delay other keys and keeps its own position.
 
 use std::collections::VecDeque;
 
 use zmove_transport::Fingerprint;
 
-/// The queue; see the module.
+/// A queue of waiters, served by key; see the module.
 #[derive(Debug)]
 pub(crate) struct WaitQueue<T> {
-    /// The waiters by key; the key whose turn it is comes first. No list is empty.
+    /// The waiters by key. The key to be served next is the first. No list is empty.
     keys: VecDeque<(Fingerprint, VecDeque<Waiter<T>>)>,
     entered: u64,
 }
@@ -30,7 +30,7 @@ impl<T> Default for WaitQueue<T> {
 }
 
 impl<T> WaitQueue<T> {
-    /// The number of waiters of a key.
+    /// Returns the number of waiters of a key.
     pub(crate) fn len_of(&self, key: Fingerprint) -> usize {
         self.keys
             .iter()
@@ -38,13 +38,14 @@ impl<T> WaitQueue<T> {
             .map_or(0, |(_, waiters)| waiters.len())
     }
 
-    /// The number of waiters of a key before the one with this number; `None` once that is not waiting any more.
+    /// Returns the number of waiters of the key ahead of the waiter with this number. Returns `None` if that waiter has
+    /// left the queue.
     pub(crate) fn ahead_of(&self, key: Fingerprint, number: u64) -> Option<usize> {
         let (_, waiters) = self.keys.iter().find(|(of, _)| *of == key)?;
         waiters.iter().position(|waiter| waiter.number == number)
     }
 
-    /// Adds a waiter behind those of its key; returns the number by which it can leave.
+    /// Adds a waiter after the other waiters of its key. Returns the number with which it can leave.
     pub(crate) fn enter(&mut self, key: Fingerprint, waiting: T) -> u64 {
         self.entered += 1;
         let waiter = Waiter {
@@ -58,7 +59,7 @@ impl<T> WaitQueue<T> {
         self.entered
     }
 
-    /// Removes a waiter that does not want its turn any more, or has had it.
+    /// Removes a waiter that has been served or no longer wants to wait.
     pub(crate) fn leave(&mut self, key: Fingerprint, number: u64) {
         for (_, waiters) in self.keys.iter_mut().filter(|(of, _)| *of == key) {
             waiters.retain(|waiter| waiter.number != number);
@@ -66,7 +67,7 @@ impl<T> WaitQueue<T> {
         self.keys.retain(|(_, waiters)| !waiters.is_empty());
     }
 
-    /// Removes and returns the next waiter to whose key `admit` grants something. That key is the last from then on.
+    /// Removes and returns the next waiter whose key `admit` accepts. Its key then moves to the end of the queue.
     pub(crate) fn next<A>(
         &mut self,
         mut admit: impl FnMut(Fingerprint) -> Option<A>,
