@@ -1,6 +1,7 @@
-//! What a peer asks that has dialled and does not send: files, a copy to another host, a grant, or a result.
+//! Answers a peer that has dialed but does not send files: it fetches files, orders a copy to another host, asks for a
+//! grant, or asks for a result.
 //!
-//! **Invariant:** what does not make sense is refused before anything is looked for.
+//! **Invariant:** an invalid request is refused before anything is looked up.
 
 use std::future::Future;
 
@@ -14,10 +15,10 @@ use crate::sending::{
 };
 use crate::transfers::Cut;
 
-/// Sends one transfer; cuts it off when `stop` resolves. Answers what else may be asked on such a connection.
+/// Reads the request of a peer and answers it. A transfer is interrupted when `stop` resolves.
 ///
 /// # Errors
-/// [`SendingError`] when it did not come to its end. Files that failed are no such error.
+/// Returns [`SendingError`] if the request was not completed. Files that failed are not an error.
 pub(crate) async fn answer(
     mut session: SendingSession,
     stop: impl Future<Output = Cut>,
@@ -36,7 +37,7 @@ pub(crate) async fn answer(
     }
 }
 
-/// What a peer asks for.
+/// The request of a peer.
 enum PeerOrder {
     Files(Order),
     Copy(Box<CopyOrder>, Order),
@@ -44,7 +45,7 @@ enum PeerOrder {
     Result { id: [u8; 16], stop: bool },
 }
 
-/// Greets the peer, and reads all that it asks for.
+/// Greets the peer and reads its complete request.
 async fn asked(session: &mut SendingSession) -> Result<PeerOrder, SendingError> {
     let PeerControl { reader, writer } = &mut session.control;
     writer

@@ -1,7 +1,7 @@
-//! Copies between two daemons: what this one keeps of those that it sends (`copying`), and of the grants by which it
+//! Copies between two daemons: the state of copies that this daemon sends (`copying`), and the grants by which it
 //! receives (`grants`).
 //!
-//! **Invariant:** what one key can have kept here is bounded, and goes after a day.
+//! **Invariant:** the state that is kept for one key is bounded and is discarded after one day.
 
 pub(crate) mod grants;
 mod store;
@@ -25,9 +25,9 @@ use crate::relaying::Relaying;
 use grants::GrantBook;
 use store::Store;
 
-/// What a daemon keeps of copies, on disk and of those that run; see the module.
+/// The state of copies, on disk and in memory; see the module.
 pub struct Copies {
-    /// The directory with this host's memory of paths.
+    /// The directory with this host's memory of network paths.
     home: PathBuf,
     /// This host's key.
     identity: Identity,
@@ -37,20 +37,20 @@ pub struct Copies {
     store: Store,
 }
 
-/// A client and the id of a copy that it has ordered.
+/// The key of a client and the id of a copy that it ordered.
 type CopyKey = (Fingerprint, [u8; 16]);
 
-/// A copy that this daemon sends.
+/// A copy that this daemon is sending.
 pub(crate) struct RunningCopy {
     pub(crate) id: [u8; 16],
-    /// The order without its id, and its list of paths.
+    /// The order without its id, and the order's list of paths.
     order: (CopyOrder, Option<Arc<[u8]>>),
     pub(crate) relaying: Arc<Relaying>,
-    /// Told when the copy is to end.
+    /// Notified when the copy must end.
     pub(crate) stop: Notify,
 }
 
-/// A running copy's entry; gone when dropped.
+/// The entry of a running copy. Dropping it removes the entry.
 pub(crate) struct Entered {
     copies: Arc<Copies>,
     key: CopyKey,
@@ -61,29 +61,29 @@ pub(crate) struct Entered {
 struct KeptResult {
     client: [u8; 32],
     id: [u8; 16],
-    /// In seconds since 1970.
+    /// End of the copy, in seconds since 1970.
     ended: u64,
     result: EndedCopy,
 }
 
-/// How long a result is kept.
+/// Retention of a result.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-/// The most results of one key.
+/// Maximum number of results per key.
 const RESULTS_PER_KEY_MAX: usize = 64;
-/// The most results in all.
+/// Maximum number of results of all keys.
 const RESULTS_MAX: usize = 4096;
 
-/// The time in seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(crate) fn now() -> u64 {
     unix_now().as_secs()
 }
 
 impl Copies {
-    /// What `directory` holds of copies, for a daemon with this key whose memory of paths is in `home`. Damaged files
-    /// are left alone; without a directory nothing is kept beyond the end of this process.
+    /// Opens the copies stored in `directory`, for a daemon with this key and with its memory of network paths in
+    /// `home`. Damaged files are ignored. Without a directory, all state is lost when this process ends.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file in it has another format version.
+    /// Returns an error if the directory cannot be read, or if a file in it has another format version.
     pub fn open(
         home: &Path,
         directory: Option<&Path>,
@@ -112,7 +112,7 @@ impl Copies {
         &self.home
     }
 
-    /// The copy that runs under this id, or by an equal order.
+    /// Returns the running copy with this id, or one with an equal order.
     pub(crate) fn running(
         &self,
         client: Fingerprint,
@@ -131,7 +131,7 @@ impl Copies {
             .map(|(_, copy)| Arc::clone(copy))
     }
 
-    /// Enters a copy that begins; `None` where one of its id runs already.
+    /// Adds a copy that is about to begin. Returns `None` if a copy with its id is already running.
     pub(crate) fn enter(
         self: &Arc<Self>,
         client: Fingerprint,
@@ -157,10 +157,10 @@ impl Copies {
         Some((Arc::clone(copy), entered))
     }
 
-    /// Keeps the result of a copy. May block on files.
+    /// Stores the result of a copy. May block on files.
     ///
     /// # Errors
-    /// It cannot be written; it is kept until this process ends.
+    /// Returns an error if the result cannot be written. It is then kept until this process ends.
     pub(crate) fn keep(
         &self,
         client: Fingerprint,
@@ -190,7 +190,7 @@ impl Copies {
             .update(&result_name(key), || self.results.lock().get(key).cloned())
     }
 
-    /// The result of a copy that this daemon has sent.
+    /// Returns the result of a copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
         let oldest = now().saturating_sub(KEPT_FOR.as_secs());
         let results = self.results.lock();
@@ -200,7 +200,8 @@ impl Copies {
             .map(|kept| kept.result.clone())
     }
 
-    /// What has become of a copy of this client; one that runs is told to `stop`, if it shall.
+    /// Returns the state or the result of a client's copy. If `stop` is set, a running copy is told to stop and an
+    /// unused grant is revoked.
     pub(crate) fn result(
         &self,
         client: Fingerprint,
@@ -225,7 +226,8 @@ impl Copies {
     }
 }
 
-/// Drops results that are too old, and those of `client`, or of anybody, that are too many; returns which.
+/// Removes expired results, and the oldest results if `client` or all clients together have too many. Returns the keys
+/// of the removed results.
 fn prune(results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) -> Vec<CopyKey> {
     let oldest = now().saturating_sub(KEPT_FOR.as_secs());
     let mut gone: Vec<_> = results

@@ -1,11 +1,12 @@
-//! What a client says to one of two daemons of a copy between them: the order to the one that sends, the order for a
-//! grant to the one that receives, and questions to both.
+//! The client's requests to the two daemons of a copy: the order to the sending daemon, the order for a grant to the
+//! receiving daemon, and queries to both.
 //!
-//! The sending daemon runs the same push as a user of that host would, to a host that a grant of the client's key names
-//! (`zmove allow --to`) and that has the key which the client has pinned. It goes on when the client has gone.
+//! The sending daemon runs the same push as a user of its host would. The destination must be allowed for the client's
+//! key (`zmove allow --to`) and must have the host key that the client has pinned. The copy continues when the client
+//! disconnects.
 //!
-//! **Invariant:** no connection is dialled to a place that the client's own key was not allowed, at the first session
-//! or at a later one; and nothing is read but what that key may read then.
+//! **Invariant:** the daemon connects only to destinations that the client's own key may use, and reads only files that
+//! this key may read. Both are checked again for each session.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -38,14 +39,14 @@ use crate::sending::{
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
 
-/// How long a client may take to bring the grant.
+/// Maximum time for a client to provide the grant.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a client may take to hear the end.
+/// Maximum time for a client to receive the result.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest that the other host is dialled again.
+/// Maximum time during which the other host is redialed.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Makes a copy to another host, or lets the client listen to one that it has ordered before.
+/// Makes a copy to another host, or attaches the client to a copy that it ordered before.
 pub(crate) async fn copy(
     mut session: SendingSession,
     copy: CopyOrder,
@@ -58,7 +59,7 @@ pub(crate) async fn copy(
     let client = session.claim.key;
     tokio::pin!(stop);
     if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
-        // The copy goes on: only this client hears no more of it.
+        // Only this client is disconnected; the copy continues.
         let listened = unless_stopped(stop, listen(session.control, &running)).await;
         return listened.unwrap_or_else(|cut| Err(SendingError::CutOff(cut.refusal())));
     }
@@ -106,7 +107,7 @@ pub(crate) async fn copy(
     .await;
     telling.abort();
     let ended = finish(&copies, client, &copy, ended, cut_off, &relaying).await;
-    // An equal order begins anew from now on, whether the client still hears or has gone without a word.
+    // From now on, an equal order starts a new copy, even while the client still reads the result.
     drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, &mut listening).await;
     listening.abort();
@@ -121,7 +122,7 @@ fn runs_already() -> Refusal {
     Refusal::new(RefusalCode::Busy, "this copy runs already")
 }
 
-/// Where the client may read, if it may have files sent to that place.
+/// Returns the client's read access if its key may have files sent to the destination `to`.
 fn rights(authorized: &Authorized, key: Fingerprint, to: &Place) -> Result<ReadAccess, Refusal> {
     let access = authorized
         .reads
@@ -153,7 +154,7 @@ fn rights(authorized: &Authorized, key: Fingerprint, to: &Place) -> Result<ReadA
     Err(denied(text))
 }
 
-/// Accepts the order, and waits for what the copy begins with.
+/// Accepts the order and waits for the client's grant.
 async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     let PeerControl { reader, writer } = &mut session.control;
     writer
@@ -170,7 +171,7 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     }
 }
 
-/// Lets a client listen to a copy that runs, in the place of whoever has listened before.
+/// Attaches a client to a running copy, instead of the client that was attached before.
 async fn listen(mut control: PeerControl, running: &RunningCopy) -> Result<Sent, SendingError> {
     let follows = ToSender::Copy(CopyState::Follows { id: running.id });
     control.writer.send(&encode_message(&follows)).await?;
@@ -190,7 +191,7 @@ async fn tell_ended(
     Ok(Sent::Told)
 }
 
-/// What is told at the end of a copy.
+/// Returns the final message of a copy.
 fn last_word(copy: EndedCopy) -> Relay {
     match copy.ended {
         Ok(account) => Relay::Account(Box::new(account)),
@@ -198,7 +199,7 @@ fn last_word(copy: EndedCopy) -> Relay {
     }
 }
 
-/// Tells a client the words of a copy, until either comes to its end.
+/// Forwards the messages of a copy to a client until the copy ends or the client disconnects.
 async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
     let PeerControl {
         mut reader,
@@ -215,16 +216,17 @@ async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
                 }
                 drop(held);
             }
-            // a client says nothing more: it has gone, or makes no sense
+            // A client sends nothing more. It has disconnected or violates the protocol.
             _ = &mut gone => return,
         }
     }
     let _goodbye = writer.finish().await;
-    // Read to the end: a close with unread data could destroy what was said on its way.
+    // Incoming data is read to the end, because closing the connection with unread data could destroy messages in
+    // transit.
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, gone).await;
 }
 
-/// What is asked again before each session of a copy.
+/// The input to the authorization that is repeated before each session of a copy.
 struct Checked {
     claim: Claim,
     authorizer: Arc<Authorizer>,
@@ -247,8 +249,8 @@ struct Search {
 }
 
 impl Search {
-    /// Searches on a blocking thread, until nobody waits for it any more: it takes its time in directories of many
-    /// names, and turns with the key's other work, and the runtime's threads serve all keys.
+    /// Searches on a blocking thread until the future is dropped. A search can take long in large directories and takes
+    /// turns with the key's other work, so it must not occupy the runtime's threads, which serve all keys.
     async fn again(self: Arc<Self>) -> Result<PushJob, BoxError> {
         let stopping = StopOnDrop::default();
         let stopped = stopping.flag();
@@ -259,7 +261,7 @@ impl Search {
                 checked,
             } = &*self;
             let access = checked.access()?;
-            // What is booked for the sources stands for those of every session.
+            // The reservation for the sources covers the sources of every session.
             let found = job(fetch, list.as_ref(), &access, &checked.quota, &stopped);
             Ok(found.map_err(|refusal| refusal.text)?.job)
         });
@@ -357,7 +359,7 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
     }
 }
 
-/// What happens between sessions, told to the client.
+/// Reports events between sessions to the client.
 struct CopyNotices<'a> {
     relaying: &'a Arc<Relaying>,
     begun: AtomicBool,
@@ -374,13 +376,13 @@ impl Listener for CopyNotices<'_> {
             | Notice::BlackHole { .. } => {
                 self.relaying.warn(format!("sender: {notice}"));
             }
-            // what else there is concerns this host
+            // Other notices concern only this host.
             _ => {}
         }
     }
 }
 
-/// Keeps the result of a copy and tells it.
+/// Stores the result of a copy and reports it.
 async fn finish(
     copies: &Arc<Copies>,
     client: Fingerprint,
@@ -398,7 +400,7 @@ async fn finish(
         ended: told,
         strict: order.fetch.open.keeping.strict,
     };
-    // A daemon that is stopped has not ended the copy: the same order goes on with it.
+    // A daemon that is being stopped has not ended the copy: an equal order continues it.
     if cut_off != Some(Cut::Stopping) {
         let copies = Arc::clone(copies);
         let id = order.id;
@@ -412,7 +414,7 @@ async fn finish(
     ended.map_err(SendingError::Copy)
 }
 
-/// Why a copy has come to no good end, for its client.
+/// Returns the reason for the failure of a copy, for its client.
 fn refusal_of(error: &PushError) -> Refusal {
     let text = Causes(error).to_string();
     let dial = |error: &ConnectError| match error.dial() {
@@ -456,7 +458,7 @@ pub(crate) async fn grant(
     Ok(Sent::Granted { source, target })
 }
 
-/// Tells the peer what has become of a copy.
+/// Reports the state or the result of a copy to the peer.
 pub(crate) async fn tell_result(
     session: SendingSession,
     id: [u8; 16],
@@ -472,7 +474,7 @@ pub(crate) async fn tell_result(
     Ok(Sent::Told)
 }
 
-/// Says what `find` finds on a thread that may block.
+/// Runs `find` on a blocking thread and sends its result to the peer.
 async fn answer(
     session: SendingSession,
     find: impl FnOnce(&Copies, &Claim, &Authorized) -> Result<ToSender, Refusal> + Send + 'static,

@@ -1,11 +1,12 @@
-//! The grants by which other daemons may send here what a client has ordered from them.
+//! Grants that allow another daemon to send files here on behalf of a client.
 //!
-//! A client that may write asks for a grant. It is for one opening, by the holder of one key, and for the first run
-//! that uses it: sessions of that run that follow each other when connections are lost pass, others do not. A grant
-//! is over when it has not begun in ten minutes, when its end time has come, when its client is not let in any more,
-//! and ten minutes after its run has ended, in which a sender that has not heard of the end may ask again.
+//! A client with write access requests a grant. The grant covers one opening by the holder of one key, and the first
+//! run that uses it. If connections are lost, later sessions of that run may use the grant too, but no other run may. A
+//! grant expires if its run does not begin within ten minutes, when its end time is reached, when its client is no
+//! longer authorized, and ten minutes after its run has ended. During those last ten minutes, a sender that missed the
+//! end can ask again.
 //!
-//! **Invariant:** a grant is on disk before the client hears of it, and is marked as used there before its opening is
+//! **Invariant:** a grant is on disk before the client receives it, and is marked as used on disk before its opening is
 //! answered.
 
 use std::collections::HashMap;
@@ -42,40 +43,41 @@ pub(crate) struct GrantBook {
     identity: Identity,
 }
 
-/// A grant, as it is kept.
+/// A grant as stored on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Kept {
     token: GrantToken,
     order: GrantOrder,
-    /// The client, with what it has shown of certificates, by which it is authorized again.
+    /// The client's key and the certificates it presented, by which the client is authorized again.
     client: [u8; 32],
     certificates: Vec<Vec<u8>>,
     name: String,
-    /// The client's limit at that time, in bytes per second; the one that it has later is kept.
+    /// The client's rate limit when the grant was given, in bytes per second. Sessions use the client's current limit.
     rate_max: Option<u64>,
-    /// Times are in seconds since 1970.
+    /// The latest times at which the run may begin and end, in seconds since 1970.
     begin_by: u64,
     end_by: u64,
-    /// The run that has used it.
+    /// The run that has used the grant.
     run: Option<[u8; 16]>,
     ended: Option<u64>,
-    /// What its sessions that have ended have done.
+    /// Total counts of the completed sessions.
     counts: Counts,
     receipt: Option<SignedReceipt>,
-    /// The sessions by it that run.
+    /// Number of running sessions that use the grant.
     #[serde(skip)]
     sessions: usize,
-    /// When the last session by it began or ended, or when this process read it.
+    /// Time at which the last session began or ended, or at which this process read the grant.
     #[serde(skip)]
     used_last: u64,
 }
 
-/// How much a grant is needed that gives way to a new one.
+/// The priority of a grant that may be dropped in favor of a new one. The grant with the lowest priority is dropped
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Need {
-    /// The run has ended then, and its receipt is kept.
+    /// The run ended at this time, and its receipt is stored.
     Ended(u64),
-    /// The run has had no session since then.
+    /// The run has had no session since this time.
     Unused(u64),
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct PeerGrants {
     taken: OnceLock<Taken>,
 }
 
-/// The grant of a session, with what is counted of it.
+/// The grant of a session and its counters.
 struct Taken {
     token: GrantToken,
     before: Counts,
@@ -98,20 +100,20 @@ struct Taken {
     tally: Option<Tally>,
 }
 
-/// What a session has that may become the client's, once its grant has been taken up.
+/// Resources of a session that are attributed to the client when the session uses the client's grant.
 #[derive(Debug)]
 pub(crate) struct Around {
-    /// The rate of the session's lanes, which becomes a part of that of the client.
+    /// The rate of the session's lanes, which becomes part of the client's rate.
     pub(crate) rate: SharedRate,
     pub(crate) rates: Arc<Rates>,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) limits: Limits,
-    /// The granter of the transfer in the list of transfers.
+    /// The granter that the list of transfers shows for this transfer.
     pub(crate) granter: TransferGranter,
 }
 
 impl Around {
-    /// Makes the session's rate a part of that of a client, and returns the client's quota.
+    /// Makes the session's rate part of the client's rate, and returns the client's quota.
     pub(crate) fn charge(&self, client: Fingerprint, rights: &Rights) -> Quota {
         if let Some(limit) = rights.rate_max {
             self.rate.keep_within(self.rates.of(client, limit));
@@ -120,19 +122,20 @@ impl Around {
     }
 }
 
-/// How long a grant waits for its beginning.
+/// Maximum time between a grant and the beginning of its run.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
-/// How long a run may take.
+/// Maximum duration of a run.
 const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// How long a run may ask again once it has ended.
+/// Time after the end of a run during which its sender may ask again.
 const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(10 * 60);
-/// How long a grant keeps its slot when its run has no session, such as one whose sending daemon was killed.
+/// Time for which a grant keeps its slot while its run has no session, for example because the sending daemon was
+/// killed.
 const UNUSED_FOR: Duration = Duration::from_secs(60 * 60);
-/// The most grants of one key, those included that have ended and of which the receipt is kept.
+/// Maximum number of grants of one key, including ended grants with a stored receipt.
 const GRANTS_PER_KEY_MAX: usize = 64;
-/// The longest order for a grant that is kept, in bytes: all those of one key stay below 8 MiB.
+/// Maximum size of the order of a grant in bytes. All orders of one key together stay below 8 MiB.
 const ORDER_BYTES_MAX: usize = 128 << 10;
-/// The most grants in all.
+/// Maximum number of grants of all keys.
 const GRANTS_MAX: usize = 4096;
 
 impl Kept {
@@ -144,7 +147,7 @@ impl Kept {
         not_begun || ended || now >= self.end_by
     }
 
-    /// What may still be stored by it.
+    /// Returns the amount that may still be stored under the grant.
     fn allowance(&self) -> Allowance {
         let GrantOrder {
             bytes_max,
@@ -163,8 +166,8 @@ impl Kept {
         Allowance::new(most, Amount { bytes, entries })
     }
 
-    /// How much the grant is needed, with its token; `None` if it does not give way to a new grant. The grant that
-    /// ended first is needed least. Then comes a grant whose run has had no session for [`UNUSED_FOR`].
+    /// Returns the priority of the grant and its token, or `None` if the grant must not be dropped. The grant that
+    /// ended first is dropped first, followed by grants whose run has had no session for [`UNUSED_FOR`].
     fn need(&self, now: u64) -> Option<(Need, GrantToken)> {
         let is_unused = self.run.is_some()
             && self.sessions == 0
@@ -213,10 +216,10 @@ impl GrantBook {
         })
     }
 
-    /// Gives a client that may write a grant. May block on files.
+    /// Gives a grant to a client with write access. May block on files.
     ///
     /// # Errors
-    /// The client may not write, has many grants, or they cannot be kept.
+    /// Returns a refusal if the client may not write, has too many grants, or if the grant cannot be stored.
     pub(crate) fn give(
         &self,
         claim: &Claim,
@@ -265,7 +268,7 @@ impl GrantBook {
                 .map(|()| drop(grants.insert(token, kept)))
         };
         for token in gone {
-            // only a removal that cannot fail
+            // A removal never returns an error.
             let _removed = self.write(&token);
         }
         room?;
@@ -276,7 +279,7 @@ impl GrantBook {
         Ok(token)
     }
 
-    /// Makes the file of a grant what is known of it.
+    /// Writes the current state of a grant to its file, or removes the file of a grant that no longer exists.
     fn write(&self, token: &GrantToken) -> io::Result<()> {
         self.store.update(&Hex(token).to_string(), || {
             let kept = self.grants.lock().get(token).cloned();
@@ -287,7 +290,7 @@ impl GrantBook {
         })
     }
 
-    /// The clients of grants that the holder of a key may use now.
+    /// Returns the clients whose grants the holder of a key may use now.
     pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<Granter> {
         let now = now();
         let grants = self.grants.lock();
@@ -301,8 +304,8 @@ impl GrantBook {
         .collect()
     }
 
-    /// What has become of a copy of this client here. One that may still begin runs: the host that sends may be looking
-    /// for its way here.
+    /// Returns the state of a client's copy at this daemon. A copy that may still begin counts as running, because the
+    /// sending host may still be trying to connect.
     pub(crate) fn result(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
         let now = now();
         let grants = self.grants.lock();
@@ -317,7 +320,7 @@ impl GrantBook {
         }
     }
 
-    /// Ends the grants of a copy of this client: no connection is let in by them any more.
+    /// Revokes the grants of a client's copy. They no longer authorize connections.
     pub(crate) fn revoke(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
         let told = self.result(client, id);
         let is_it =
@@ -333,13 +336,13 @@ impl GrantBook {
             gone
         };
         for token in gone {
-            // only a removal that cannot fail
+            // A removal never returns an error.
             let _removed = self.write(&token);
         }
         told
     }
 
-    /// Takes up a grant, and says whose it is; see the module.
+    /// Uses a grant for a session, and returns the client's rights for it; see the module.
     fn take_up(
         &self,
         token: &GrantToken,
@@ -349,11 +352,11 @@ impl GrantBook {
         around: &Around,
     ) -> Result<(TakenUp, Taken), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
-        // One text for a grant that is not there and one that is another's: nobody learns which there are.
+        // A missing grant and another key's grant get the same text, so that a peer cannot find out which grants exist.
         let kept = kept.filter(|kept| kept.order.source == source.0);
         let kept = kept.ok_or_else(|| denied("there is no such grant for this key"))?;
-        // The transfer is listed under the client before the client's rights are read: a removal of the key comes
-        // before the reading, or ends the transfer.
+        // The transfer is listed under the client before the client's rights are read. If the key is removed, either
+        // this reading fails or the removal finds the transfer and ends it.
         let client = GranterStatus {
             name: kept.name.clone(),
             key: Fingerprint(kept.client).to_string(),
@@ -407,7 +410,7 @@ impl GrantBook {
         Ok((taken_up, taken))
     }
 
-    /// Notes that a session by a grant has ended.
+    /// Records that a session that used a grant has ended.
     fn leave(&self, token: &GrantToken) {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             kept.sessions = kept.sessions.saturating_sub(1);
@@ -415,16 +418,16 @@ impl GrantBook {
         }
     }
 
-    /// Counts what a session has done. May block on files.
+    /// Stores the counts of a session. May block on files.
     fn count(&self, token: &GrantToken, counts: Counts) {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             kept.counts = counts;
         }
-        // Without it, less is counted after a restart than there is.
+        // If the write fails, the counts are too low after a restart.
         let _best_effort = self.write(token);
     }
 
-    /// Signs what was received, at the end of the run. May block on files.
+    /// Signs a receipt for the received files at the end of the run. May block on files.
     fn receipt(&self, token: &GrantToken, counts: Counts, faults: u64) -> Option<SignedReceipt> {
         let kept = self.grants.lock().get(token).cloned()?;
         let receipt = Receipt {
@@ -450,14 +453,14 @@ impl GrantBook {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             (kept.ended, kept.receipt) = (Some(now()), Some(signed.clone()));
         }
-        // a receipt that is not kept here is kept by the sender
+        // A receipt that is not stored here is stored by the sender.
         let _best_effort = self.write(token);
         Some(signed)
     }
 }
 
-/// Drops the grants that are forgotten, and one more if the client, or all clients together, have as many as there may
-/// be. Adds the dropped grants to `gone`.
+/// Removes expired grants. Also removes one grant if the client, or all clients together, have the maximum number of
+/// grants. Adds the removed grants to `gone`.
 fn make_room(
     grants: &mut HashMap<GrantToken, Kept>,
     client: Fingerprint,
@@ -494,7 +497,7 @@ fn too_many(whose: &str) -> Refusal {
     Refusal::new(RefusalCode::Full, text)
 }
 
-/// What the client of a grant may do now.
+/// Returns the current rights of the client of a grant.
 fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
     let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
     let authorized = authorizer
@@ -508,7 +511,7 @@ fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Re
     }
 }
 
-/// Refuses an opening that is not the one that was granted.
+/// Refuses an opening other than the granted one.
 fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     let granted = &order.open;
     let asked = Open {
@@ -525,7 +528,7 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     }
 }
 
-/// The names that may come to the top of the target; those that the opening tells must be among them.
+/// Returns the names that may be created at the top of the target. The names in the opening must be among them.
 fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames, Refusal> {
     if order.sources.is_empty() {
         return Ok(zmove_receiver::TopNames::default());
@@ -572,7 +575,7 @@ impl Grants for PeerGrants {
         let (taken, session) =
             book.take_up(token, self.source, open, &self.authorizer, &self.around)?;
         if let Err(second) = self.taken.set(session) {
-            // a session has one opening
+            // A session has only one opening.
             book.leave(&second.token);
         }
         Ok(taken)
@@ -582,7 +585,7 @@ impl Grants for PeerGrants {
         if let Some(taken) = self.taken.get()
             && let Some(tally) = &taken.tally
         {
-            // without it, less is counted after a kill than there is
+            // If the write fails, the counts are too low after the daemon was killed.
             let _best_effort = tally.write(taken.counts(stored));
         }
     }
@@ -610,7 +613,7 @@ impl Drop for PeerGrants {
 }
 
 impl Taken {
-    /// What all sessions by the grant have done, of which the present one has stored so much.
+    /// Returns the counts of all sessions that used the grant, including what the present session has stored.
     fn counts(&self, Stored { files, bytes }: Stored) -> Counts {
         let taken = self.allowance.stored();
         Counts {

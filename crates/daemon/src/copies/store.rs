@@ -1,7 +1,7 @@
-//! A directory of small files, each of which is written whole and flushed, or not at all. Without a directory nothing
-//! is kept beyond the end of the process.
+//! A directory of small files. Each file is written completely and flushed, or not written at all. Without a directory,
+//! all contents are lost when the process ends.
 //!
-//! A file is a line with the version of its format, and a message.
+//! A file consists of one line with the version of its format, followed by a message.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,11 +14,11 @@ use zmove_types::{Escaped, Lock};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
 use zmove_wire::{decode_message, encode_message};
 
-/// See the module.
+/// A directory of small files; see the module.
 #[derive(Debug)]
 pub(super) struct Store {
     directory: Option<PathBuf>,
-    /// Held while a file is written or removed.
+    /// Locked while a file is written or removed.
     writing: Lock<()>,
 }
 
@@ -26,11 +26,11 @@ const NAME: &[u8] = b"zmove copy ";
 const VERSION: &[u8] = b"1";
 /// The first line of a file.
 const HEADER: &[u8] = b"zmove copy 1\n";
-/// How the names of files begin that are being written.
+/// Prefix of the names of files that are being written.
 const UNFINISHED: &str = ".new-";
 
 impl Store {
-    /// The files of a directory, which is made for this user alone when there is something to write.
+    /// Creates a store. The directory is created for this user only, at the first write.
     pub(super) fn new(directory: Option<PathBuf>) -> Self {
         Self {
             directory,
@@ -38,10 +38,10 @@ impl Store {
         }
     }
 
-    /// The contents of all files. A file that is damaged is left out.
+    /// Reads the contents of all files. Damaged files are skipped.
     ///
     /// # Errors
-    /// A file cannot be read, or has another format version.
+    /// Returns an error if a file cannot be read or has another format version.
     pub(super) fn read<T: Serialize + DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
         let Some(directory) = &self.directory else {
@@ -74,9 +74,9 @@ impl Store {
         Ok(read)
     }
 
-    /// Writes the file of this name as it is to be, or removes it. `wanted` is asked when no other thread writes, so
-    /// that the file is what was wanted last, although no lock over what is kept in memory, by which connections are
-    /// let in, is held while the disk works.
+    /// Writes or removes the file `name`. `wanted` returns the contents, or `None` to remove the file. It is called
+    /// while no other thread writes, so the file always has the latest contents. The lock on the state in memory, which
+    /// authorization needs, is not held during disk I/O.
     pub(super) fn update<T: Serialize>(
         &self,
         name: &str,
@@ -89,7 +89,8 @@ impl Store {
         match wanted() {
             Some(contents) => write(directory, name, &contents),
             None => {
-                // one that cannot be removed is read again after a restart, and is too old then
+                // A file that cannot be removed is read again after a restart. Its contents have usually expired by
+                // then.
                 let _best_effort = fs::remove_file(directory.join(name));
                 Ok(())
             }
@@ -97,10 +98,10 @@ impl Store {
     }
 }
 
-/// The contents of a file; `None` if it is damaged.
+/// Returns the contents of a file, or `None` if the file is damaged.
 ///
 /// # Errors
-/// The file's version, where it has another one.
+/// Returns the version of the file if it is not the current version.
 fn contents(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     let line = bytes
         .iter()
@@ -136,7 +137,7 @@ fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<
         .mode(0o600)
         .open(&new)?;
     file.write_all(HEADER)?;
-    // a length before it would only repeat the file's
+    // The length prefix is omitted, because the size of the file implies it.
     file.write_all(&encode_message(contents)[4..])?;
     file.sync_all()?;
     fs::rename(&new, directory.join(name))?;

@@ -1,7 +1,9 @@
-//! What the sessions by a grant have done, kept so that a killed daemon still counts it in the receipt.
+//! The counts of the sessions that used a grant, stored so that a daemon that was killed still includes them in the
+//! receipt.
 //!
-//! **Invariant:** what the sender has been told stands in the tally before. A tally is written in one piece into the
-//! page cache, which outlives the process; nothing is flushed, so after a power cut less may be counted than has come.
+//! **Invariant:** counts are written to the tally before they are reported to the sender. A tally is written to the
+//! page cache in one call and survives the death of the process. It is not flushed, so after a power loss the tally may
+//! count less than was received.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,20 +14,20 @@ use serde::{Deserialize, Serialize};
 use zmove_types::Hex;
 use zmove_wire::GrantToken;
 
-/// What the sessions by a grant have done.
+/// The counts of the sessions that used a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Counts {
-    /// Files that got their names, and their bytes.
+    /// Files renamed into place, and their bytes.
     pub(super) files: u64,
     pub(super) bytes: u64,
-    /// Bytes of contents and entries that count against the limits of the grant.
+    /// Bytes and entries charged against the limits of the grant.
     pub(super) taken_bytes: u64,
     pub(super) entries: u64,
-    /// Entries that were removed.
+    /// Removed entries.
     pub(super) removed: u64,
 }
 
-/// The directory of all tallies, where there is one.
+/// The directory of all tallies. `None` if tallies are not stored.
 #[derive(Debug)]
 pub(super) struct Tallies(Option<PathBuf>);
 
@@ -33,11 +35,11 @@ pub(super) struct Tallies(Option<PathBuf>);
 #[derive(Debug)]
 pub(super) struct Tally(File);
 
-/// The length of a tally: five numbers.
+/// Length of a tally in bytes: five numbers.
 const TALLY_BYTES: usize = 5 * 8;
 
 impl Counts {
-    /// The larger of both, number by number: either may be the older one.
+    /// Returns the maximum of each count, because either operand may be the older one.
     pub(super) fn most(self, other: Self) -> Self {
         let mut numbers = self.numbers();
         numbers
@@ -77,7 +79,8 @@ impl Tallies {
         Some(self.0.as_ref()?.join(Hex(token).to_string()))
     }
 
-    /// What stands in the tally of a grant; nothing where there is none, or a power cut has left none.
+    /// Reads the tally of a grant. Returns zeros if there is no tally or it is incomplete, for example after a power
+    /// loss.
     pub(super) fn read(&self, token: &GrantToken) -> Counts {
         let Some(path) = self.path(token) else {
             return Counts::default();
@@ -91,7 +94,7 @@ impl Tallies {
         })
     }
 
-    /// The tally of a grant; without it, less is counted after a kill than there is.
+    /// Opens the tally of a grant. Without a tally, the counts of a killed daemon's sessions are lost.
     pub(super) fn open(&self, token: &GrantToken) -> Option<Tally> {
         let path = self.path(token)?;
         DirBuilder::new()
@@ -104,9 +107,9 @@ impl Tallies {
         options.open(path).ok().map(Tally)
     }
 
-    /// Removes the tally of a grant that is gone.
+    /// Removes the tally of a grant that no longer exists.
     pub(super) fn forget(&self, token: &GrantToken) {
-        // one that stays is of a few bytes, and of no grant
+        // A leftover tally takes a few bytes and belongs to no grant.
         let _best_effort = self.path(token).map(fs::remove_file);
     }
 }
