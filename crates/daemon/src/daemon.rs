@@ -1,16 +1,16 @@
-//! The listening receiver: it accepts connections, has each prove its key, admits it, and hands it to a new session or,
-//! if it is a lane, to the session it belongs to. `zmove serve` and `zmove receive` run it.
+//! The listening daemon. It accepts connections, authenticates and admits each peer, and hands the connection to a new
+//! session or, for a lane, to the session that the lane belongs to. `zmove serve` and `zmove receive` run it.
 //!
-//! Every connection is accepted at once, so that none waits in the kernel's queue, where its origin cannot be seen.
-//! Until it has proved a key it is one of a bounded number (`pending_handshakes`). With its key it is booked on that
-//! key (`admission`) until it has greeted and, if it is a lane, found its transfer.
+//! Every connection is accepted immediately, so that none waits in the kernel's queue, where its origin is not visible.
+//! Until it has proved a key, a connection counts against a limit on pending handshakes (`pending_handshakes`). After
+//! that it is charged to its key (`admission`) until it has sent its greeting and, for a lane, found its transfer.
 //!
-//! A transfer is admitted with a share of lanes and buffers, which `Opened` reports to the sender and which the session
-//! keeps to. A transfer for which there is no room waits in the queue (`wait_queue`) with one connection, before any
-//! thread is started. Its sender is notified, and closes the lanes that it had dialled beside control.
+//! A transfer is admitted with a portion of lanes and buffers, which `Opened` reports to the sender and which the
+//! session obeys. If no slot is free, the transfer waits in the queue (`wait_queue`) with one connection and without
+//! any threads. Its sender is notified and closes the lanes that it has already dialed.
 //!
-//! **Invariant:** no message of a peer is parsed before its key is authorized; connections that have not proved a key
-//! are few and short ([`Limits`]).
+//! **Invariant:** no message of a peer is parsed before its key is authorized. Connections that have not proved a key
+//! are limited in number and duration ([`Limits`]).
 
 use std::error::Error;
 use std::fmt;
@@ -59,43 +59,43 @@ mod waiting;
 
 use waiting::Waiter;
 
-/// How long transfers that are cut off may take to clean up.
+/// Maximum time for interrupted transfers to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an early lane waits for its control connection.
+/// Maximum time that a lane waits for its control connection to be opened.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
-/// How long to pause when the system has no descriptors left.
+/// Pause after the system has refused to accept a connection, for example because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A daemon that is listening.
+/// A listening daemon.
 pub struct Daemon {
     shared: Arc<Shared>,
     pending: PendingHandshakes,
 }
 
 struct Shared {
-    /// Turns true when the daemon is to end; each transfer listens.
+    /// True when the daemon stops. Each transfer watches it.
     stopping: watch::Sender<bool>,
     listener: Listener,
     authorizer: Arc<Authorizer>,
     config: ReceiverConfig,
     admissions: Admissions,
     transfers: Arc<Transfers>,
-    /// Turns true when transfers that do not end are left behind; each transfer listens.
+    /// True when transfers that do not end are abandoned. Each transfer watches it.
     leaving: watch::Sender<bool>,
-    /// Turns true when new transfers are refused while running ones go on; each queued transfer listens.
+    /// True when new transfers are refused while running transfers continue. Each queued transfer watches it.
     draining: watch::Sender<bool>,
     registry: Registry,
     rates: Arc<Rates>,
     quotas: Arc<Quotas>,
     run_leases: RunLeasesByKey,
     authorizer_threads: AuthorizerThreads,
-    /// What is kept of copies between hosts; `None`: none are made.
+    /// The state of copies between hosts. `None` if this daemon makes no copies.
     copies: Option<Arc<Copies>>,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
-/// A transfer that has its slot and begins.
+/// A transfer that has its slot and is about to begin.
 struct AdmittedTransfer<'a> {
     who: Who,
     live: &'a Live,
@@ -109,7 +109,7 @@ struct AdmittedTransfer<'a> {
 type Control = (ControlReader, ControlWriter);
 
 impl Daemon {
-    /// A daemon on a listening socket.
+    /// Creates a daemon on a listening socket.
     pub fn new(
         listener: Listener,
         authorizer: Authorizer,
@@ -139,10 +139,10 @@ impl Daemon {
         }
     }
 
-    /// The same daemon, which makes copies between hosts and gives grants for them.
+    /// Lets the daemon make copies between hosts and give grants for them.
     ///
     /// # Panics
-    /// It serves already.
+    /// Panics if the daemon is already serving.
     #[must_use]
     pub fn with_copies(mut self, copies: Arc<Copies>) -> Self {
         Arc::get_mut(&mut self.shared)
@@ -151,31 +151,31 @@ impl Daemon {
         self
     }
 
-    /// The limits in force.
+    /// Returns the current limits.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.admissions.limits()
     }
 
-    /// Replaces the limits; what is under way stays admitted.
+    /// Replaces the limits. Active transfers stay admitted.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.admissions.set_limits(limits);
     }
 
-    /// This daemon's transfers.
+    /// Returns this daemon's transfers.
     #[must_use]
     pub fn transfers(&self) -> Arc<Transfers> {
         Arc::clone(&self.shared.transfers)
     }
 
-    /// Refuses new transfers from now on, and waits until those that run have ended.
+    /// Refuses new transfers from now on and waits until the running transfers have ended.
     pub async fn drain(&self) {
         self.shared.draining.send_replace(true);
         self.shared.admissions.idle().await;
     }
 
-    /// Serves until `stop` resolves. Then the listening sockets are closed. Transfers that are running are cut off, and
-    /// given some time to clean up; returns whether all have ended.
+    /// Serves until `stop` resolves. It then closes the listening sockets, interrupts the running transfers and gives
+    /// them some time to clean up. Returns whether all transfers have ended.
     pub async fn serve(&self, stop: impl Future<Output = ()>) -> bool {
         let moving = self.pending.keep_moving();
         let pace = self.shared.transfers.keep_pace();
@@ -204,7 +204,7 @@ impl Daemon {
             }
         };
         let max = self.limits().unproven;
-        // While many handshakes are pending, a QUIC client has to show that its address is its own.
+        // While many handshakes are pending, a QUIC client must prove that it owns its address.
         let crowded = self.pending.count() > max / 2;
         let asked = if crowded {
             incoming.send_retry()
@@ -240,7 +240,7 @@ impl Shared {
         });
     }
 
-    /// Has the peer prove its key, and authorizes it.
+    /// Performs the handshake in which the peer proves its key, and authorizes the peer.
     async fn prove(
         &self,
         incoming: Incoming,
@@ -265,7 +265,7 @@ impl Shared {
         }
     }
 
-    /// Reads the greeting and does what it asks for.
+    /// Reads the greeting and acts on the role in it.
     async fn admit(self: Arc<Self>, mut stream: Channel, authorized: Authorized) {
         let address = stream.address();
         let key = self.booked_on(stream.peer(), &authorized);
@@ -277,7 +277,7 @@ impl Shared {
         let patience = self.admissions.limits().unproven_time;
         match tokio::time::timeout(patience, stream.read_exact(&mut greeting)).await {
             Ok(Ok(_)) => {}
-            // A client dials more lanes than a short path needs, and closes the rest unused: no error.
+            // Not an error: a client dials more lanes than a short path needs, and closes the others unused.
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
@@ -286,7 +286,7 @@ impl Shared {
             Ok(greeting) => greeting,
             Err(error) => {
                 self.reject(Rejection::Greeting, address, error);
-                // Our own greeting tells the peer which version we speak.
+                // Our greeting tells the peer which version this host supports.
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
                 return say_and_close(&self.admissions, stream, &ours.encode()).await;
             }
@@ -313,8 +313,9 @@ impl Shared {
         }
     }
 
-    /// The key on which a peer's connections and transfers are booked: its own, or for one that is let in by grants
-    /// that of a client that has given one. Once it has named its grant, what it keeps is that client's.
+    /// Returns the key to which a peer's connections and transfers are charged. This is the peer's own key, or the key
+    /// of one of the clients whose grants authorize the peer. Once the peer has named its grant, its quota is that of
+    /// the grant's client.
     fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
         self.admissions
@@ -369,8 +370,8 @@ impl Shared {
             }
             None => self.registry.enter(key, greeting.transfer, Some(lanes_in)),
         };
-        // There is room for more lanes than were granted: they greet in any order, before their sender knows how many
-        // it may have.
+        // Allows more lanes than were granted: lanes greet in any order, and before their sender knows the number of
+        // granted lanes.
         let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
         let admitted = AdmittedTransfer {
             who,
@@ -395,14 +396,14 @@ impl Shared {
         self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
     }
 
-    /// Refuses a transfer that comes while this daemon stops.
+    /// Refuses a transfer that arrives while this daemon stops.
     async fn turn_away_at_a_stop(&self, stream: Channel) {
         let reason = "this receiver is being stopped";
         self.turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal())
             .await;
     }
 
-    /// Resolves when a transfer is to be ended from outside.
+    /// Resolves when a transfer must be ended from outside.
     fn cut_off(&self, live: &Live) -> impl Future<Output = Cut> {
         let mut stopping = self.stopping.subscribe();
         async move {
@@ -413,7 +414,7 @@ impl Shared {
         }
     }
 
-    /// Registers and logs the start of a transfer. A stopping daemon waits until all returned receivers are dropped, so
+    /// Records and logs the start of a transfer. A stopping daemon waits until all returned receivers are dropped, so
     /// that interrupted transfers can remove their unfinished files.
     fn begin(&self, live: &Live, direction: Direction, who: &Who) -> watch::Receiver<bool> {
         let until_it_has_ended = self.stopping.subscribe();
@@ -480,7 +481,7 @@ impl Shared {
         self.log_end(who, moved, end);
     }
 
-    /// The grants by which a peer may open a transfer whose lanes keep this rate.
+    /// Returns the grants by which a peer may open a transfer. `rate` is the shared rate of the transfer's lanes.
     fn grants(
         &self,
         who: &Who,
@@ -550,7 +551,7 @@ impl Shared {
             authorized,
             meter: Arc::clone(&live.meter),
         };
-        // A waiting connection is not to take the room of a whole session.
+        // Boxed so that a waiting connection does not take the memory of a whole session.
         let answering = Box::pin(answering::answer(session, self.cut_off(live)));
         let ended = tokio::select! {
             ended = answering => ended,
@@ -592,7 +593,7 @@ impl Shared {
             .await;
     }
 
-    /// Refuses a peer whose key is authorized, and logs why.
+    /// Refuses an authorized peer and logs the reason.
     async fn turn_away(
         &self,
         kind: Rejection,
@@ -618,15 +619,15 @@ impl Shared {
             .await
         {
             Found::Lanes(lanes) => lanes,
-            // The sender dialled this lane before it knew that its transfer waits in the queue.
-            // Or its transfer has come to its end without it.
+            // The sender dialed this lane before it knew that its transfer is queued, or the transfer has ended without
+            // this lane.
             Found::Queued | Found::Ended => return,
             Found::Nothing => {
                 let reason = "a lane of a transfer that its key has not opened";
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
-        // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
+        // A few lanes may wait for others to end. A lane that arrives after the end of its transfer is not needed.
         let is_one_too_many = match lanes {
             LanesIn::Receiving(lanes, rate) => {
                 let rate = authorized
@@ -674,7 +675,7 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
     Refusal::new(RefusalCode::UnknownKey, text)
 }
 
-/// Resolves when the grant of a node has ended; never for others.
+/// Resolves when the grant of a node has expired. Never resolves for other peers.
 async fn grant_over(node: Option<Arc<NodeGrant>>) {
     match node {
         Some(grant) => grant.over().await,
@@ -682,7 +683,7 @@ async fn grant_over(node: Option<Arc<NodeGrant>>) {
     }
 }
 
-/// The text of an error and its causes; a cause with which the text already ends is left out.
+/// Returns the text of an error and its causes. A cause is omitted if the text already ends with it.
 fn with_causes(error: &dyn Error) -> String {
     let causes =
         std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! The events of a daemon, and their text in the log.
+//! The events of a daemon and their text in the log.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,45 +16,46 @@ use zmove_receiver::{Looked, SessionReport};
 use crate::sending::SendingError;
 use crate::transfers::Who;
 
-/// What a transfer has moved.
+/// The amounts that a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The target that the sender asked for; `None` if the transfer ended before that.
+    /// The target that the sender requested, or the sources of a transfer that sends. `None` if the transfer ended
+    /// before its request was read.
     pub target: Option<Vec<u8>>,
-    /// Bytes of file contents received.
+    /// Bytes of file contents received or sent.
     pub bytes: u64,
-    /// Bytes of filler received; `None` for anything but a probe.
+    /// Bytes of filler received. `None` unless the transfer is a probe.
     pub probed: Option<u64>,
-    /// Regular files that were given their names.
+    /// Regular files received and renamed into place, or sent.
     pub files: u64,
-    /// The duration of the transfer.
+    /// Duration of the transfer.
     pub elapsed: Duration,
-    /// The entries that have failed here, by operation and cause.
+    /// Entries that failed on this host, by operation and cause.
     pub failures: Vec<Failures>,
 }
 
-/// The kind of reason for which a connection was rejected.
+/// The category of the reason for rejecting a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Rejection {
     /// The client did not prove a key.
     Handshake,
-    /// The connection made room for others that had not proved a key.
+    /// The connection was closed in favor of others before it had proved a key.
     Crowded,
-    /// The client's key is not in the list.
+    /// The client's key is unknown or not authorized.
     UnknownKey,
     /// The list of keys cannot be read.
     KeyList,
-    /// The client sent no greeting, or not that of zmove.
+    /// The client sent no greeting, or one that is not valid.
     Greeting,
-    /// The client asked for lanes in clear.
+    /// The client requested unencrypted lanes.
     Clear,
     /// The connection would exceed a limit.
     Limit,
-    /// This daemon is being stopped.
+    /// The daemon is being stopped.
     Stopping,
-    /// The lane belongs to no transfer, or is one too many.
+    /// The lane belongs to no transfer or exceeds the transfer's lanes, or the transfer is already running.
     Transfer,
 }
 
@@ -64,90 +65,91 @@ pub enum Rejection {
 pub enum DaemonEvent {
     /// A connection was rejected.
     Rejected {
-        /// The kind of reason.
+        /// The category of the reason.
         kind: Rejection,
         /// The address of the peer.
         address: SocketAddr,
-        /// The reason, in words.
+        /// The reason in words.
         reason: String,
     },
-    /// A transfer waits in the queue.
+    /// A transfer is queued.
     Waits {
-        /// The sender.
+        /// The peer of the transfer.
         who: Who,
-        /// The reason why the transfer waits, in words.
+        /// The reason for the wait, in words.
         reason: String,
     },
     /// A transfer has begun.
     Begun {
-        /// The sender.
+        /// The peer of the transfer.
         who: Who,
     },
     /// A transfer has ended.
     Ended(EndedTransfer),
-    /// A client was given a grant, by which another host may send here.
+    /// A client was given a grant by which another host may send files here.
     Granted {
         /// The client.
         who: Who,
-        /// The key of the host.
+        /// The key of the other host.
         source: Fingerprint,
-        /// The target that the grant is for.
+        /// The target of the grant.
         target: Vec<u8>,
     },
-    /// The system would not accept a connection.
+    /// The system refused to accept a connection.
     Accept {
         /// The system's error.
         error: std::io::Error,
     },
 }
 
-/// A transfer that has ended, or that was left behind.
+/// A transfer that has ended or was abandoned.
 #[derive(Debug)]
 pub struct EndedTransfer {
     /// The peer.
     pub who: Who,
-    /// What was moved until then; the target of a transfer that sends is what was asked for.
+    /// The amounts moved until the end. For a transfer that sends, the target holds the requested sources.
     pub moved: Moved,
-    /// How the transfer ended.
+    /// The result of the transfer.
     pub end: TransferEnd,
 }
 
-/// How a transfer ended.
+/// The result of a transfer.
 #[derive(Debug)]
 pub enum TransferEnd {
-    /// A push, or a cleaning, came to its end.
+    /// A push or a cleanup was completed.
     Received {
         /// The cipher of the transfer's lanes.
         cipher: Cipher,
-        /// The result of the session.
+        /// The report of the session.
         report: SessionReport,
     },
-    /// A probe came to its end.
+    /// A probe was completed.
     Probed,
     /// A transfer to this host ended early.
     Broken(SessionError),
-    /// A pull was sent to its end.
+    /// A pull was completed.
     Sent {
         /// The cipher of the transfer's lanes.
         cipher: Cipher,
-        /// The number of entries that failed.
+        /// Number of failed entries.
         failed: u64,
     },
-    /// A copy that the peer has ordered was sent to another host to its end.
+    /// A copy to another host, ordered by the peer, was completed.
     Copied {
-        /// The host.
+        /// The other host.
         to: Place,
-        /// The number of entries that failed.
+        /// Number of failed entries.
         failed: u64,
     },
-    /// A pull, or a copy, ended early.
+    /// A pull or a copy ended early.
     SendingBroken(SendingError),
-    /// The transfer did not end when the daemon was stopped. The mount of its target is known to some of them.
+    /// The transfer was abandoned because it did not end when the daemon was stopped. Contains the mount of its target,
+    /// if known.
     LeftBehind(Option<Mount>),
 }
 
 impl TransferEnd {
-    /// The number of entries that failed in a transfer that came to its end.
+    /// Returns the number of failed entries of a completed transfer.
     #[must_use]
     pub const fn faults(&self) -> Option<u64> {
         match self {
@@ -158,7 +160,7 @@ impl TransferEnd {
         }
     }
 
-    /// The result in one word, for counters.
+    /// Returns the result in one word, for metrics.
     #[must_use]
     pub const fn result(&self) -> &'static str {
         match self.faults() {
@@ -168,7 +170,7 @@ impl TransferEnd {
         }
     }
 
-    /// The kind of the error that ended the transfer early.
+    /// Returns the kind of the error that ended the transfer early.
     #[must_use]
     pub const fn error_kind(&self) -> Option<&'static str> {
         match self {
@@ -180,7 +182,7 @@ impl TransferEnd {
 }
 
 impl Rejection {
-    /// The kind in one word, for counters.
+    /// Returns the category in one word, for metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -188,7 +190,7 @@ impl Rejection {
 }
 
 impl Moved {
-    /// The same, with the files and bytes of the account that a sender keeps.
+    /// Replaces the counts of files and bytes with those of the sender.
     pub(crate) fn by_account(self, counters: &Counters) -> Self {
         Self {
             files: counters.files,
@@ -197,13 +199,13 @@ impl Moved {
         }
     }
 
-    /// The target or the sources as they are shown.
+    /// Returns the target or the sources for display.
     fn shown(&self) -> Escaped<'_> {
         Escaped(self.target.as_deref().unwrap_or_default())
     }
 }
 
-/// A number of files, in singular or plural.
+/// A number of files, displayed in singular or plural.
 struct Files(u64);
 
 impl fmt::Display for Files {
@@ -212,7 +214,7 @@ impl fmt::Display for Files {
     }
 }
 
-/// The target or the sources of a transfer behind this word, or nothing where the peer has named none.
+/// A word followed by the target or the sources of a transfer. Displays nothing if the peer has not named any.
 struct Named<'a>(&'static str, &'a Moved);
 
 impl fmt::Display for Named<'_> {
@@ -225,7 +227,7 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// The cipher of a transfer where that is worth a word.
+/// A cipher that is displayed only if the lanes are not encrypted.
 struct InClear(Cipher);
 
 impl fmt::Display for InClear {
@@ -326,7 +328,7 @@ impl fmt::Display for EndedTransfer {
 }
 
 impl EndedTransfer {
-    /// Writes how much was moved, where something was to be, whose key it was, and what has failed here.
+    /// Writes the moved amount (if the transfer was to move anything), the peer's key, and the failures on this host.
     fn write_amount(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { who, moved, end } = self;
         let looked = matches!(end, TransferEnd::Received { report, .. } if report.looked.is_some());
@@ -361,7 +363,7 @@ impl EndedTransfer {
     }
 }
 
-/// Writes which storage does not answer.
+/// Writes which storage does not respond.
 fn write_storage(f: &mut fmt::Formatter<'_>, mount: Option<&Mount>) -> fmt::Result {
     match mount {
         Some(mount) => {

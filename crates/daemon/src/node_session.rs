@@ -1,8 +1,8 @@
-//! Sessions of nodes of a job that have no line here, and are let in by a grant that the head of the job has signed:
-//! the head's line counts, for the one opening that was granted.
+//! Sessions of a job's nodes that have no line of their own here. A grant signed by the head of the job authorizes
+//! them: the head's line applies, but only to the opening that was granted.
 //!
-//! **Invariant:** the head's line is looked for only once its signature has been checked, so nobody learns whose keys
-//! are let in; and of the head's rights a node has that to write what was granted, and no other.
+//! **Invariant:** the head's line is looked up only after its signature has been verified, so that nobody can find out
+//! which keys are authorized. Of the head's rights, a node gets only the right to write what was granted.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::access::refusals::{denied, rights_unreadable};
 use crate::copies::grants::Around;
 use crate::copies::now;
 
-/// What a peer may do by the grant that it shows to this receiver, whose key is `own`. May block on files.
+/// Authorizes a peer by the grant that it presents to this receiver, whose key is `own`. May block on files.
 ///
 /// # Errors
-/// The list cannot be read.
+/// Returns an error if the list of keys cannot be read.
 pub(crate) fn authorize(
     authorizer: &Authorizer,
     own: Fingerprint,
@@ -44,7 +44,7 @@ pub(crate) fn authorize(
     }
 }
 
-/// The grant of a session of a node: it may open nothing else.
+/// The grant of a node's session, which may open nothing else.
 #[derive(Debug)]
 pub(crate) struct NodeSession {
     pub(crate) grant: Arc<NodeGrant>,

@@ -1,4 +1,4 @@
-//! The running transfers, by which lanes find theirs.
+//! The registry of running transfers, in which lanes find their transfer.
 //!
 //! **Invariant:** a lane is handed only to a transfer that was opened by the same key.
 
@@ -19,19 +19,19 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The channel for each transfer's lanes; `None` while the transfer is queued and its sender has been notified.
+    /// The channel for each transfer's lanes. `None` while the transfer is queued and its sender has been notified.
     transfers: Lock<HashMap<Key, Option<LanesIn>>>,
-    /// The transfers that have ended last, with the moment: a lane that was dialled for one may come later.
+    /// The most recently ended transfers with the time of their end. Lanes that were dialed for them may still arrive.
     ended: Lock<VecDeque<(Instant, Key)>>,
     changed: Notify,
 }
 
 type Key = (Fingerprint, TransferId);
 
-/// The channel for a transfer's lanes, which this side receives on or sends on.
+/// The channel for a transfer's lanes, on which this side receives or sends.
 #[derive(Clone, Debug)]
 pub(crate) enum LanesIn {
-    /// The transfer's lanes keep this rate together, unless their key has one of its own.
+    /// Lanes to receive on. The lanes share this rate, unless their key has its own rate limit.
     Receiving(mpsc::Sender<Box<dyn LaneSource>>, SharedRate),
     Sending(mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>),
 }
@@ -40,14 +40,14 @@ pub(crate) enum LanesIn {
 #[derive(Debug)]
 pub(crate) enum Found {
     Lanes(LanesIn),
-    /// The transfer is queued; its sender dials other lanes when it begins.
+    /// The transfer is queued. Its sender dials other lanes when it begins.
     Queued,
-    /// The transfer has just ended, and needs no more lanes.
+    /// The transfer has just ended and needs no more lanes.
     Ended,
     Nothing,
 }
 
-/// A transfer's entry; gone when dropped.
+/// The entry of a transfer. Dropping it removes the entry.
 #[derive(Debug)]
 pub(crate) struct Registered {
     registry: Registry,
@@ -55,8 +55,8 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer, with the channel for its lanes unless it is queued; `None` where its owner has one of that
-    /// id already.
+    /// Adds a transfer, with the channel for its lanes unless it is queued. Returns `None` if the same key already has
+    /// a transfer with this id.
     pub(crate) fn enter(
         &self,
         owner: Fingerprint,
@@ -77,7 +77,8 @@ impl Registry {
         })
     }
 
-    /// The channel for a transfer's lanes. A lane that precedes its control connection waits for it, up to `patience`.
+    /// Returns the channel for a transfer's lanes. Waits up to `patience` if a lane arrives before its control
+    /// connection.
     pub(crate) async fn find(
         &self,
         owner: Fingerprint,
@@ -114,12 +115,12 @@ impl Registry {
     }
 }
 
-/// How long, and how many at a time, transfers are known that have ended.
+/// Maximum age of the entries for ended transfers. At most `ENDED_MAX` of them are kept.
 const ENDED_KNOWN: Duration = Duration::from_secs(60);
 const ENDED_MAX: usize = 256;
 
 impl Registered {
-    /// Enters the channel for the lanes of a transfer that was queued and now begins.
+    /// Sets the channel for the lanes of a queued transfer that now begins.
     pub(crate) fn begin(&self, lanes: LanesIn) {
         self.registry
             .0

@@ -1,10 +1,11 @@
-//! What a sending session tells the receiver who has asked for it: its events, hashes of files, and its account.
+//! Relays a sending session's events, file hashes and final account to the receiver that requested the transfer.
 //!
-//! Counts are added up and told ten times a second; everything else is told as it happens. What the receiver does not
-//! read waits, booked on its key: a thread that tells more then waits, and so does the scan or preview behind it. A
-//! task of the runtime never waits, and ends the session where far too much is waiting.
+//! Counts are accumulated and sent ten times a second; all other messages are sent immediately. Messages that the
+//! receiver has not read are queued and charged to its key's quota. When too many bytes are queued, a thread that sends
+//! a message waits, and so does its scan or preview. Tasks of the runtime never wait. If far too many bytes are queued,
+//! the session is ended.
 //!
-//! **Invariant:** what waits is bounded and booked, and nothing is told after the account.
+//! **Invariant:** queued messages are bounded and charged, and no message follows the account.
 
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,38 +25,38 @@ use zmove_wire::{
 
 use crate::access::refusals::denied;
 
-/// The teller of one session; see the module.
+/// The relay of one session; see the module.
 pub(crate) struct Relaying {
     quota: Quota,
-    /// The way to the writer; `None` once the account has been told.
+    /// The channel to the writer. `None` once the account has been sent.
     words: Lock<Option<UnboundedSender<Beside>>>,
     waiting: Arc<Waiting>,
-    /// The progress that has not been told.
+    /// Progress that has not been sent.
     untold: Lock<TransferProgress>,
     hashed: Lock<Vec<FileHash>>,
-    /// The hashes of files that were at the receiver.
+    /// Hashes of files that already existed at the receiver.
     looked: Lock<Vec<FileHash>>,
-    /// All that has been counted and told since the session began.
+    /// Total progress since the session began, as far as it has been sent.
     totals: Lock<TransferProgress>,
     listeners: Listeners,
-    /// The daemon's own count of the transfer.
+    /// The daemon's own counters of the transfer.
     meter: Arc<TransferMeter>,
-    /// Why the transfer was ended from outside.
+    /// The reason why the transfer was ended from outside.
     cut_off: OnceLock<Refusal>,
-    /// Turns true where the receiver reads far too little, or its key has no memory left.
+    /// True when the receiver has far too many unread bytes, or its key has no memory left.
     over: watch::Sender<bool>,
 }
 
-/// Whether the session needs somebody who listens.
+/// Whether the session requires a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listeners {
-    /// A receiver that does not read ends the session.
+    /// A receiver that does not read its messages ends the session.
     Needed,
-    /// Listeners come and go: one that does not read is left.
+    /// Listeners may come and go. A listener that does not read its messages is dropped.
     Optional,
 }
 
-/// The bytes that wait for the writer.
+/// The bytes that are queued for the writer.
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: AtomicUsize,
@@ -63,7 +64,7 @@ struct Waiting {
     less: Condvar,
 }
 
-/// A word's share of what waits, and its booking.
+/// A message's share of the queued bytes, and its reservation.
 #[derive(Debug)]
 struct Word {
     waiting: Arc<Waiting>,
@@ -71,19 +72,19 @@ struct Word {
     _booked: Booking,
 }
 
-/// The most bytes that wait before a thread that tells more has to wait.
+/// Number of queued bytes above which a sending thread must wait.
 const WAITING_BYTES_MAX: usize = 4 << 20;
-/// The most bytes that wait at all.
+/// Number of queued bytes above which the listener is given up.
 const OVERFLOW_BYTES: usize = 32 << 20;
-/// How often a waiting thread sees whether the session has ended.
+/// Interval at which a waiting thread checks whether the session has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often counts are told.
+/// Interval at which counts are sent.
 pub(crate) const TELL_EVERY: Duration = Duration::from_millis(100);
-/// What a word takes beside its bytes.
+/// Memory of a queued message in addition to its bytes.
 const WORD_BYTES: usize = 128;
 
 impl Relaying {
-    /// A teller that books on `quota`, and the words that it tells.
+    /// Creates a relay that charges `quota`, and the receiving end of its messages.
     pub(crate) fn new(
         quota: Quota,
         listeners: Listeners,
@@ -106,19 +107,19 @@ impl Relaying {
         (Arc::new(relaying), words)
     }
 
-    /// Resolves when the session has to end because too much waits.
+    /// Resolves when the session must end because too many bytes are queued.
     pub(crate) async fn is_over(&self) {
         let mut over = self.over.subscribe();
-        // Cannot fail: `self` owns the sending end.
+        // The wait cannot fail, because `self` owns the sending end.
         drop(over.wait_for(|over| *over).await);
     }
 
-    /// Tells the counts and hashes that have gathered.
+    /// Sends the accumulated counts and hashes.
     pub(crate) fn flush(&self) {
         let mut totals = self.totals.lock();
         let progress = mem::take(&mut *self.untold.lock());
         totals.add(&progress);
-        // a listener who comes now has heard of these counts in the totals
+        // A listener that attaches from here on receives these counts as part of the totals.
         let words = self.words.lock().clone();
         drop(totals);
         if progress != TransferProgress::default() {
@@ -128,7 +129,7 @@ impl Relaying {
         self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
     }
 
-    /// Tells the hash of a file that is whole at the target.
+    /// Sends the hash of a file that is complete at the target.
     pub(crate) fn hash(&self, path: &RelPath, root: &Root, known: Known) {
         let (hashed, relay): (_, fn(Vec<FileHash>) -> Relay) = match known {
             Known::Received | Known::Compared => (&self.hashed, Relay::Hashed),
@@ -152,7 +153,7 @@ impl Relaying {
         }
     }
 
-    /// Lets another listener hear what is told from now on, instead of the one before.
+    /// Attaches another listener instead of the previous one. It receives all messages from now on.
     pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<Beside> {
         let (words_in, words) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
@@ -166,7 +167,7 @@ impl Relaying {
         words
     }
 
-    /// Tells that another session begins, in which all is counted anew.
+    /// Reports that another session begins, in which counting starts over.
     pub(crate) fn begin_again(&self) {
         self.flush();
         let mut totals = self.totals.lock();
@@ -176,7 +177,7 @@ impl Relaying {
         self.say_to(words.as_ref(), Relay::SessionBegins);
     }
 
-    /// Tells the last word, after which nothing more is told.
+    /// Sends the final message, after which no more messages are sent.
     pub(crate) fn end_with(&self, last: Relay) {
         self.flush();
         self.say(last);
@@ -184,29 +185,30 @@ impl Relaying {
         self.waiting.less.notify_all();
     }
 
-    /// Notes why the transfer is about to be ended from outside, for the last word.
+    /// Records why the transfer is about to be ended from outside, for the final message.
     pub(crate) fn cut_off(&self, refusal: Refusal) {
         let _first = self.cut_off.set(refusal);
     }
 
-    /// Tells of sources that cannot be opened.
+    /// Reports sources that cannot be opened.
     pub(crate) fn fail_all(&self, missing: Vec<String>) {
         for message in missing {
             self.on(&Event::Failed { message });
         }
     }
 
-    /// Tells a warning.
+    /// Sends a warning.
     pub(crate) fn warn(&self, message: String) {
         self.tell(Event::Warned { message });
     }
 
-    /// Asks the receiver for more lanes.
+    /// Requests more lanes from the receiver.
     pub(crate) fn want_lanes(&self, more: u16) {
         self.say(Relay::Lanes(more));
     }
 
-    /// Tells the end of the session, after which nothing more is told. Sources that are `missing` count as failed.
+    /// Reports the end of the session, after which no more messages are sent. The `missing` sources are counted as
+    /// failed.
     pub(crate) fn end(&self, ended: Result<&Summary, &SessionError>, missing: u64) {
         let last = match ended {
             Ok(summary) => {
@@ -252,14 +254,14 @@ impl Relaying {
             bytes: amount,
             _booked: booked,
         };
-        // Sending fails only when the session is over, or the listener has gone.
+        // Sending fails only if the session has ended or the listener has gone.
         let _over = words.send(Beside {
             bytes,
             held: Box::new(word),
         });
     }
 
-    /// Too much waits for a listener who does not read.
+    /// Gives up a listener that does not read its messages.
     fn overflow(&self) {
         match self.listeners {
             Listeners::Needed => drop(self.over.send_replace(true)),
@@ -267,7 +269,7 @@ impl Relaying {
         }
     }
 
-    /// Lets a thread wait while too much does; the runtime's own threads do not wait.
+    /// Blocks a thread while too many bytes are queued. The runtime's own threads do not wait.
     fn wait_for_room(&self) {
         let is_full = || self.waiting.bytes.load(Ordering::Relaxed) > WAITING_BYTES_MAX;
         if !is_full() || Handle::try_current().is_ok() {
@@ -284,7 +286,7 @@ impl Relaying {
         }
     }
 
-    /// Whether the writer has gone, or the account has been told.
+    /// Returns whether the writer has gone or the account has been sent.
     fn has_ended(&self) -> bool {
         self.words
             .lock()
@@ -293,7 +295,7 @@ impl Relaying {
     }
 }
 
-/// How many hashes are told at once, if not as many have come by the next time.
+/// Number of hashes that are sent without waiting for the next flush.
 const HASHED_AT_ONCE: usize = 256;
 
 impl Observer for Relaying {
@@ -319,7 +321,7 @@ impl Observer for Relaying {
     }
 }
 
-/// The refusal that tells the receiver why its sender cannot go on.
+/// Returns the refusal that tells the receiver why its sender cannot continue.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     let code = match error {
         SessionError::Interrupted => RefusalCode::Stopping,
@@ -339,7 +341,7 @@ impl Drop for Word {
     }
 }
 
-/// The quota of a key, for what its receiver says and the threads that read for it.
+/// The quota of a key, charged for its receiver's messages and for the threads that read on its behalf.
 #[derive(Debug)]
 pub(crate) struct KeyQuota(pub(crate) Quota);
 

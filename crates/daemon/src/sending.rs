@@ -1,8 +1,8 @@
-//! A session that sends: a receiver has dialled and says what it wants. From then on this side is a sender like any
-//! other; what its user would see is told to the receiver.
+//! A session that sends. The receiver has dialed this host and requested files. From then on this side acts like any
+//! other sender, but reports to the receiver instead of to a local user.
 //!
-//! **Invariant:** nothing is read but beneath the roots that the key may read; everything that the receiver says is
-//! held against limits before it is decoded, and booked on its key as long as it is kept.
+//! **Invariant:** only files beneath the roots that the key may read are read. Every message of the receiver is checked
+//! against limits before it is decoded, and is charged to the receiver's key while it is kept.
 
 use std::future::Future;
 use std::io::Cursor;
@@ -41,69 +41,69 @@ mod prepared;
 
 pub(crate) use prepared::start;
 
-/// Both directions of the control connection of a peer.
+/// Both directions of a peer's control connection.
 pub(crate) struct PeerControl {
     pub(crate) reader: ControlReader,
     pub(crate) writer: ControlWriter,
 }
 
-/// One transfer about to be sent; its greeting has been read.
+/// A transfer that is about to be sent. Its greeting has been read.
 pub(crate) struct SendingSession {
     pub(crate) transfer: TransferId,
     pub(crate) cipher: Cipher,
     pub(crate) control: PeerControl,
     pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    /// What the peer has proved, and by that may do.
+    /// The peer's proven key and certificates, and the rights that follow from them.
     pub(crate) claim: Claim,
     pub(crate) authorized: Authorized,
     pub(crate) authorizer: Arc<Authorizer>,
-    /// What is kept of copies; `None`: none are made here.
+    /// The state of copies. `None` if this daemon makes no copies.
     pub(crate) copies: Option<Arc<Copies>>,
     pub(crate) run_leases: RunLeases,
-    /// Whether it was in line before: the lanes that came meanwhile are closed.
+    /// Whether the transfer was queued. Lanes that arrived during the wait have been closed.
     pub(crate) has_waited: bool,
     pub(crate) share: KeyShare,
     pub(crate) meter: Arc<TransferMeter>,
 }
 
-/// What a session may take of its key and its daemon.
+/// The resources of its key and its daemon that a session may use.
 #[derive(Clone)]
 pub(crate) struct KeyShare {
     pub(crate) quota: Quota,
     pub(crate) portion: Portion,
-    /// The rate of the key, which all of its transfers keep together.
+    /// The rate limit of the key, shared by all of its transfers.
     pub(crate) rate: Option<SharedRate>,
-    /// What is booked for the plan of the transfer.
+    /// Bytes charged for the transfer's plan.
     pub(crate) plan_bytes: usize,
-    /// The storage engine and the accounts of this host are those of its receivers.
+    /// The receiver settings of this host. The storage engine and the accounts in them are also used for sending.
     pub(crate) config: ReceiverConfig,
 }
 
-/// Why a session that sends ended before its transfer was complete.
+/// The reason why a sending session ended before its transfer was complete.
 #[derive(Debug, Error)]
 pub enum SendingError {
-    /// The transfer was refused; the peer was sent the reason.
+    /// The transfer was refused, and the reason was sent to the peer.
     #[error("refused: {}", .0.text)]
     Refused(Refusal),
-    /// The peer broke the protocol, or is gone, before it had said what it wants.
+    /// The peer violated the protocol or disconnected before it had sent its request.
     #[error("{0}")]
     Control(#[from] ControlError),
     /// The peer opened a connection and sent nothing.
     #[error("the receiver did not say what it wants in time")]
     Silent,
-    /// The operator of this host has ended the transfer; the peer is sent the reason.
+    /// The operator of this host has ended the transfer. The reason is sent to the peer.
     #[error("{}", .0.text)]
     CutOff(Refusal),
-    /// The peer has begun anew.
+    /// The peer has started over.
     #[error("the receiver has begun anew over other connections")]
     Superseded,
-    /// The peer does not read what it is told, or its key has no memory left for it.
+    /// The peer does not read its messages, or its key has no memory left for them.
     #[error("the receiver does not read what it is told (limits.memory_per_identity)")]
     Unread,
-    /// The sending role ended.
+    /// The sending role failed.
     #[error("{0}")]
     Session(#[from] SessionError),
-    /// A copy to another host came to no good end.
+    /// A copy to another host failed.
     #[error("{}", Causes(.0))]
     Copy(#[source] PushError),
 }
@@ -115,7 +115,7 @@ impl From<WireError> for SendingError {
 }
 
 impl SendingError {
-    /// The kind of reason in one word, for counters.
+    /// Returns the kind of reason in one word, for metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -134,48 +134,48 @@ impl SendingError {
     }
 }
 
-/// What the receiver wants, with what is booked for it.
+/// The request of the receiver, with its reservation.
 pub(crate) struct Order {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     held: Booking,
 }
 
-/// What a session was for.
+/// The result of a session.
 pub(crate) enum Sent {
     /// Files were sent to the peer.
     Files(Box<Summary>),
     /// Files were sent to another host.
     Copied(Place, Box<Summary>),
-    /// A grant was given to the peer, by which the holder of the key `source` may send to `target`.
+    /// The peer was given a grant by which the holder of the key `source` may send to `target`.
     Granted {
         source: Fingerprint,
         target: Vec<u8>,
     },
-    /// The peer has asked about a copy, or listened to one.
+    /// The peer queried a copy or listened to one.
     Told,
 }
 
-/// How long a peer may take for each part of what it wants.
+/// Maximum time for a peer to send each part of its request.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a refused peer may take to close its end.
+/// Maximum time for a refused peer to close its end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The memory of one string of an order beside its bytes.
+/// Memory of one string of an order in addition to its bytes.
 const STRING_BYTES: usize = 136;
-/// Large files that are open at a time: for each five descriptors are booked.
+/// Maximum number of large files open at a time. Five descriptors are charged for each.
 const OPEN_FILES: usize = 16;
-/// The least threads of a scan, and of readers, whatever else the key has under way.
+/// Minimum number of scan threads and of reader threads, regardless of the key's other transfers.
 const THREADS_MIN: usize = 2;
-/// The most memory of a key that is booked for the plan of one transfer, and the part of the key's memory that it is at
-/// most.
+/// Maximum amount of a key's memory that is charged for the plan of one transfer. The amount is also limited to
+/// 1/`PLAN_SHARE` of the key's memory.
 const PLAN_BYTES_MAX: u64 = 64 << 20;
 const PLAN_SHARE: u64 = 16;
-/// The most bytes of sources that are shown in the log; the first source is shown whole.
+/// Maximum length of the sources in the log, in bytes. The first source is always shown completely.
 const SHOWN_BYTES_MAX: usize = 1024;
-/// The least interval in which progress is told.
+/// Minimum interval between progress reports, in milliseconds.
 const SAMPLE_MILLIS_MIN: u32 = 50;
 
-/// What is booked for the plan of one transfer of a key that may have so much memory.
+/// Returns the number of bytes to charge for the plan of one transfer, given the key's limits.
 pub(crate) fn plan_bytes(limits: &Limits) -> usize {
     usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX))
         .unwrap_or(usize::MAX)
@@ -200,8 +200,8 @@ pub(crate) async fn send_files(
 }
 
 impl SendingSession {
-    /// Prepares what the peer has ordered, if it may have it, as long as it waits for that and the daemon does not
-    /// stop. A peer says nothing more before it is answered: it has gone then, or makes no sense.
+    /// Prepares the transfer that the peer has ordered, if it is permitted. Stops preparing if the peer disconnects or
+    /// the daemon stops. A peer sends nothing until it is answered, so any message is a protocol violation.
     pub(crate) async fn prepare(
         &mut self,
         order: Order,
@@ -225,7 +225,7 @@ impl SendingSession {
     }
 }
 
-/// The sources in one text, for the log; the first ones where there are many.
+/// Returns the sources as one text for the log. A long list is cut off.
 pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     let mut shown = Vec::new();
     for SourcePath(source) in &fetch.sources {
@@ -247,7 +247,7 @@ pub(crate) fn may_not_read(key: Fingerprint, authorized: &Authorized) -> Refusal
     denied(text)
 }
 
-/// The name of a key as it is written in a command.
+/// Returns the name of a key as an argument of a command.
 pub(crate) fn argument_of(name: &str) -> &str {
     if name.contains(char::is_whitespace) {
         "NAME"
@@ -262,7 +262,7 @@ pub(crate) async fn refuse(control: PeerControl, refusal: Refusal) -> SendingErr
     SendingError::Refused(refusal)
 }
 
-/// Tells a peer why what it has said is not understood.
+/// Tells a peer why its message was not understood.
 pub(crate) async fn refuse_nonsense(control: PeerControl, error: SendingError) -> SendingError {
     let SendingError::Control(ControlError::Wire(error)) = error else {
         return error;
@@ -281,8 +281,8 @@ pub(crate) async fn cut_off(control: PeerControl, cut: Cut) -> SendingError {
     SendingError::CutOff(refusal)
 }
 
-/// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them
-/// on their way. Takes no longer than `patience`.
+/// Sends the last message on a connection and then reads until the peer closes it, because a close with unread data
+/// could destroy the message in transit. Takes no longer than `patience`.
 pub(crate) async fn say_last(
     PeerControl {
         mut reader,
@@ -303,7 +303,7 @@ pub(crate) async fn say_last(
     Ok(())
 }
 
-/// Reads the rest of what the receiver wants.
+/// Reads the rest of the receiver's request.
 pub(crate) async fn order(
     reader: &mut ControlReader,
     fetch: Fetch,
@@ -343,7 +343,7 @@ pub(crate) async fn order(
     })
 }
 
-/// The next message; it is booked twice over, since its strings are copied.
+/// Reads the next message. Twice its length is charged, because its strings are copied.
 pub(crate) async fn next(
     reader: &mut ControlReader,
     held: &mut Booking,
@@ -359,23 +359,23 @@ pub(crate) async fn next(
     })?)
 }
 
-/// A transfer that can begin.
+/// A transfer that is ready to begin.
 pub(crate) struct Prepared {
     pub(crate) job: PushJob,
     pub(crate) config: SenderConfig,
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
-    /// What is booked on the key for the transfer, until it ends.
+    /// Reservations for the transfer, held until it ends.
     pub(crate) held: Vec<Booking>,
 }
 
-/// Where a transfer goes.
+/// The destination of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// To the peer, who alone knows the target.
+    /// The peer, which alone knows the target.
     Here,
-    /// To the target of the order, on another host.
+    /// The target of the order, on another host.
     There,
 }
 
@@ -405,7 +405,7 @@ async fn prepare(
         }));
     }
     if list.is_some() && !fetch.sources[0].0.is_empty() && !fetch.sources[0].0.ends_with(b"/") {
-        // the contents of a directory are listed
+        // A list of paths selects from the contents of a directory.
         fetch.sources[0].0.push(b'/');
     }
     if target == Target::Here {
@@ -439,12 +439,12 @@ async fn prepare(
     })
 }
 
-/// Sets a flag when nobody waits any more for what is being prepared.
+/// Sets a flag when dropped, to stop a preparation that is no longer needed.
 #[derive(Default)]
 pub(crate) struct StopOnDrop(Arc<AtomicBool>);
 
 impl StopOnDrop {
-    /// The flag that will be set.
+    /// Returns the flag.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
@@ -456,7 +456,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// What one session is to send.
+/// The sources and the job of one session.
 pub(crate) struct Found {
     pub(crate) job: PushJob,
     /// The sources that cannot be opened.
@@ -464,7 +464,7 @@ pub(crate) struct Found {
     held: Vec<Booking>,
 }
 
-/// The job of one session. May block on files; gives up when `stopping` is set.
+/// Builds the job of one session. May block on files. Gives up when `stopping` is set.
 pub(crate) fn job(
     fetch: &Fetch,
     list: Option<&Arc<[u8]>>,
@@ -514,7 +514,7 @@ pub(crate) fn job(
     Ok(Found { job, missing, held })
 }
 
-/// The settings of the sender. Adds to `held` the bookings of its open files and its threads.
+/// Builds the settings of the sender. Adds the reservations for its open files and threads to `held`.
 fn sender_config(
     fetch: &Fetch,
     KeyShare {

@@ -1,8 +1,9 @@
-//! The sources that were asked for: found beneath the roots of its key, globs among them.
+//! Finds the requested sources beneath the roots of the key and expands globs in them.
 //!
-//! **Invariant:** for a key with roots every source is opened from the root's descriptor without following a link, and
-//! no glob looks into anything else. The names that are looked at and matched are bounded over all sources; what is
-//! kept of them, and what stays open, is booked on the key; and looking takes turns with the key's other work.
+//! **Invariant:** for a key with roots, every source is opened relative to a root's descriptor without following links,
+//! and globs match only entries beneath the roots. The number of names that are read and matched is bounded for all
+//! sources together. The memory and the descriptors of the results are charged to the key, and the search takes turns
+//! with the key's other work.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -23,66 +24,66 @@ use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape};
 
 use crate::access::refusals::denied;
 
-/// Where a peer may read.
+/// The files that a peer may read.
 #[derive(Clone, Debug)]
 pub(crate) enum ReadAccess {
-    /// Anywhere this process may: the user who has started it.
+    /// All files that this process may read. Used for the user who started the process.
     Anywhere,
-    /// Beneath these roots; a relative source is beneath the first.
+    /// Files beneath these roots. A relative source is relative to the first root.
     Beneath(Roots),
 }
 
-/// The sources that exist.
+/// The sources that were found.
 #[derive(Debug)]
 pub(crate) struct FoundSources {
     pub(crate) roots: Vec<ScanRoot>,
-    /// The shape that they give the target.
+    /// The shape of the target that results from the sources.
     pub(crate) shape: TargetShape,
-    /// The sources that cannot be opened, and why, each in a line.
+    /// The sources that cannot be opened, with the reason, one per line.
     pub(crate) missing: Vec<String>,
-    /// What is booked for them.
+    /// The reservations for the sources.
     pub(crate) held: Vec<Booking>,
 }
 
-/// A search for sources: what it has found out, and what of the key's it may take.
+/// A search for sources and the key's resources that it may use.
 struct Search<'a> {
     access: &'a ReadAccess,
     quota: &'a Quota,
     turn: Turn<'a>,
-    /// The memory that is booked, and the descriptors.
+    /// The reservations for memory and for descriptors.
     memory: Booking,
     descriptors: Vec<Booking>,
-    /// The roots of the key that have been opened, and directories beneath them that hold sources.
+    /// The opened roots of the key, and opened directories beneath them that hold sources.
     opened: HashMap<PathBuf, Arc<OwnedFd>>,
-    /// How many names of directories have been looked at, and how many have been matched.
+    /// Number of directory entries read, and number of entries matched by globs.
     looked_at: usize,
     matched: usize,
 }
 
-/// The directory that sources are looked for in.
+/// The starting point of the search for a source.
 enum SearchGround {
-    /// A root of the key, and its path.
+    /// A root of the key, with its path.
     Root(Arc<OwnedFd>, PathBuf),
-    /// The file system as this process sees it.
+    /// The file system as seen by this process.
     Own,
 }
 
 /// A source that exists.
 struct Source {
     root: ScanRoot,
-    /// The name at the target; `None` where its contents are meant.
+    /// The name at the target. `None` if the contents of the source are requested.
     top: Option<Name>,
     is_directory: bool,
     ground: Arc<SearchGround>,
-    /// The path on the ground.
+    /// The path relative to the ground.
     path: Vec<u8>,
 }
 
-/// Why a source cannot be sent.
+/// The reason why a source cannot be sent.
 enum Unusable {
-    /// The source cannot be opened. The others are sent.
+    /// The source cannot be opened. Other sources are still sent.
     Missing(io::Error),
-    /// Nothing of the order is sent.
+    /// The order is refused and nothing is sent.
     Refused(Refusal),
 }
 
@@ -98,29 +99,30 @@ impl From<Refusal> for Unusable {
     }
 }
 
-/// The path of a source on its ground, as bytes; without an empty or single-dot component where it is beneath a root.
+/// The path of a requested source on its ground. Beneath a root, it has no empty or single-dot components.
 struct Wanted {
     ground: Arc<SearchGround>,
-    /// The components, each perhaps a glob.
+    /// The components, any of which may be a glob.
     path: Vec<u8>,
-    /// Whether the contents of a directory are meant.
+    /// Whether the contents of a directory are requested.
     contents: bool,
-    /// The name under which the contents of a whole root arrive, where the root was asked for by that name.
+    /// The name for the contents of a whole root at the target, if the root was requested by that name.
     root_name: Option<Vec<u8>>,
 }
 
-/// The most names of directories that are looked at for one order.
+/// Maximum number of directory entries that are read for one order.
 const LOOKED_AT_MAX: usize = 4 << 20;
-/// The memory of a path beside its bytes, and of a source beside its paths, of which there are so many.
+/// Memory of a path in addition to its bytes. A source takes `SOURCE_BYTES` and `SOURCE_PATHS` copies of its path.
 const PATH_BYTES: usize = 64;
 const SOURCE_BYTES: usize = 512;
 const SOURCE_PATHS: usize = 6;
 
 impl FoundSources {
-    /// Finds the sources that were asked for; gives up when `stopping` is set. May block on files.
+    /// Finds the requested sources. Gives up when `stopping` is set. May block on files.
     ///
     /// # Errors
-    /// None exists, one lies outside the roots, two would get one name, or they are more than the key has room for.
+    /// Returns a refusal if no source exists, if a source lies outside the roots, if two sources would get the same
+    /// name, or if they exceed the key's limits.
     pub(crate) fn find(
         asked: &[SourcePath],
         access: &ReadAccess,
@@ -187,7 +189,7 @@ impl FoundSources {
 }
 
 impl Search<'_> {
-    /// Waits for a turn of the key, before a piece of work.
+    /// Waits for the key's turn before a piece of work.
     fn ask_for_turn(&self) -> Result<(), Refusal> {
         if self.turn.is_over() {
             return Err(Refusal::new(RefusalCode::Stopping, "the session has ended"));
@@ -211,7 +213,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The place of a source, and whether its contents are meant.
+    /// Determines the ground and the path of a source, and whether its contents are requested.
     fn locate(&mut self, source: &[u8]) -> Result<Wanted, Refusal> {
         let contents = means_contents(source);
         let ReadAccess::Beneath(roots) = self.access else {
@@ -241,7 +243,7 @@ impl Search<'_> {
         })
     }
 
-    /// A root of the key, opened once for all sources.
+    /// Opens a root of the key, only once for all sources.
     fn open_root(&mut self, roots: &Roots, root: &Path) -> Result<Arc<OwnedFd>, Refusal> {
         if let Some(opened) = self.opened.get(root) {
             return Ok(Arc::clone(opened));
@@ -264,7 +266,7 @@ impl Search<'_> {
         Ok(opened)
     }
 
-    /// The directory that holds a source beneath a root, opened once for all sources in it.
+    /// Opens the directory beneath a root that holds a source, only once for all sources in it.
     fn open_parent(
         &mut self,
         ground: &SearchGround,
@@ -287,7 +289,8 @@ impl Search<'_> {
         Ok(opened)
     }
 
-    /// The paths that the globs match, each once; the path itself where it has none, or where they match nothing.
+    /// Returns the paths that match the globs in a source, without duplicates. Returns the path itself if it has no
+    /// globs or nothing matches.
     fn expand(&mut self, wanted: &Wanted) -> Result<Vec<Vec<u8>>, Refusal> {
         if !is_glob(&wanted.path) {
             return Ok(vec![wanted.path.clone()]);
@@ -306,7 +309,7 @@ impl Search<'_> {
                     continue;
                 }
                 let before = next.len();
-                // what cannot be listed has no matches, as in a shell
+                // As in a shell, a directory that cannot be listed has no matches.
                 self.list(&wanted.ground, &path, |search, name| {
                     if glob_matches(part, name) {
                         search.count_match(&wanted.path, path.len() + name.len())?;
@@ -343,8 +346,8 @@ impl Search<'_> {
         self.book(PATH_BYTES + bytes)
     }
 
-    /// Shows `each` the names in a directory: none of one that cannot be opened, and no more after one that cannot be
-    /// read.
+    /// Passes the names in a directory to `each`. Passes none if the directory cannot be opened, and stops at a read
+    /// error.
     fn list(
         &mut self,
         ground: &SearchGround,
@@ -409,7 +412,7 @@ impl Search<'_> {
         })
     }
 
-    /// The directory that holds a source beneath a root, and its path there.
+    /// Opens the directory that holds a source beneath a root, and returns it with the source's path in it.
     fn place_beneath(
         &mut self,
         ground: &SearchGround,
@@ -418,7 +421,7 @@ impl Search<'_> {
     ) -> Result<(Arc<OwnedFd>, RelPath), Unusable> {
         let path = relative(path)?;
         if is_directory {
-            // it is opened to be walked
+            // A descriptor is charged for the walk, which opens the directory.
             self.book_descriptor()?;
         }
         let Some((parent, name)) = path.split() else {
@@ -429,7 +432,8 @@ impl Search<'_> {
         Ok((parent, below))
     }
 
-    /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
+    /// Refuses sources that would create entries with the same name, because it would be random which of them ends up
+    /// at the target.
     fn refuse_same_names(&mut self, found: &[Source]) -> Result<(), Refusal> {
         if found.len() < 2 {
             return Ok(());
@@ -441,7 +445,7 @@ impl Search<'_> {
         {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
-                // a directory that cannot be listed brings no names; the scan reports it
+                // A directory that cannot be listed adds no names. The scan reports the error.
                 None => self.list(ground, path, |search, name| {
                     search.note_name(&mut names, name)
                 })?,
@@ -504,7 +508,7 @@ impl SearchGround {
     }
 }
 
-/// The name of a source at the target, and its path there.
+/// Returns the name of a source at the target and the source's path there.
 fn top_of(name: Option<&[u8]>) -> io::Result<(Option<Name>, RelPath)> {
     let top = name
         .map(Name::from_bytes)

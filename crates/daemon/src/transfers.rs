@@ -1,8 +1,8 @@
-//! The transfers of one daemon while they wait or run: whose they are, how far they have come, and how each is ended
-//! from outside. `/metrics`, `zmove status` and `zmove stop` all read this.
+//! The queued and running transfers of one daemon: their peers, their progress, and the means to end them from outside.
+//! `/metrics`, `zmove status` and `zmove stop` read this list.
 //!
-//! **Invariant:** a thread that moves data takes no lock here: a transfer counts into its own meter, which is read when
-//! somebody asks.
+//! **Invariant:** a thread that moves data takes no lock of this module. Each transfer counts into its own meter, which
+//! is read on demand.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,11 @@ pub struct Transfers(Lock<Book>);
 struct Book {
     live: Vec<Arc<Live>>,
     ended: MeterReading,
-    /// What the ended transfers of each name have moved.
+    /// Amounts moved by ended transfers, by the name of their key.
     ended_by_name: BTreeMap<String, MeterReading>,
 }
 
-/// A transfer that waits or runs.
+/// A queued or running transfer.
 #[derive(Debug)]
 pub(crate) struct Live {
     id: TransferId,
@@ -64,7 +64,7 @@ pub struct Who {
     pub address: SocketAddr,
     /// The key that the peer has proved.
     pub key: Fingerprint,
-    /// The key of the head of a job whose grant lets the peer in as a node; the name is then the head's.
+    /// The key of the head of a job, if its grant authorizes the peer as a node. `name` is then the name of the head.
     pub by_head: Option<Fingerprint>,
 }
 
@@ -72,7 +72,7 @@ pub struct Who {
 /// names its grant.
 pub(crate) type TransferGranter = Arc<OnceLock<GranterStatus>>;
 
-/// A key that has given a grant, as an operator sees it.
+/// The key that gave a grant, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GranterStatus {
     /// The name of the key.
@@ -81,7 +81,7 @@ pub struct GranterStatus {
     pub key: String,
 }
 
-/// Which way the data of a transfer goes, seen from the daemon.
+/// The direction of a transfer, as seen from the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -91,27 +91,27 @@ pub enum Direction {
     Send,
 }
 
-/// Why a transfer is ended from outside.
+/// The reason for which a transfer is ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The daemon is being stopped.
     Stopping,
     /// The operator has ended this transfer.
     ByOperator,
-    /// The operator has removed the key, and ends what it has under way.
+    /// The operator has removed the key and ended its transfers.
     KeyRemoved,
-    /// The grant of a node has ended.
+    /// The grant of a node has expired.
     GrantOver,
 }
 
-/// A transfer that is in the book until this is dropped.
+/// The entry of a transfer. Dropping it removes the transfer from the list.
 #[derive(Debug)]
 pub(crate) struct LiveGuard {
     transfers: Arc<Transfers>,
     pub(crate) live: Arc<Live>,
 }
 
-/// One transfer as an operator sees it.
+/// The status of a transfer, for display.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TransferStatus {
     /// The id of the transfer, in hexadecimal digits.
@@ -124,50 +124,50 @@ pub struct TransferStatus {
     pub granter: Option<GranterStatus>,
     /// The address of the peer.
     pub from: String,
-    /// Whether it is in the queue.
+    /// Whether the transfer is queued.
     pub waits: bool,
-    /// The reason for the wait, with the number of transfers of the same key that were before it.
+    /// The reason for the wait, with the number of transfers of the same key that are ahead.
     pub reason: Option<String>,
-    /// Which way the data goes; not known while it waits.
+    /// The direction of the transfer. Unknown while it is queued.
     pub direction: Option<Direction>,
-    /// Whether it is a probe, which moves filler.
+    /// Whether the transfer is a probe, which moves filler.
     pub probe: bool,
-    /// The target that the peer asked for; of a transfer that sends, its sources.
+    /// The target that the peer requested. For a transfer that sends, its sources.
     pub path: String,
-    /// Regular files that have their names.
+    /// Regular files received and renamed into place, or sent.
     pub files: u64,
-    /// Bytes that have been moved.
+    /// Bytes moved.
     pub bytes: u64,
-    /// Regular files that were found at the source so far; known where this side scans it, or the sender tells it.
+    /// Regular files found at the source so far. Known if this side scans the source or the sender reports it.
     pub files_found: Option<u64>,
-    /// The sum of their sizes.
+    /// Total size of the files found, in bytes.
     pub bytes_found: Option<u64>,
-    /// The rate of the last seconds.
+    /// Moving average of the rate, in bytes per second.
     pub bytes_per_second: u64,
-    /// The time until the end at that rate; known once the scan of the source has ended, by the same.
+    /// Estimated time until the end, in seconds. Known once the scan of the source has ended.
     pub eta_seconds: Option<u64>,
-    /// Lanes that are up.
+    /// Number of connected lanes.
     pub lanes: usize,
-    /// The limit of the key's rate.
+    /// Rate limit of the key, in bytes per second.
     pub limit_bytes_per_second: Option<u64>,
-    /// When it came, in seconds since 1970.
+    /// Time of arrival, in seconds since 1970.
     pub since: u64,
-    /// Seconds since it has begun; of one that waits, since it came.
+    /// Seconds since the transfer began or, if it is queued, since it arrived.
     pub seconds: f64,
 }
 
-/// The rate of the last seconds, as a moving average.
+/// The moving average of a transfer's rate.
 #[derive(Debug, Default)]
 struct Pace {
     bytes: u64,
     per_second: f64,
 }
 
-/// How often rates are looked at.
+/// Interval at which rates are updated.
 const PACE_INTERVAL: Duration = Duration::from_secs(1);
-/// The share of the newest second in a rate.
+/// Weight of the most recent second in the moving average.
 const NEWEST: f64 = 0.3;
-/// The most names that are counted by themselves; what others move counts together.
+/// Maximum number of names with their own counts. The transfers of all further names are counted together.
 const NAMES_MAX: usize = 1000;
 const OTHER_NAMES: &str = "(others)";
 
@@ -181,7 +181,7 @@ impl fmt::Display for Who {
 }
 
 impl Transfers {
-    /// Enters a transfer that has come.
+    /// Adds a transfer that has arrived.
     pub(crate) fn enter(
         self: &Arc<Self>,
         id: TransferId,
@@ -214,7 +214,7 @@ impl Transfers {
         }
     }
 
-    /// The totals of all transfers, and the present state of those that run; a total never falls.
+    /// Returns the totals of all transfers and the present state of the running ones. Totals never decrease.
     #[must_use]
     pub fn read(&self) -> MeterReading {
         let book = self.0.lock();
@@ -223,7 +223,7 @@ impl Transfers {
             .fold(book.ended, |sum, live| sum.and(&live.reading()))
     }
 
-    /// The same for each name of a key.
+    /// Returns the same values for each key name.
     #[must_use]
     pub fn read_by_name(&self) -> BTreeMap<String, MeterReading> {
         let book = self.0.lock();
@@ -234,7 +234,7 @@ impl Transfers {
         by_name
     }
 
-    /// The transfers that wait or run, in the order in which they came.
+    /// Returns the queued and running transfers in their order of arrival.
     #[must_use]
     pub fn list(&self) -> Vec<TransferStatus> {
         self.0
@@ -245,7 +245,7 @@ impl Transfers {
             .collect()
     }
 
-    /// Ends the transfers that `which` names; returns what they were.
+    /// Ends the transfers that `which` selects, and returns their status.
     pub fn end(&self, cut: Cut, which: impl Fn(&TransferStatus) -> bool) -> Vec<TransferStatus> {
         let live = self.0.lock().live.clone();
         let mut ended = Vec::new();
@@ -259,7 +259,7 @@ impl Transfers {
         ended
     }
 
-    /// Keeps the rates up to date, for ever.
+    /// Updates the rates periodically. Never returns.
     pub(crate) async fn keep_pace(&self) {
         let mut ticks = tokio::time::interval(PACE_INTERVAL);
         loop {
@@ -285,7 +285,7 @@ fn add(by_name: &mut BTreeMap<String, MeterReading>, name: &str, reading: &Meter
 }
 
 impl Live {
-    /// The transfer waits in the queue.
+    /// Marks the transfer as queued.
     pub(crate) fn waits(&self, reason: &str, ahead: usize) {
         *self.state.lock() = State::Waits {
             reason: reason.to_owned(),
@@ -293,7 +293,7 @@ impl Live {
         };
     }
 
-    /// The transfer begins.
+    /// Marks the transfer as running.
     pub(crate) fn begins(&self, direction: Direction) {
         *self.state.lock() = State::Runs {
             direction,
@@ -377,7 +377,7 @@ fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// The time until the end; `None` where that is not known.
+/// Returns the estimated time until the end in seconds, or `None` if it is unknown.
 fn eta(found: FoundSoFar, bytes: u64, per_second: f64) -> Option<u64> {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     let rest = found
@@ -387,7 +387,7 @@ fn eta(found: FoundSoFar, bytes: u64, per_second: f64) -> Option<u64> {
 }
 
 impl Pace {
-    /// Takes the bytes that have been moved until now; called once a second.
+    /// Updates the average with the bytes moved so far. Called once a second.
     fn tick(&mut self, bytes: u64) {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let newest = bytes.saturating_sub(self.bytes) as f64;
@@ -402,7 +402,7 @@ impl Pace {
 }
 
 impl Cut {
-    /// What the peer is told.
+    /// Returns the refusal that is sent to the peer.
     pub(crate) fn refusal(self) -> Refusal {
         let (code, text) = match self {
             Self::Stopping => (
@@ -425,7 +425,7 @@ impl Cut {
         Refusal::new(code, text)
     }
 
-    /// The error with which a session that receives ends.
+    /// Returns the error with which a receiving session ends.
     pub(crate) fn of_receiver(self) -> SessionError {
         match self {
             Self::Stopping => SessionError::Stopping,

@@ -1,9 +1,9 @@
-//! What a peer may do by its key, by a client's grant, or by the grant of a job's head.
+//! Authorizes a peer by its own key, by a client's grant, or by a grant of the head of a job.
 //!
-//! A peer is authorized when it has proved its key, and again when its transfer is about to begin: it may have waited
-//! in the queue, or sent its greeting late. **Invariant:** a transfer is in the list of transfers before its rights are
-//! read for the last time. A transfer of a key that was removed before that reading does not begin. `allow remove
-//! --now` finds all others in the list.
+//! A peer is authorized when it has proved its key, and again when its transfer is about to begin, because it may have
+//! waited in the queue or sent its greeting late. **Invariant:** a transfer is in the list of transfers before its
+//! rights are read for the last time. If its key is removed before that reading, the transfer does not begin. If the
+//! key is removed later, `allow remove --now` finds the transfer in the list.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,9 +19,10 @@ use crate::node_session;
 use crate::sending::{PeerControl, say_last};
 
 impl Shared {
-    /// Authorizes a peer that has proved its key. Logs why a peer is refused, and returns the refusal.
+    /// Authorizes a peer that has proved its key. Logs a denial and returns it as a refusal.
     ///
-    /// Authorizing reads files and checks certificates, so it runs on a blocking thread, and no other connection waits.
+    /// Authorization reads files and checks certificates. It runs on a blocking thread, so that other connections do
+    /// not wait for it.
     pub(super) async fn authorize(
         &self,
         claim: Claim,
@@ -34,7 +35,7 @@ impl Shared {
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
             match (&authorized, &claim.job_grant) {
-                // A node that may lead by a line of its own needs no grant.
+                // A node whose own line allows it to lead needs no grant.
                 (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
                     return node_session::authorize(&authorizer, own, &claim, grant);
@@ -44,7 +45,7 @@ impl Shared {
             let Ok(Err(Denial::Unknown { key })) = authorized else {
                 return authorized;
             };
-            // A host that may send here by a client's grant needs no line of its own.
+            // A host that a client's grant authorizes needs no line of its own.
             let clients = copies
                 .map(|copies| copies.grants.clients_for(key))
                 .unwrap_or_default();
@@ -85,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Refuses the transfer of a key, after a greeting unless the peer has one.
+    /// Refuses the transfer of a key. Sends `greeting` first if the peer has not been greeted yet.
     pub(super) async fn refuse_transfer(
         &self,
         key: Fingerprint,

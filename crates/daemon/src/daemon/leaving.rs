@@ -1,8 +1,8 @@
-//! Transfers that do not end when the daemon is stopped: the storage that a thread of theirs waits for does not answer,
-//! perhaps not even to SIGKILL.
+//! Abandons transfers that do not end when the daemon is stopped. One of their threads waits for storage that does not
+//! respond, in some cases not even to SIGKILL.
 //!
-//! **Invariant:** a transfer that is left behind holds no lock, no listening socket and no connection any more, so that
-//! another daemon can take its place although this process cannot be reaped.
+//! **Invariant:** an abandoned transfer holds no lock, listening socket or connection, so that another daemon can start
+//! although this process cannot be reaped.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use super::{Daemon, Shared, moved};
 use crate::event::TransferEnd;
 use crate::transfers::{Live, Who};
 
-/// How long it may take to leave transfers behind, which waits for nothing.
+/// Maximum time to abandon all transfers, none of which waits for storage any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Daemon {
-    /// Leaves transfers behind that have not ended when [`serve`](Self::serve) returned, and logs each of them. Their
-    /// locks are released. To be called when the process is about to end, since their threads go on if their storage
-    /// answers after all.
+    /// Abandons the transfers that have not ended when [`serve`](Self::serve) returned. Logs each of them and releases
+    /// their locks. Call this only when the process is about to end, because the threads of these transfers continue if
+    /// their storage responds again.
     pub async fn leave_transfers(&self) {
         self.shared.leaving.send_replace(true);
         let _in_time = tokio::time::timeout(LEAVE_TIMEOUT, self.shared.stopping.closed()).await;
@@ -28,14 +28,14 @@ impl Daemon {
 }
 
 impl Shared {
-    /// Resolves when transfers are left behind.
+    /// Resolves when transfers are abandoned.
     pub(super) async fn leaves(&self) {
         let mut leaving = self.leaving.subscribe();
-        // This owns the sending end, so the wait ends no other way.
+        // This owns the sending end, so the wait cannot fail.
         let _leaving = leaving.wait_for(|leaving| *leaving).await;
     }
 
-    /// Logs a transfer that is left behind; `access` is what its peer may write to.
+    /// Logs an abandoned transfer. `access` describes the paths to which its peer may write.
     pub(super) fn leave(
         &self,
         who: Who,

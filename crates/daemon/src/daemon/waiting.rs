@@ -1,6 +1,6 @@
-//! The wait of a transfer in the queue: its sender is notified, and its pings are answered.
+//! Waits in the queue on behalf of a transfer, notifies its sender and answers the sender's pings.
 //!
-//! **Invariant:** of a transfer that waits nothing is decoded, and at most one short message is read.
+//! **Invariant:** no message of a queued transfer is decoded, and at most one short message is read.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use crate::event::{DaemonEvent, Rejection};
 use crate::registry::Registered;
 use crate::transfers::{Cut, Live, Who};
 
-/// How often it is checked whether the sender of a queued transfer is still connected.
+/// Interval of the check whether the sender of a queued transfer is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How a wait in the queue ended.
+/// The reason why a wait in the queue ended.
 enum Waited {
     Slot(Slot),
-    /// Fewer of the same key are before it: so many.
+    /// The number of transfers of the same key that are now ahead of this one.
     MovedUp(usize),
     /// The sender has closed its connection.
     Gone,
     CutOff(Cut),
 }
 
-/// The notice of a place in the queue.
+/// Encodes the notice of a position in the queue.
 fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     encode_message(&ToSender::Waiting(Waiting {
@@ -36,7 +36,7 @@ fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
     }))
 }
 
-/// A transfer that waits in the queue. Its control connection is read meanwhile, so pings are answered.
+/// A queued transfer. Its control connection is read while it waits, so that pings are answered.
 pub(super) struct Waiter<'a> {
     pub(super) control: Control,
     pub(super) probe: &'a PathProbe,
@@ -44,7 +44,8 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Tells the sender its place in the queue, at first together with the greeting. Returns whether it took that.
+    /// Reports the transfer's position in the queue to the sender, after the greeting if there is one. Returns whether
+    /// the sender accepted the message in time.
     async fn is_told(&mut self, greeting: Option<&Greeting>, ahead: usize, reason: &str) -> bool {
         let writer = &mut self.control.1;
         let notice = waiting(ahead, reason);
@@ -61,8 +62,8 @@ impl Waiter<'_> {
 }
 
 impl Shared {
-    /// Waits in the queue for a slot, unless it is given at once, and notifies the sender. Returns the slot, and the
-    /// registry entry of a transfer that has waited.
+    /// Waits in the queue for a slot and notifies the sender, unless a slot is free immediately. Returns the slot, and
+    /// the registry entry if the transfer has waited.
     pub(super) async fn wait_in_line(
         &self,
         mut waiter: Waiter<'_>,
@@ -102,7 +103,8 @@ impl Shared {
                 waited => break waited,
             }
         };
-        // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
+        // The position is dropped first. A slot that becomes free too late then goes to another transfer while this one
+        // is refused.
         drop(place);
         match waited {
             Waited::Slot(slot) => return Some((waiter.control, slot, Some(registered))),
@@ -115,7 +117,7 @@ impl Shared {
         None
     }
 
-    /// Waits for the slot of a transfer as long as its sender stays connected.
+    /// Waits for the slot of a transfer while its sender stays connected.
     async fn turn(&self, probe: &PathProbe, live: &Live, place: &mut Queued) -> Waited {
         let mut draining = self.draining.subscribe();
         let gone = async {

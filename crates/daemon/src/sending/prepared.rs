@@ -1,4 +1,4 @@
-//! A transfer that is prepared: it runs as a push whose receiver has dialled, and is stopped by whatever comes first.
+//! Runs a prepared transfer as a push whose receiver has dialed this host, until it ends or is stopped.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use super::{Prepared, SendingError, SendingSession, cut_off, tell_often};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::transfers::Cut;
 
-/// Why a transfer was stopped from outside.
+/// The reason why a transfer was stopped from outside.
 enum StopCause {
-    /// The operator of this host has ended it, or the daemon stops.
+    /// The operator of this host has ended the transfer, or the daemon is being stopped.
     CutOff(Cut),
-    /// The peer has begun anew.
+    /// The peer has started over.
     Superseded,
-    /// The peer does not read what it is told.
+    /// The peer does not read its messages.
     Unread,
 }
 
 impl StopCause {
-    /// The error with which a transfer ends that was stopped.
+    /// Returns the error with which a stopped transfer ends.
     fn into_error(self) -> SendingError {
         match self {
             Self::CutOff(Cut::Stopping) => SessionError::Interrupted.into(),
@@ -40,7 +40,7 @@ impl StopCause {
 }
 
 impl Prepared {
-    /// Sends what was prepared over the connections of `session`.
+    /// Sends the prepared files over the connections of `session`.
     pub(super) async fn run(
         self,
         session: SendingSession,
@@ -111,7 +111,7 @@ impl Prepared {
     }
 }
 
-/// Begins to walk the sources of a session, on a thread that may block.
+/// Starts to walk the sources of a session, on a blocking thread.
 pub(crate) async fn start(
     job: PushJob,
     config: SenderConfig,
@@ -125,8 +125,9 @@ pub(crate) async fn start(
     blocking(starting).await
 }
 
-/// More lanes are dialled by the receiver, who is asked for them; at once for as many as it has dialled in vain, since
-/// nobody knows which of these came too early.
+/// Creates the supply of lanes. The receiver dials additional lanes on request. If the transfer was queued, as many
+/// lanes as the receiver has already dialed are requested immediately, because it is unknown which of those arrived too
+/// early.
 fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relaying>) -> LaneSupply {
     let (more, mut wanted) = mpsc::unbounded_channel();
     let relaying = Arc::clone(relaying);
