@@ -1,13 +1,13 @@
-//! Work that blocks, waited for by asynchronous code.
+//! Runs blocking work from asynchronous code.
 
 use std::panic::resume_unwind;
 
 use tokio::task::spawn_blocking;
 
-/// Runs `work` on a thread that may block, and waits for its result. A panic of the work goes on here.
+/// Runs `work` on a blocking thread and waits for its result. A panic of the work is resumed here.
 ///
-/// A runtime that ends drops work that has not begun, and may poll those who wait for it once more before it drops
-/// them too: such a wait stays pending, since there is neither a result nor a fault to tell.
+/// A runtime that shuts down drops work that has not begun. It may then poll the waiting future once more before it
+/// drops that as well. The future stays pending in this case, because there is neither a result nor an error to return.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match spawn_blocking(work).await {
         Ok(result) => result,

@@ -1,9 +1,10 @@
-//! A connection by whichever transport reaches the other host, and the two ways to come by one.
+//! A connection to the other host over either transport, and the two ways to establish one.
 //!
-//! A channel has one peer, one key and one stream of bytes. The greeting, the messages and the frames on it, who may
-//! send what, and how lanes are made of it do not depend on the transport.
+//! A channel has one peer, one key and one byte stream. Its greeting, messages and frames do not depend on the
+//! transport, and neither do the peer's rights or the way a lane is made from it.
 //!
-//! **Invariant:** all connections of one [`ChannelDialler`] use one transport, which is the one reported to the user.
+//! **Invariant:** all connections of one [`ChannelDialler`] use the same transport, which is the one reported to the
+//! user.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,19 +33,19 @@ pub use dialler::{ChannelDialler, Reach};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
 
-/// The claim of a peer: the key that it has proved to hold, and the certificates for that key.
+/// The claim of a peer: its proven key and the certificates for that key.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// The key.
+    /// The proven key.
     pub key: Fingerprint,
-    /// The certificates that the peer has shown; its own is the first.
+    /// The certificates that the peer presented, its own certificate first.
     pub(crate) chain: Vec<CertificateDer<'static>>,
-    /// The [grant](SignedJobGrant) that the peer has shown as the last of its certificates, undecoded.
+    /// The [grant](SignedJobGrant) that the peer presented as its last certificate, not decoded.
     pub job_grant: Option<Vec<u8>>,
 }
 
 impl Claim {
-    /// The claim of a peer that has proved this key and shown these certificates before.
+    /// Recreates the claim of a peer that has already proved this key and presented these certificates.
     #[must_use]
     pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
         Self {
@@ -65,7 +66,7 @@ impl Claim {
         }
     }
 
-    /// The certificates that the peer has shown, in DER.
+    /// Returns the certificates that the peer presented, in DER form.
     #[must_use]
     pub fn certificates(&self) -> Vec<Vec<u8>> {
         self.chain
@@ -94,7 +95,7 @@ impl Channel {
         Self(Established::Quic(Box::new(connection)))
     }
 
-    /// The transport that carries the channel.
+    /// Returns the transport of the channel.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         match &self.0 {
@@ -103,7 +104,7 @@ impl Channel {
         }
     }
 
-    /// The peer's key.
+    /// Returns the peer's key.
     #[must_use]
     pub fn peer(&self) -> Fingerprint {
         match &self.0 {
@@ -112,13 +113,13 @@ impl Channel {
         }
     }
 
-    /// The key that the peer has proved, and the certificates that it has shown.
+    /// Returns the peer's proven key and its certificates.
     #[must_use]
     pub fn claim(&self) -> Claim {
         Claim::new(self.peer(), self.certificates())
     }
 
-    /// The certificates that the peer has shown; its own is the first.
+    /// Returns the certificates that the peer presented, its own certificate first.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.0 {
             Established::Tcp(connection) => connection
@@ -130,7 +131,7 @@ impl Channel {
         }
     }
 
-    /// The peer's address; an IPv4 one never in IPv6 form.
+    /// Returns the peer's address. An IPv4 address is never in its IPv6-mapped form.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         match &self.0 {
@@ -139,7 +140,7 @@ impl Channel {
         }
     }
 
-    /// The round trip measured by the handshake.
+    /// Returns the round-trip time measured during the handshake.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
         match &self.0 {
@@ -148,7 +149,7 @@ impl Channel {
         }
     }
 
-    /// A probe of the connection, usable while others read and write it.
+    /// Returns a probe of the connection, usable while other tasks read and write the connection.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
         match &self.0 {
@@ -157,11 +158,11 @@ impl Channel {
         }
     }
 
-    /// Opens the window of this connection, which carries control, when it is called: before a peer is admitted, a
-    /// daemon lets it send little.
+    /// Returns a callback that opens the receive window of this control connection. Before a peer is admitted, a daemon
+    /// keeps the window small.
     pub fn control_window(&self) -> impl FnOnce() + Send + use<> {
         let by_quic = match &self.0 {
-            // The kernel has a window of its own.
+            // The kernel manages the window.
             Established::Tcp(_) => None,
             Established::Quic(quic) => Some(quic.connection.clone()),
         };
@@ -172,11 +173,11 @@ impl Channel {
         }
     }
 
-    /// Ends the connection when the peer has not acknowledged bytes for so long; see
-    /// [`Connection::set_unacknowledged_max`]. QUIC has a limit of its own for silence.
+    /// Closes the connection if the peer acknowledges no data for `longest`; see
+    /// [`Connection::set_unacknowledged_max`]. Has no effect on QUIC, which has its own idle timeout.
     ///
     /// # Errors
-    /// The socket refuses the option.
+    /// Returns an error if the socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
         match &self.0 {
             Established::Tcp(connection) => connection.set_unacknowledged_max(longest),
@@ -184,19 +185,19 @@ impl Channel {
         }
     }
 
-    /// Turns this into the sending end of one of `lanes` lanes, after a greeting that has been flushed.
+    /// Turns the channel into the sending end of one of `lanes` lanes. The greeting must have been sent and flushed.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
+    /// Returns [`LaneError`] if the connection has ended or cannot become a lane with this cipher.
     pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
         Ok(self.into_lane(cipher, lanes, SharedRate::default())?)
     }
 
-    /// Turns this into the receiving end of a lane, after a greeting that has been read. It receives no faster than
-    /// `rate`, together with all others that keep it.
+    /// Turns the channel into the receiving end of a lane. The greeting must have been read. All lanes with the same
+    /// `rate` share it.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
+    /// Returns [`LaneError`] if the connection has ended or cannot become a lane with this cipher.
     pub fn into_source(
         self,
         cipher: Cipher,
@@ -228,7 +229,7 @@ impl Channel {
         })
     }
 
-    /// What greetings and control messages are read from and written to.
+    /// Returns the stream for greetings and control messages.
     fn stream(&mut self) -> Pin<&mut dyn Stream> {
         match &mut self.0 {
             Established::Tcp(connection) => Pin::new(&mut **connection),

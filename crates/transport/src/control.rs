@@ -1,8 +1,7 @@
-//! The control connection: whole messages over any ordered byte stream, and pings between them.
+//! The control connection: complete messages over any ordered byte stream, and pings between them.
 //!
-//! A task reads the stream and answers the peer's pings ([`frames`]), so no session sees one. **Invariant:**
-//! a message's
-//! length is checked against the limit before its bytes are awaited.
+//! A task reads the stream and answers the peer's pings ([`frames`]), so sessions never see pings. **Invariant:** the
+//! length of a message is checked against the limit before its bytes are awaited.
 
 use std::fmt;
 use std::future::Future;
@@ -22,33 +21,33 @@ use frames::Listening;
 
 /// Receives messages.
 pub struct ControlReader {
-    /// The connection, while nothing but the greeting has been read.
+    /// The connection, as long as only the greeting has been read.
     unheard: Option<Unheard>,
     listening: Option<Listening>,
-    /// The peer's, once it has been read.
+    /// The peer's greeting, once it has been read.
     greeting: Option<Greeting>,
-    /// Whether a message came together with the greeting.
+    /// Whether a message arrived together with the greeting.
     message_came: bool,
 }
 
-/// A connection whose messages are not read yet.
+/// A connection whose messages are not being read yet.
 struct Unheard {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
     answers: Answers,
-    /// The sending direction, by which pings are answered; it ends with the writer.
+    /// The sending direction, on which pings are answered. It is dropped with the writer.
     sending: Weak<Mutex<Sending>>,
-    /// Whether the writer has sent something.
+    /// Whether the writer has sent anything.
     begun: watch::Receiver<bool>,
-    /// The greatest value of a ping that is to be sent.
+    /// The greatest value of a ping to be sent.
     asked: watch::Receiver<Option<u64>>,
-    /// The value of the newest pong, for the [`Pinger`]s.
+    /// The value of the most recent pong, for the [`Pinger`]s.
     pongs: watch::Sender<Option<u64>>,
 }
 
-/// Whether a ping is to be answered now.
+/// A function that returns whether a ping must be answered now.
 pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Pings the peer of a control connection, from any task and without waiting.
+/// Pings the peer of a control connection, from any task and without blocking.
 #[derive(Clone, Debug)]
 pub struct Pinger {
     asked: watch::Sender<Option<u64>>,
@@ -56,9 +55,9 @@ pub struct Pinger {
 }
 
 impl Pinger {
-    /// Sends a ping, whose value the peer echoes, as soon as both sides have greeted and the connection takes it. Of
-    /// several pings that wait, the one with the greatest value is sent. A value that is not greater than those before
-    /// is not sent.
+    /// Sends a ping as soon as both sides have greeted and the connection accepts it. The peer echoes `value`. If
+    /// several pings are waiting, only the one with the greatest value is sent. A ping whose value does not exceed all
+    /// previous values is not sent.
     pub fn ping(&self, value: u64) {
         self.asked.send_if_modified(|asked| {
             let is_newer = asked.is_none_or(|asked| value > asked);
@@ -69,7 +68,8 @@ impl Pinger {
         });
     }
 
-    /// The value of the newest pong. It closes when nothing is read from the connection any more.
+    /// Returns a channel with the value of the most recent pong. The channel closes when the connection is no longer
+    /// read.
     #[must_use]
     pub fn pongs(&self) -> watch::Receiver<Option<u64>> {
         self.pongs.clone()
@@ -79,7 +79,7 @@ impl Pinger {
 /// Sends messages.
 pub struct ControlWriter {
     sending: Arc<Mutex<Sending>>,
-    /// Whether something has been sent; pings are answered from then on.
+    /// Whether anything has been sent. Pings are answered only afterwards.
     begun: watch::Sender<bool>,
     pinger: Pinger,
 }
@@ -87,51 +87,51 @@ pub struct ControlWriter {
 /// The sending direction of a stream.
 struct Sending {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Whether a write has not come to its end: nothing may follow.
+    /// Whether a write was not completed. Nothing may be written after that.
     broken: bool,
-    /// The greatest value of a ping that is to be sent.
+    /// The greatest value of a ping to be sent.
     asked: watch::Receiver<Option<u64>>,
 }
 
-/// How long the peer may take nothing of a write.
+/// The time limit for the peer to accept the bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
     /// [`CONTROL_SILENCE_MAX`] for each [`PORTION_BYTES`].
     Limited,
-    /// No limit while the peer is there.
+    /// No limit while the peer is connected.
     Unlimited,
 }
 
-/// The bytes of a write that have a time limit of their own: one TLS record.
+/// Number of bytes of a write that share a time limit: one TLS record.
 const PORTION_BYTES: usize = 16 << 10;
 
-/// How long the peer of a control connection may acknowledge or read nothing, on either side, before the connection
-/// counts as lost, and its transfer with it.
+/// Maximum time for which the peer of a control connection may acknowledge or read nothing. After that, either side
+/// considers the connection and its transfer lost.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long a peer may take to greet. A server gives each client this time too, unless its settings say otherwise.
+/// Maximum time for a peer to send its greeting. A server gives each client the same time by default.
 pub const GREETING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why the control connection ended early.
+/// The reason why a control connection ended early.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The other end is gone.
+    /// The peer has closed the connection.
     #[error("control connection: the peer closed it")]
     Closed,
-    /// The other end is there and does not read what it is sent.
+    /// The peer is connected but does not read.
     #[error(
         "control connection: the peer has read nothing for {} s",
         CONTROL_SILENCE_MAX.as_secs()
     )]
     Unread,
-    /// The operating system or TLS has returned an error.
+    /// The operating system or TLS returned an error.
     #[error("control connection: {source}")]
     Io {
-        /// The error.
+        /// The underlying error.
         source: io::Error,
     },
-    /// The peer has accepted the connection, and has not greeted in time.
+    /// The peer accepted the connection but did not send its greeting in time.
     #[error(
         "control connection: no greeting within {} s of the connection; the program there may be stopped or overloaded",
         GREETING_TIMEOUT.as_secs()
@@ -140,13 +140,13 @@ pub enum ControlError {
     /// The peer's greeting is not acceptable.
     #[error("control connection: {0}")]
     Greeting(#[from] GreetingError),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("control connection: {0}")]
     Wire(#[from] WireError),
 }
 
 impl ControlError {
-    /// Whether the connection was lost, in contrast to a message on it that cannot be right.
+    /// Returns whether the connection was lost, as opposed to an invalid message on it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -157,7 +157,7 @@ impl ControlError {
     }
 }
 
-/// Whether an error means that the connection is lost; TLS calls a record that it cannot accept invalid data.
+/// Returns whether an error means that the connection is lost. TLS reports a record that it rejects as invalid data.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -165,7 +165,7 @@ pub(crate) fn is_loss(error: &io::Error) -> bool {
     )
 }
 
-/// Whether an error only means that the other end is gone.
+/// Returns whether an error only means that the peer has closed the connection.
 pub(crate) fn is_close(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -211,10 +211,11 @@ pub fn control_pair(
 }
 
 impl ControlReader {
-    /// The peer's greeting, which comes before any message. From then on the peer's pings are answered.
+    /// Reads the peer's greeting, which precedes all messages. From then on, the peer's pings are answered.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream ends, the greeting is not zmove's, or none comes within [`GREETING_TIMEOUT`].
+    /// Returns [`ControlError`] if the stream ends, if the greeting is not a zmove greeting, or if none arrives in
+    /// [`GREETING_TIMEOUT`].
     pub async fn greeting(&mut self) -> Result<Greeting, ControlError> {
         if let Some(greeting) = self.greeting {
             return Ok(greeting);
@@ -232,8 +233,8 @@ impl ControlReader {
         Ok(greeting)
     }
 
-    /// Leaves pings without an answer for which `answers` says no, or anything that was set before. To be called before
-    /// the greeting is read. `answers` is called for each ping that nothing set before leaves without an answer.
+    /// Adds a condition for answering pings. A ping is answered only if every condition holds. `answers` is not called
+    /// if an earlier condition fails. Must be called before the greeting is read.
     pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
         if let Some(unheard) = &mut self.unheard {
             let before = Arc::clone(&unheard.answers);
@@ -241,7 +242,7 @@ impl ControlReader {
         }
     }
 
-    /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
+    /// Starts to answer the peer's pings, even while no messages are requested. The greeting must have been read.
     pub fn listen(&mut self) -> &mut Self {
         if let Some(unheard) = self.unheard.take() {
             self.listening = Some(Listening::begin(unheard));
@@ -249,25 +250,25 @@ impl ControlReader {
         self
     }
 
-    /// Whether a message came together with the greeting, as what the peer has written at once does.
+    /// Returns whether a message arrived together with the greeting, as it does if the peer wrote both in one call.
     #[must_use]
     pub const fn has_message(&self) -> bool {
         self.message_came
     }
 
-    /// The next message's bytes without their length; `None` when the peer ended the connection between messages. Safe
-    /// to cancel.
+    /// Returns the bytes of the next message without its length prefix, or `None` if the peer ended the connection
+    /// between messages. Cancellation safe.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream breaks or a length is over the limit.
+    /// Returns [`ControlError`] if the stream breaks or a length exceeds the limit.
     pub async fn receive(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
         self.receive_within(MESSAGE_BYTES_MAX).await
     }
 
-    /// The next message, like [`receive`](Self::receive), of one that is no longer than `longest`.
+    /// Returns the next message like [`receive`](Self::receive), but limits its length to `longest`.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive).
+    /// Same as [`receive`](Self::receive).
     pub async fn receive_within(
         &mut self,
         longest: usize,
@@ -281,7 +282,7 @@ impl ControlReader {
     }
 }
 
-/// Whether the first of these frames is a message, and no ping.
+/// Returns whether the first frame is a message, not a ping or pong.
 fn begins_with_message(frames: &[u8]) -> bool {
     frames.first_chunk().is_some_and(|header| {
         !matches!(
@@ -291,12 +292,12 @@ fn begins_with_message(frames: &[u8]) -> bool {
     })
 }
 
-/// Messages as they arrive, or the error after which there are no more.
+/// Messages as they arrive. An error is the last item.
 pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
 
 impl ControlReader {
-    /// Decodes messages in a task of its own; at most `waiting_max` wait. The task ends, and drops the connection, when
-    /// the inbox is dropped.
+    /// Decodes messages in a separate task and queues at most `waiting_max` of them. When the inbox is dropped, the
+    /// task ends and drops the connection.
     pub fn into_inbox<M: Send + 'static>(
         mut self,
         decode: impl Fn(&[u8]) -> Result<M, WireError> + Send + 'static,
@@ -325,17 +326,17 @@ impl ControlReader {
 }
 
 impl ControlWriter {
-    /// The writer of a stream on which this side has greeted already.
+    /// Marks the greeting as sent, for a stream on which this side has already greeted.
     #[must_use]
     pub fn greeted(self) -> Self {
         self.begun.send_replace(true);
         self
     }
 
-    /// Sends this side's greeting, unless that has been done.
+    /// Sends this side's greeting, unless it has already been sent.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone.
+    /// Returns [`ControlError`] if the stream is closed.
     pub async fn greet(&mut self, greeting: &Greeting) -> Result<(), ControlError> {
         if *self.begun.borrow() {
             return Ok(());
@@ -346,7 +347,7 @@ impl ControlWriter {
     /// Sends this side's greeting together with messages.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone.
+    /// Returns [`ControlError`] if the stream is closed.
     pub async fn greet_with(
         &mut self,
         greeting: &Greeting,
@@ -356,19 +357,19 @@ impl ControlWriter {
             .await
     }
 
-    /// Sends bytes that are a greeting or messages with their lengths.
+    /// Sends a greeting, or messages with their length prefixes.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone, or the peer reads nothing for [`CONTROL_SILENCE_MAX`].
+    /// Returns [`ControlError`] if the stream is closed, or if the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
         self.send_with(Patience::Limited, bytes).await
     }
 
-    /// Sends an order, like [`send`](Self::send), to a peer that may take any time to read it: in its queue it does not
-    /// read a long one.
+    /// Sends an order like [`send`](Self::send), but without a time limit. A peer does not read a long order while the
+    /// transfer is queued.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone.
+    /// Returns [`ControlError`] if the stream is closed.
     pub async fn send_order(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
         self.send_with(Patience::Unlimited, bytes).await
     }
@@ -384,16 +385,16 @@ impl ControlWriter {
         Ok(())
     }
 
-    /// A handle to ping the peer, also when the writer has been handed over to another task.
+    /// Returns a handle that can ping the peer even after the writer has been moved to another task.
     #[must_use]
     pub fn pinger(&self) -> Pinger {
         self.pinger.clone()
     }
 
-    /// Ends this direction in order.
+    /// Shuts down this direction gracefully.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone, or the peer reads nothing for [`CONTROL_SILENCE_MAX`].
+    /// Returns [`ControlError`] if the stream is closed, or if the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn finish(&mut self) -> Result<(), ControlError> {
         let mut sending = self.sending.lock().await;
         Patience::Limited.wait(sending.stream.shutdown()).await
@@ -401,7 +402,7 @@ impl ControlWriter {
 }
 
 impl Sending {
-    /// The ping that is to be sent, once.
+    /// Returns the next ping to be sent, only once.
     fn take_ping(&mut self) -> Option<Vec<u8>> {
         let is_new = self.asked.has_changed().unwrap_or(false);
         (*self.asked.borrow_and_update())
@@ -409,7 +410,7 @@ impl Sending {
             .map(|value| encode_ping(value).to_vec())
     }
 
-    /// Writes bytes whole. After a write that failed or was cancelled nothing is written any more.
+    /// Writes all bytes. Nothing more is written after a write has failed or was canceled.
     async fn write(&mut self, bytes: &[u8], patience: Patience) -> Result<(), ControlError> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(ControlError::Closed);
@@ -427,7 +428,7 @@ impl Sending {
 }
 
 impl Patience {
-    /// Waits for the peer to take what `written` writes.
+    /// Waits for `written`, with the time limit for the peer to accept the bytes.
     async fn wait(self, written: impl Future<Output = io::Result<()>>) -> Result<(), ControlError> {
         match self {
             Self::Limited => tokio::time::timeout(CONTROL_SILENCE_MAX, written)

@@ -1,12 +1,12 @@
-//! A host and a port, as they are given, printed and pinned.
+//! A host and a port, as entered by users, displayed, and stored in known_hosts.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Where a daemon listens: a name or an address, IPv6 without brackets, and a port.
+/// The address on which a daemon listens: a host name or an IP address, and a port. An IPv6 address has no brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// The name or address.
+    /// The host name or address.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -20,8 +20,8 @@ impl Endpoint {
         }
     }
 
-    /// The one form in which endpoints are compared: lower case, and one form per address. `None` for a host that could
-    /// not be read back from a line.
+    /// Returns the canonical form, in which endpoints are compared: lower case, and one form per address. Returns
+    /// `None` for a host that could not be parsed back from a line.
     pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
         let legal =
             |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
@@ -41,7 +41,7 @@ impl Endpoint {
         })
     }
 
-    /// Parses a printed endpoint into its canonical form.
+    /// Parses a displayed endpoint into its canonical form.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = match host.strip_prefix('[') {
@@ -55,7 +55,7 @@ impl Endpoint {
     }
 }
 
-/// `HOST:PORT`, an IPv6 address in brackets.
+/// Formats `HOST:PORT`, with an IPv6 address in brackets.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
@@ -67,7 +67,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The address that stands for any local one, at any port, in the family of `peer`.
+/// Returns the unspecified address with port 0, in the address family of `peer`.
 pub(crate) fn unspecified(peer: SocketAddr) -> SocketAddr {
     let any: IpAddr = match peer {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,8 +1,8 @@
-//! The errors of keeping keys and making connections, one enum per operation.
+//! The errors of key files and connections, one enum per operation.
 //!
-//! Variants are sorted by fault: the peer misbehaves, the peer is incompatible, something local, the peer is out of
-//! reach. Messages are fragments that fit "failed to …" and advise the user. **Invariant:** an error that a later
-//! attempt may cure, and only such a one, is `retryable`.
+//! Variants are sorted by cause: a misbehaving peer, an incompatible peer, a local problem, an unreachable peer.
+//! Messages are fragments that complete "failed to …" and advise the user. **Invariant:** an error is `retryable` if
+//! and only if a later attempt may succeed without a change.
 
 use std::{fmt, io, net::SocketAddr, time::Duration};
 
@@ -17,28 +17,28 @@ pub use trust::{
     AuthorityError, AuthorizedKeysError, IdentityError, KeyFileError, KnownHostsError,
 };
 
-/// Why a socket cannot be set up as configured. Always local.
+/// The reason why a socket cannot be configured. Always a local problem.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// The kernel refuses the congestion control that was asked for.
+    /// The kernel refuses the requested congestion control.
     #[error("use congestion control {algorithm:?}; see net.ipv4.tcp_allowed_congestion_control")]
     Congestion {
-        /// The name that was asked for.
+        /// The requested name.
         algorithm: String,
         /// The system's error.
         source: io::Error,
     },
-    /// The socket cannot be made, or refuses an option that every kernel has.
+    /// The socket cannot be created, or refuses an option that every kernel supports.
     #[error("set up a socket")]
     Setup(#[from] io::Error),
 }
 
-/// Why the daemon cannot listen.
+/// The reason why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The address is taken, not of this host, or reserved.
+    /// The address is in use, is not an address of this host, or is reserved.
     #[error("listen on {address}")]
     Listen {
         /// The address to listen on.
@@ -46,20 +46,20 @@ pub enum BindError {
         /// The system's error.
         source: io::Error,
     },
-    /// The socket cannot be set up.
+    /// The socket cannot be configured.
     #[error("listen on {address}")]
     Socket {
         /// The address to listen on.
         address: SocketAddr,
-        /// The error of setting it up.
+        /// The configuration error.
         source: SocketError,
     },
-    /// A socket that was handed over cannot be used.
+    /// An inherited socket cannot be used.
     #[error("listen on the sockets that were handed over")]
     Inherited(#[source] io::Error),
 }
 
-/// The stage that a connection had reached.
+/// The stage that a connection attempt has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialStage {
     /// Waiting for the TCP connection.
@@ -79,92 +79,92 @@ impl fmt::Display for DialStage {
     }
 }
 
-/// Why a client could not connect to a host.
+/// The reason why a client could not connect to a host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
-    // The peer misbehaves, or somebody is in between.
-    /// The host shows another key than the one pinned for it.
+    // Misbehavior of the peer, or an attack.
+    /// The host presents a key other than the one pinned for it.
     #[error(
         "trust {host}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
          has a new key: ask its administrator, then take the old one out of known_hosts with `zmove trust remove {host}`"
     )]
     HostKeyChanged {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The pinned key.
         expected: Fingerprint,
-        /// The key that it shows.
+        /// The key that the host presented.
         found: Fingerprint,
     },
-    /// The host shows a key without being able to sign with it.
+    /// The host presents a key but cannot sign with it.
     #[error(
         "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting"
     )]
     HostKeyUnproven {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
     },
-    /// The site's authority does not vouch for the host's certificate, which should be one of its own.
+    /// The host's certificate must be issued by the site's authority but is not valid.
     #[error("trust {host}: {fault}")]
     HostCertificate {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
-        /// What is wrong with the certificate.
+        /// The fault of the certificate.
         fault: CertificateFault,
     },
-    /// The TLS handshake failed in another way.
+    /// The TLS handshake failed for another reason.
     #[error("agree on a TLS connection with {host}")]
     Handshake {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The error of the TLS library.
         source: rustls::Error,
     },
 
-    // The peer is incompatible.
-    /// What answers is not TLS, for example an ssh or web server.
+    // Incompatible peers.
+    /// The server does not speak TLS. It may be an ssh or web server.
     #[error(
         "talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?"
     )]
     NotTls {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
     },
-    /// What answers speaks TLS, but not this protocol or not TLS 1.3.
+    /// The server speaks TLS, but not this protocol or not TLS 1.3.
     #[error(
         "talk to {host}: what answers there is not zmove (TLS without its protocol); is the port right?"
     )]
     NotZmove {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
     },
-    /// What answers is a zmove that speaks another version of the protocol.
+    /// The server speaks another version of the zmove protocol.
     #[error("talk to {host}: {fault}")]
     OtherVersion {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The error, which names both versions.
         fault: GreetingError,
     },
 
-    // Local: settings and decisions of this side.
-    /// The host's key is not known yet, and unknown hosts are to be refused.
+    // Local settings and decisions.
+    /// The host's key is not known, and unknown hosts must be refused.
     #[error(
         "trust {host}: its key {fingerprint} is not in known_hosts; compare it with what `zmove serve` printed there"
     )]
     UnknownHost {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
-        /// The key that it shows; not yet proved to be its own.
+        /// The key that the host presented. The host has not yet proved that it holds this key.
         fingerprint: Fingerprint,
     },
-    /// The socket cannot be set up as configured.
+    /// The socket cannot be configured.
     #[error("connect to {host}")]
     Socket {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
-        /// The error of setting it up.
+        /// The configuration error.
         source: SocketError,
     },
     /// The name has no address.
@@ -176,25 +176,25 @@ pub enum DialError {
         source: io::Error,
     },
 
-    // Out of reach.
-    /// Nobody listens at the port.
+    // Unreachable peers.
+    /// No process listens on the port.
     #[error(
         "connect to {}: refused; is `zmove serve` running there?",
         tried(host, address)
     )]
     Refused {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
-        /// The address that refused.
+        /// The address that refused the connection.
         address: SocketAddr,
     },
-    /// No TCP connection could be made.
+    /// No TCP connection could be established.
     #[error(
         "connect to {}; is the host up, and does a firewall let this port through?",
         tried(host, address)
     )]
     Connect {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The address that was tried.
         address: SocketAddr,
@@ -204,19 +204,19 @@ pub enum DialError {
     /// The connection ended during the handshake.
     #[error("connect to {host}: it closed the connection; it may be full or restarting")]
     Closed {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The system's error.
         source: io::Error,
     },
-    /// No connection could be made, neither by TCP nor by QUIC.
+    /// No connection could be established by TCP or by QUIC.
     #[error(
         "connect to {host}: by TCP it failed to {}; by QUIC it failed to {}",
         whole(tcp),
         whole(quic)
     )]
     Neither {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The error of TCP.
         tcp: Box<Self>,
@@ -226,17 +226,17 @@ pub enum DialError {
     /// The deadline passed.
     #[error("connect to {host}: {stage} within {} s", waited.as_secs_f64())]
     TimedOut {
-        /// The host that was dialled.
+        /// The host that was dialed.
         host: Endpoint,
         /// The stage that the connection had reached.
         stage: DialStage,
-        /// The time that was allowed.
+        /// The time limit.
         waited: Duration,
     },
 }
 
 impl DialError {
-    /// Whether dialling again may succeed without a change of settings.
+    /// Returns whether dialing again may succeed without a change of settings.
     #[must_use]
     pub const fn retryable(&self) -> bool {
         matches!(
@@ -249,8 +249,8 @@ impl DialError {
         )
     }
 
-    /// Whether something answers that is not the host: a captive portal, the gateway of a network that was left, or
-    /// somebody who intercepts. Which of these it is cannot be told, and none of them gets any data.
+    /// Returns whether another server responds instead of the host: a captive portal, the gateway of a previous
+    /// network, or an attacker. These cases cannot be distinguished, and none of them receives any data.
     #[must_use]
     pub const fn is_of_another(&self) -> bool {
         matches!(
@@ -264,7 +264,8 @@ impl DialError {
         )
     }
 
-    /// The failure of two addresses' that is more informative: a host's answer, even a refusal, before silence.
+    /// Returns the more informative of the failures of two addresses. An answer by a host, even a refusal, takes
+    /// precedence over silence.
     pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
@@ -279,7 +280,7 @@ impl DialError {
     }
 }
 
-/// A host as it was given, with the address that was tried where that is another text.
+/// Returns the host as entered by the user, followed by the address that was tried if it is different.
 fn tried(host: &Endpoint, address: &SocketAddr) -> String {
     let given = host.to_string();
     let address = address.to_string();
@@ -290,59 +291,59 @@ fn tried(host: &Endpoint, address: &SocketAddr) -> String {
     }
 }
 
-/// The text of an error with all its causes.
+/// Returns the text of an error and all its causes.
 fn whole(error: &DialError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Why a daemon drops an incoming connection. None of these is the daemon's fault or ends it.
+/// The reason why a daemon drops an incoming connection. None of these is a fault of the daemon or stops it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    // The peer misbehaves.
-    /// The client shows a key without being able to sign with it.
+    // Misbehavior of the peer.
+    /// The client presents a key but cannot sign with it.
     #[error("accept a client: it cannot prove that it holds the key it shows")]
     ClientKeyUnproven,
-    /// The client shows no key.
+    /// The client presents no key.
     #[error("accept a client: it shows no key")]
     NoClientKey,
-    /// The TLS handshake failed in another way.
+    /// The TLS handshake failed for another reason.
     #[error("agree on a TLS connection with a client")]
     Handshake(#[source] rustls::Error),
 
-    // The peer is incompatible.
+    // Incompatible peers.
     /// The client does not speak TLS.
     #[error("accept a client: it does not speak TLS")]
     NotTls(#[source] rustls::Error),
     /// The client speaks TLS, but not this protocol or not TLS 1.3.
     #[error("accept a client: it speaks TLS without the zmove protocol")]
     NotZmove,
-    /// The client is a zmove that speaks another version of the protocol.
+    /// The client speaks another version of the zmove protocol.
     #[error("accept a client: it is a zmove that speaks another version of the protocol")]
     OtherVersion,
     /// The QUIC handshake failed.
     #[error("agree on a QUIC connection with a client")]
     Quic(#[source] io::Error),
-    /// The client refuses this daemon's key.
+    /// The client does not trust this daemon's key.
     #[error("accept a client: it does not trust this host's key")]
     HostKeyRefused,
 
-    /// The client has ended a connection that it turned out not to need, or has checked the path.
+    /// The client closed a connection that it did not need, or that it used only to check the path.
     #[error("accept a client: it has nothing to say")]
     Unused,
 
-    // Out of reach.
+    // Unreachable peers.
     /// The connection ended during the handshake.
     #[error("accept a client: it closed the connection")]
     Closed(#[source] io::Error),
-    /// The client was gone before the handshake began.
+    /// The client disconnected before the handshake began.
     #[error("accept a connection: it is gone already")]
     Gone(#[source] io::Error),
     /// The deadline passed.
     #[error("accept a client within {waited:?}")]
     TimedOut {
-        /// The time that was allowed.
+        /// The time limit.
         waited: Duration,
     },
 }

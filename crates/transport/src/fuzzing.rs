@@ -1,7 +1,7 @@
-//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
-//! breaks a promise.
+//! The fuzz targets of this crate, run by `crates/fuzz`. Each function accepts arbitrary bytes and panics if a decoder
+//! violates its contract.
 //!
-//! The program never calls these functions, so they are not in its binary.
+//! The program never calls these functions, so they are not part of its binary.
 
 use std::future::Future;
 use std::io::{Cursor, Read};
@@ -21,10 +21,10 @@ pub use crate::trust::authorized_keys_fuzzing::authorized_keys;
 pub use crate::trust::identity_fuzzing::{identity, new_identity};
 pub use crate::trust::known_hosts_fuzzing::known_hosts;
 
-/// Reads any bytes as a lane, from its first frame to its end.
+/// Reads arbitrary bytes as a lane, from its first frame to its end.
 ///
 /// # Panics
-/// When a frame is not what its header says, or does not come back as the bytes it was read from.
+/// Panics if a frame does not match its header, or does not contain the bytes that it was read from.
 pub fn frames(bytes: &[u8]) {
     let pool = BufferPool::new(FRAME_DATA_BYTES_MAX, 1);
     let clock = StageClock::default();
@@ -47,10 +47,10 @@ pub fn frames(bytes: &[u8]) {
     }
 }
 
-/// Reads any bytes as a control connection at the receiver: a greeting, then messages.
+/// Reads arbitrary bytes as a control connection at the receiver: a greeting followed by messages.
 ///
 /// # Panics
-/// When a message is longer than messages are, or the connection waits for what cannot come.
+/// Panics if a message exceeds the maximum length, or if the connection waits for bytes that cannot arrive.
 pub fn control(bytes: &[u8]) {
     let Some((greeting, rest)) = bytes.split_first_chunk() else {
         return;
@@ -77,7 +77,7 @@ pub fn control(bytes: &[u8]) {
     }
 }
 
-/// The result of a future that never has to wait.
+/// Returns the result of a future that never has to wait.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

@@ -1,7 +1,7 @@
-//! Frames and the two ends of a lane, whatever carries it.
+//! Frames and the two ends of a lane, independent of the transport.
 //!
-//! A [`LaneSink`] and a [`LaneSource`] are blocking and each belongs to one thread. **Invariant:** a frame's data moves
-//! as an owned [`Buffer`]; no end keeps a part of it after the call.
+//! A [`LaneSink`] and a [`LaneSource`] are blocking, and each belongs to one thread. **Invariant:** the data of a frame
+//! moves as an owned [`Buffer`]. Neither end keeps a part of it after the call.
 
 use std::fmt;
 use std::io;
@@ -21,10 +21,10 @@ pub(crate) mod memory;
 pub(crate) mod rate_limiter;
 pub(crate) mod tls;
 
-/// One frame: header, head, data.
+/// One frame: header, head and data.
 #[derive(Debug)]
 pub struct Frame {
-    /// The header; its lengths are those of the fields below.
+    /// The header. Its lengths are those of the fields below.
     pub header: FrameHeader,
     /// The description of the data.
     pub head: Vec<u8>,
@@ -33,8 +33,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Receives the next frame, or `None` at the peer's orderly end: `fill` fills a slice with the lane's next bytes
-    /// and returns how much of it there was before that end.
+    /// Receives the next frame, or returns `None` if the peer has ended the lane. `fill` fills a slice with the lane's
+    /// next bytes and returns the number of bytes that preceded the end of the lane.
     pub(crate) fn receive_next(
         pool: &BufferPool,
         watch: &mut Stopwatch<'_>,
@@ -57,7 +57,7 @@ impl Frame {
         Self::receive(header, pool, watch, fill_all).map(Some)
     }
 
-    /// Receives the frame after its `header`: `fill` fills a slice completely with the lane's next bytes.
+    /// Receives the rest of a frame after its `header`. `fill` fills a slice completely with the lane's next bytes.
     pub(crate) fn receive(
         header: FrameHeader,
         pool: &BufferPool,
@@ -89,58 +89,59 @@ impl Frame {
     }
 }
 
-/// How much of a frame comes before it is noted: whole records of TLS, which are opened straight into the buffer.
+/// Number of received bytes after which progress is recorded. A multiple of the TLS record size, because records are
+/// decrypted directly into the buffer.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more, so that frames it would take meanwhile stay for other lanes. By default a
-    /// lane always can.
+    /// Waits until the lane can send more, so that other lanes can take the next frames while this lane is blocked. The
+    /// default implementation never waits.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane is gone.
+    /// Returns [`LaneError`] if the connection is lost.
     fn await_room(&mut self) -> Result<(), LaneError> {
         Ok(())
     }
 
-    /// Sends one frame; books encryption, if there is any, as busy and the wait for the path as blocked.
+    /// Sends one frame. Encryption is recorded as busy time, and waiting for the path as blocked time.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane is gone; the frame may or may not have arrived.
+    /// Returns [`LaneError`] if the connection is lost. The frame may or may not have arrived.
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
 
-    /// Sends no faster than `rate` from now on, together with all others that keep it, and books the wait for that as
-    /// paced. By default a lane keeps none.
+    /// Limits the lane to `rate`, which all lanes with the same rate share. Waiting for the rate is recorded as paced
+    /// time. The default implementation ignores the rate.
     fn hold_to(&mut self, _rate: SharedRate) {}
 
-    /// Says that no frame follows.
+    /// Ends the lane. No frame may follow.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane is gone.
+    /// Returns [`LaneError`] if the connection is lost.
     fn finish(&mut self) -> Result<(), LaneError>;
 
-    /// A breaker of the lane, for other threads.
+    /// Returns a breaker of the lane, for use by other threads.
     fn breaker(&self) -> LaneBreaker;
 
-    /// A probe of the lane's connection, for any thread; by default it reports nothing.
+    /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
     fn path(&self) -> PathProbe {
         PathProbe::default()
     }
 }
 
-/// How many bytes of a lane may wait in this process until they are received.
+/// Maximum number of bytes of a lane that are buffered in this process until they are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneWindow {
-    /// Enough to keep a long path busy with one lane.
+    /// A window that lets a single lane use a long path fully.
     Wide,
-    /// Enough where there are many lanes.
+    /// A window that suffices if there are many lanes.
     Narrow,
-    /// The least that a lane needs to make progress.
+    /// The smallest window with which a lane makes progress.
     Least,
 }
 
 impl LaneWindow {
-    /// The most bytes that wait.
+    /// Returns the size of the window in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         match self {
@@ -153,47 +154,48 @@ impl LaneWindow {
 
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
-    /// Whether arrived bytes wait in this process, by a [window](LaneWindow) that is to be opened; by default they wait
-    /// in the kernel.
+    /// Returns whether arrived bytes are buffered in this process, so that a [window](LaneWindow) must be opened. By
+    /// default the kernel buffers them.
     fn has_window(&self) -> bool {
         false
     }
 
-    /// Lets the peer send so much before it is received.
+    /// Sets the number of bytes that the peer may send before they are received.
     fn open_window(&mut self, _window: LaneWindow) {}
 
-    /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
-    /// starved, that for a buffer as blocked, that for the lane's rate as paced, and decryption as busy. What has come
-    /// of its data is noted as at hand, until the caller notes that it is not.
+    /// Waits for a frame and returns it with its data in a buffer of `pool`, or returns `None` after the peer's last
+    /// frame. Records waiting for the path as starved time, waiting for a buffer as blocked time, waiting for the
+    /// lane's rate as paced time, and decryption as busy time. The received part of the data is recorded as available
+    /// until the caller resets it.
     ///
     /// # Errors
-    /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.
+    /// Returns [`LaneError`] if the connection is lost, if the pool is closed, or if the bytes are not a frame.
     fn receive(
         &mut self,
         pool: &BufferPool,
         watch: &mut Stopwatch<'_>,
     ) -> Result<Option<Frame>, LaneError>;
 
-    /// A breaker of the lane, for other threads.
+    /// Returns a breaker of the lane, for use by other threads.
     fn breaker(&self) -> LaneBreaker;
 
-    /// A probe of the lane's connection, for any thread; by default it reports nothing.
+    /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
     fn path(&self) -> PathProbe {
         PathProbe::default()
     }
 }
 
-/// Breaks a lane: a thread that waits on it gets an error.
+/// Breaks a lane, so that a thread that waits on it gets an error.
 #[derive(Clone)]
 pub struct LaneBreaker(Arc<dyn Fn() + Send + Sync>);
 
 impl LaneBreaker {
-    /// A breaker that runs `action`, which must not block.
+    /// Creates a breaker that runs `action`, which must not block.
     pub fn new(action: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(action))
     }
 
-    /// Breaks the lane; idempotent.
+    /// Breaks the lane. Idempotent.
     pub fn trip(&self) {
         (self.0)();
     }
@@ -205,38 +207,39 @@ impl fmt::Debug for LaneBreaker {
     }
 }
 
-/// Why a lane ended early.
+/// The reason why a lane ended early.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// The other end is gone without an orderly end.
+    /// The peer closed the connection without ending the lane first.
     #[error("data lane: the peer closed the connection")]
     Closed,
-    /// The transfer is being stopped on this side.
+    /// This side is stopping the transfer.
     #[error("data lane: stopped")]
     Stopped,
-    /// The operating system has returned an error.
+    /// The operating system returned an error.
     #[error("data lane: {source}")]
     Io {
-        /// The error.
+        /// The underlying error.
         source: io::Error,
     },
     /// TLS could not hand the connection over.
     #[error("data lane: {0}")]
     Tls(#[from] rustls::Error),
-    /// A record is not one of the peer's.
+    /// A TLS record is not valid.
     #[error("data lane: {0}")]
     Record(#[from] RecordError),
-    /// A frame on a lane in clear is not the peer's next one: it was changed, repeated, moved, or is of another lane.
+    /// A frame on an unencrypted lane is not the peer's next frame: it was modified, replayed, reordered, or belongs to
+    /// another lane.
     #[error("data lane: a frame does not authenticate")]
     Forged,
-    /// The bytes are no frame.
+    /// The bytes are not a frame.
     #[error("data lane: {0}")]
     Wire(#[from] WireError),
 }
 
 impl LaneError {
-    /// Whether the connection was lost, in contrast to bytes on it that cannot be right.
+    /// Returns whether the connection was lost, as opposed to invalid bytes on it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

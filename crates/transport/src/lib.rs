@@ -1,8 +1,8 @@
-//! The carriers of frames and messages: TLS on TCP, TCP in clear after TLS, QUIC, or memory within one process; and the
-//! trust in the peer at the other end.
+//! Transports for frames and messages, and the authentication of the peer. Frames and messages travel over TLS on TCP,
+//! over unencrypted TCP after a TLS handshake, over QUIC, or through memory in one process.
 //!
-//! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
-//! **Invariant:** no connection is handed out before both ends have proved their keys.
+//! Lanes are blocking and belong to threads; control is asynchronous. This crate does not interpret frames.
+//! **Invariant:** no connection is returned before both ends have proved their keys.
 
 mod blocking;
 mod channel;

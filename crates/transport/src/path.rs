@@ -1,6 +1,7 @@
-//! Probes of the connections below lanes, for reports on the path and for its tuning.
+//! Probes of the connections below lanes, used to report on the path and to tune it.
 //!
-//! A probe is separate from its lane, because a lane's thread may hang in a write for as long as the path is slow.
+//! A probe is separate from its lane, because the lane's thread may be blocked in a write for a long time on a slow
+//! path.
 
 use std::fmt;
 use std::io;
@@ -11,7 +12,7 @@ use std::sync::{Arc, Weak};
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-/// The carrier of a connection.
+/// The transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Transport {
@@ -21,8 +22,8 @@ pub enum Transport {
     Quic,
 }
 
-/// Reads the state of one lane's connection, and sets what may change while it runs; keeps the socket, but not the
-/// connection, open.
+/// Reads the state of one lane's connection and changes its settings at run time. A probe keeps the socket's descriptor
+/// open, but the lane can still shut the connection down.
 #[derive(Clone, Default)]
 pub struct PathProbe(Option<ProbeSource>);
 
@@ -33,17 +34,17 @@ enum ProbeSource {
 }
 
 impl PathProbe {
-    /// A probe of a socket.
+    /// Creates a probe of a socket.
     pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
         Self(Some(ProbeSource::Kernel(socket)))
     }
 
-    /// A probe of a connection that is not the kernel's: `tell` returns its state, and must not block.
+    /// Creates a probe of a connection that the kernel does not manage. `tell` returns its state and must not block.
     pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
         Self(Some(ProbeSource::Told(None, Arc::new(tell))))
     }
 
-    /// A probe of a QUIC connection, as [`telling`](Self::telling).
+    /// Creates a probe of a QUIC connection, like [`telling`](Self::telling).
     pub(crate) fn of_quic(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
         Self(Some(ProbeSource::Told(
             Some(Transport::Quic),
@@ -51,7 +52,7 @@ impl PathProbe {
         )))
     }
 
-    /// The transport of the lane; `None` within one process.
+    /// Returns the transport of the lane, or `None` for a lane inside one process.
     #[must_use]
     pub fn transport(&self) -> Option<Transport> {
         match self.0.as_ref()? {
@@ -60,7 +61,7 @@ impl PathProbe {
         }
     }
 
-    /// The present state, in the terms of TCP; `None` where nothing reports it.
+    /// Returns the present state, in the terms of TCP, or `None` if it is not available.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
@@ -69,22 +70,24 @@ impl PathProbe {
         }
     }
 
-    /// Whether the peer has ended the connection, or it is lost, as far as is known without reading from it.
+    /// Returns whether the peer has ended the connection or it is lost, as far as this is known without reading from
+    /// it.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.read()
             .is_some_and(|info| info.established == Some(false))
     }
 
-    /// The largest IP packet that the lane's path carries, as far as the kernel knows; `None` where no kernel's TCP
-    /// carries the lane.
+    /// Returns the size of the largest IP packet that the lane's path can carry, to the kernel's knowledge. Returns
+    /// `None` if the lane does not use the kernel's TCP.
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
         let socket = self.kernel()?;
         zmove_sockopt::path_mtu(&**socket, socket.peer_addr().ok()?).ok()
     }
 
-    /// The kernel's name of the present congestion control; `None` where no kernel's TCP carries the lane.
+    /// Returns the kernel's name of the present congestion control, or `None` if the lane does not use the kernel's
+    /// TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
         let name = SockRef::from(&**self.kernel()?).tcp_congestion().ok()?;
@@ -92,8 +95,8 @@ impl PathProbe {
         String::from_utf8(name).ok()
     }
 
-    /// A copy of the connection's descriptor, which tells when the connection hangs up. It keeps the connection open.
-    /// `None` where no kernel's TCP carries the lane.
+    /// Returns a duplicate of the connection's descriptor, on which a hangup can be polled. It keeps the connection
+    /// open. Returns `None` if the lane does not use the kernel's TCP.
     #[must_use]
     pub fn socket(&self) -> Option<OwnedFd> {
         self.kernel()?.try_clone().ok().map(OwnedFd::from)
@@ -106,22 +109,21 @@ impl PathProbe {
         }
     }
 
-    /// The socket, without keeping it open; `None` where no kernel's TCP carries the lane.
+    /// Returns a weak reference to the socket, or `None` if the lane does not use the kernel's TCP.
     pub(crate) fn downgrade(&self) -> Option<Weak<TcpStream>> {
         self.kernel().map(Arc::downgrade)
     }
 
-    /// Ends the connection for both sides, where a kernel's TCP carries it.
+    /// Shuts the connection down in both directions, if it uses the kernel's TCP.
     pub fn break_off(&self) {
-        // A connection that has ended already needs no breaking.
+        // The shutdown of a connection that has already ended fails, which is harmless.
         let _ended = self.kernel().map(|socket| socket.shutdown(Shutdown::Both));
     }
 
-    /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's
-    /// TCP carries the lane.
+    /// Sets the congestion control by its kernel name. Has no effect if the lane does not use the kernel's TCP.
     ///
     /// # Errors
-    /// The kernel does not have it, or does not let this user choose it.
+    /// Returns an error if the kernel does not support the algorithm, or does not permit this user to choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
         let set = |socket: &Arc<TcpStream>| {
             SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes())

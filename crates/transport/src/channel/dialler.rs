@@ -1,10 +1,10 @@
-//! The client side: TCP, QUIC, or QUIC where TCP does not get through.
+//! The client side: dials by TCP, by QUIC, or by QUIC if TCP does not get through.
 //!
-//! `--transport auto` works in the manner of "happy eyeballs" (RFC 8305). TCP gets a head start, long enough
-//! for one lost packet and a long round trip, because it costs less CPU; QUIC begins when that is over, or
-//! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
-//! little time, by how long the refusal took, and none once datagrams are refused too. Where the caller knows of the
-//! path that QUIC is done sooner, QUIC has the head start, and what TCP begins after it is the same race.
+//! `--transport auto` works like "happy eyeballs" (RFC 8305). TCP gets a head start because it needs less CPU. The head
+//! start allows for one lost packet and a long round trip. QUIC starts after the head start, or when TCP has been
+//! refused. The first transport to connect is used for the whole run. After a refusal, QUIC gets only a short time that
+//! depends on the duration of the refusal, and no time at all if datagrams are refused too. If the caller knows that
+//! QUIC connects sooner on this path, QUIC gets the head start, followed by the same race.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -31,36 +31,37 @@ use crate::trust::{HostPolicy, Identity};
 /// How to reach a host.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// The transports that may be used. Default: TCP, else QUIC.
+    /// The transports that may be used. Default: TCP, with QUIC as the fallback.
     pub transport: TransportChoice,
-    /// The settings of TCP.
+    /// The TCP settings.
     pub socket: SocketConfig,
     /// The congestion control of QUIC. Default: tolerant.
     pub quic_congestion: QuicCongestion,
-    /// The window that an earlier push has found on the path, for QUIC's tolerant congestion control. Default: none.
+    /// The window that an earlier push found on the path, for QUIC's tolerant congestion control. Default: none.
     pub saved: Option<SavedWindow>,
-    /// With both: whether QUIC goes first, and how long TCP then waits for it. Default: TCP goes first.
+    /// The head start of QUIC, if both transports may be used. Default: `None`, which means that TCP starts first.
     pub quic_first: Option<Duration>,
 }
 
-/// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
+/// Dials connections to one host. Cheap to clone. Clones use the same address and transport.
 #[derive(Clone, Debug)]
 pub struct ChannelDialler {
     host: ResolvedHost,
     tcp: Option<Dialler>,
     quic: QuicDialler,
     quic_first: Option<Duration>,
-    /// The only transport that may be used, or the one that the first connection of a run has settled on.
+    /// The only permitted transport, or the transport of the run's first connection.
     settled: Arc<OnceLock<Transport>>,
-    /// The lanes over TCP, which are not kept open.
+    /// The TCP sockets of the lanes, as weak references.
     lanes: Arc<Lock<Vec<Weak<TcpStream>>>>,
 }
 
 impl ChannelDialler {
-    /// Looks the host up, once for all connections. `name` is a name or an address, IPv6 without brackets.
+    /// Resolves the host once for all connections. `name` is a host name or an address; an IPv6 address has no
+    /// brackets.
     ///
     /// # Errors
-    /// The name has no address, or a socket cannot be set up as configured.
+    /// Returns an error if the name has no address, or if a socket cannot be configured.
     pub async fn new(
         identity: &Identity,
         name: &str,
@@ -98,11 +99,12 @@ impl ChannelDialler {
         })
     }
 
-    /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
-    /// next.
+    /// Dials one connection in at most `deadline`. Whether the host accepts this side's key is known only from the data
+    /// that it sends next.
     ///
     /// # Errors
-    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
+    /// Returns [`DialError`] if no address responds, if the server does not speak the zmove protocol, or if the host's
+    /// key is not accepted.
     pub async fn dial(&self, deadline: Duration) -> Result<Channel, DialError> {
         if let Some(head_start) = self.quic_first
             && self.settled.get().is_none()
@@ -112,7 +114,8 @@ impl ChannelDialler {
                     return Ok(Channel::quic(connection));
                 }
                 Err(error) if !error.retryable() => return Err(error),
-                // The others of this run have TCP, or some have had QUIC and this one not.
+                // Another connection of this run has settled on TCP, or this attempt failed even if another one
+                // succeeded over QUIC.
                 _ => {}
             }
         }
@@ -123,39 +126,39 @@ impl ChannelDialler {
         }
     }
 
-    /// What has become of a saved window.
+    /// Returns the result of using the saved window.
     #[must_use]
     pub fn resumption(&self) -> Resumption {
         self.quic.resumption()
     }
 
-    /// A round trip, as soon as a TCP connection has come up and shown it.
+    /// Returns the round-trip time, once a TCP connection has measured it.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
         self.tcp.as_ref()?.round_trip()
     }
 
-    /// The reason why segments have been limited since this dialler was made, if they were.
+    /// Returns the black hole that this dialer has found on the path, if any. Segments are limited since then.
     #[must_use]
     pub fn black_hole(&self) -> Option<BlackHole> {
         self.tcp.as_ref()?.black_hole().cloned()
     }
 
-    /// Has [`await_black_hole`](Self::await_black_hole) look at a lane.
+    /// Adds a lane to those that [`await_black_hole`](Self::await_black_hole) monitors.
     pub fn add_lane(&self, path: &PathProbe) {
         self.lanes.lock().extend(path.downgrade());
     }
 
-    /// Checks the path before the first connection. If full-size packets vanish, segments of all connections are
-    /// limited. A host that does not answer by TCP at once is not checked.
+    /// Checks the path before the first connection. If full-size packets are lost on it, the segments of all
+    /// connections are limited. A host that does not respond to TCP immediately is not checked.
     pub async fn check_path(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.check_path().await;
         }
     }
 
-    /// Resolves once full-size packets are found to vanish on the path. Segments of all later connections are then
-    /// limited. The path is checked when nothing moves on the lanes over TCP. QUIC finds its packet size by itself.
+    /// Resolves once full-size packets are found to be lost on the path. The segments of all later connections are then
+    /// limited. The path is checked when no data moves on the TCP lanes. QUIC discovers its packet size itself.
     pub async fn await_black_hole(&self) -> BlackHole {
         if let Some(tcp) = &self.tcp {
             tcp.await_black_hole(|| self.bytes_moved()).await;
@@ -166,7 +169,7 @@ impl ChannelDialler {
         }
     }
 
-    /// Bytes that the lanes over TCP have sent and received.
+    /// Returns the number of bytes sent and received on the TCP lanes.
     fn bytes_moved(&self) -> u64 {
         let lanes = self.lanes.lock();
         let infos = lanes
@@ -177,8 +180,8 @@ impl ChannelDialler {
             .sum()
     }
 
-    /// Exchanges messages that are larger than any packet with the host over TCP, in segments of at most
-    /// `segment_bytes`. Returns whether both have arrived within this time.
+    /// Exchanges messages larger than any packet with the host over TCP, in segments of at most `segment_bytes`.
+    /// Returns whether both messages arrived before the timeout `within`.
     pub async fn arrives(&self, segment_bytes: Option<u32>, within: Duration) -> bool {
         match &self.tcp {
             Some(tcp) => timeout(within, tcp.arrives(segment_bytes))
@@ -188,12 +191,13 @@ impl ChannelDialler {
         }
     }
 
-    /// Ends all QUIC connections in order: their last packets would not leave a process that ends, as TCP's do.
+    /// Closes all QUIC connections gracefully. Unlike with TCP, the last packets of a QUIC connection are not sent
+    /// after the process has ended.
     pub async fn close(&self) {
         self.quic.close().await;
     }
 
-    /// Settles on `transport` unless one is settled already; returns whether it is the one.
+    /// Settles on `transport` unless the transport is already settled. Returns whether `transport` is the settled one.
     fn settle(&self, transport: Transport) -> bool {
         *self.settled.get_or_init(|| transport) == transport
     }
@@ -224,7 +228,7 @@ impl ChannelDialler {
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                // QUIC has failed: only TCP is left.
+                // QUIC has failed, so only TCP is left.
                 unhelpful => match reaching.await {
                     Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
                     Err(error) => self.take_quic(unhelpful, error),
@@ -245,7 +249,7 @@ impl ChannelDialler {
         Ok(Channel::quic(self.quic.dial(deadline.waited).await?))
     }
 
-    /// Dials by QUIC only, after TCP has failed in this time.
+    /// Dials by QUIC only, after TCP has failed in the time `taken`.
     async fn only_quic(&self, error: DialError, taken: Duration) -> Result<Channel, DialError> {
         let refused = matches!(error, DialError::Refused { .. });
         let doubtful = refused && self.settled.get().is_none();
@@ -266,7 +270,7 @@ impl ChannelDialler {
     ) -> Result<Channel, DialError> {
         match dialled {
             Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
-            // The other connections of this run use TCP, which has failed here.
+            // The other connections of this run use TCP, which failed for this one.
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
             Err(quic) => Err(self.neither(tcp, quic)),
@@ -282,8 +286,8 @@ impl ChannelDialler {
     }
 }
 
-/// Waits until every address has answered an empty datagram by saying that nobody takes any there. QUIC ignores such
-/// answers, since anybody can send them; after a refusal by TCP they are believed.
+/// Waits until every address has answered an empty datagram with "port unreachable". QUIC ignores such answers because
+/// anyone can forge them. After TCP was refused, they are trusted.
 async fn datagrams_refused(addresses: &[SocketAddr]) {
     for address in addresses {
         let asked = async {
@@ -301,20 +305,20 @@ async fn datagrams_refused(addresses: &[SocketAddr]) {
     }
 }
 
-/// The head start of TCP: a second until a lost packet is sent again, and a long round trip.
+/// Head start of TCP: one second until a lost packet is retransmitted, plus a long round trip.
 const HEAD_START: Duration = Duration::from_millis(1_500);
-/// How long QUIC may take where TCP is silent: both give up together.
+/// Time limit for QUIC if TCP gets no answer. Both transports then give up at the same time.
 const QUIC_PATIENCE: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
-/// How long QUIC may take where TCP is refused, which took a round trip or more: there is a host, and most likely no
-/// daemon listens there. A handshake takes two round trips.
+/// Returns the time limit for QUIC after TCP was refused, which took one round trip or more. The host exists, but most
+/// likely no daemon listens there. A handshake takes two round trips.
 fn patience_after_refusal(taken: Duration) -> Duration {
-    // Whole milliseconds, since the user may read it.
+    // Rounded down to milliseconds, because the value may be displayed.
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
     (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
 }
 
-/// A second until a lost packet is sent again, and the time that a busy host needs for the keys. A refusal by a
-/// firewall close by shows nothing about the path to a host far away.
+/// One second until a lost packet is retransmitted, plus the time that a busy host needs to compute the keys. A refusal
+/// by a nearby firewall says nothing about the path to a distant host.
 const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);

@@ -1,6 +1,6 @@
-//! The daemon's side: TCP and UDP at one port.
+//! The daemon's side: TCP and UDP on the same port.
 //!
-//! **Invariant:** a channel is returned only when its peer has proved a key, whatever the transport.
+//! **Invariant:** over any transport, a channel is returned only after its peer has proved a key.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub struct Listener {
     fingerprint: Fingerprint,
 }
 
-/// A client that wants a connection and has proved nothing.
+/// A connection attempt by a client that has not proved anything.
 #[derive(Debug)]
 pub struct Incoming {
     address: SocketAddr,
@@ -38,11 +38,11 @@ enum Accepted {
 }
 
 impl Listener {
-    /// Listens on `address` by the transports of `choice`, both at the same port; port 0 stands for any free one. Runs
-    /// on the tokio runtime that calls.
+    /// Listens on `address` with the transports in `choice`, both on the same port. Port 0 selects a free port. Must be
+    /// called in a tokio runtime, which runs the listener.
     ///
     /// # Errors
-    /// The address cannot be used, or the socket cannot be set up as configured.
+    /// Returns an error if the address cannot be used, or if the socket cannot be configured.
     pub async fn bind(
         address: SocketAddr,
         identity: &Identity,
@@ -52,11 +52,11 @@ impl Listener {
         Self::on(Inherited::bind(address, choice, socket)?, identity, socket)
     }
 
-    /// Listens on sockets that another program has bound, one or both, each where it is bound. Runs on the tokio
-    /// runtime that calls.
+    /// Listens on one or two sockets that another program has bound. They may have different addresses. Must be called
+    /// in a tokio runtime, which runs the listener.
     ///
     /// # Errors
-    /// There is none, or one is no listening socket, or cannot be set up as configured.
+    /// Returns an error if there is no socket, if one is not a listening socket, or if one cannot be configured.
     pub fn on(
         sockets: Inherited,
         identity: &Identity,
@@ -77,16 +77,16 @@ impl Listener {
         })
     }
 
-    /// The key by which this side proves itself.
+    /// Returns the key of this side.
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// The address that clients can dial.
+    /// Returns the address that clients can dial.
     ///
     /// # Errors
-    /// The socket is gone.
+    /// Returns an error if the socket is closed.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match (&self.tcp, &self.quic) {
             (Some(tcp), _) => tcp.local_addr(),
@@ -95,17 +95,18 @@ impl Listener {
         }
     }
 
-    /// The bytes of UDP that the kernel holds until they are received, where there is UDP; they limit how fast QUIC can
-    /// be.
+    /// Returns the size of the kernel's receive buffer for UDP in bytes, or `None` without UDP. It limits the speed of
+    /// QUIC.
     #[must_use]
     pub fn udp_buffer_bytes(&self) -> Option<usize> {
         self.quic.as_ref().map(|quic| quic.receive_buffer_bytes)
     }
 
-    /// The next client. Dropping the future loses none.
+    /// Waits for the next client. Cancellation safe: dropping the future loses no client.
     ///
     /// # Errors
-    /// The client is gone already, or the system is out of descriptors or memory: pause and go on.
+    /// Returns an error if the client has already gone, or if the system is out of descriptors or memory. The caller
+    /// should pause and retry.
     pub async fn accept(&self) -> io::Result<Incoming> {
         let by_tcp = async {
             match &self.tcp {
@@ -131,11 +132,12 @@ impl Listener {
         }
     }
 
-    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint. Calls `spoken` when
-    /// the client's first message has come, which over QUIC it always has.
+    /// Performs the handshake, in which the peer proves its key, in at most `deadline`. The caller must then authorize
+    /// the peer by its fingerprint. Calls `spoken` when the client's first message has arrived, which over QUIC is
+    /// immediately.
     ///
     /// # Errors
-    /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
+    /// Returns [`AcceptError`] if the client is too slow, does not speak the zmove protocol, or does not prove a key.
     pub async fn handshake(
         &self,
         incoming: Incoming,
@@ -156,8 +158,8 @@ impl Listener {
         }
     }
 
-    /// Takes no more clients and closes the listening socket of TCP. That of UDP carries the connections over QUIC, and
-    /// is closed with the last of them.
+    /// Stops accepting clients and closes the listening TCP socket. The UDP socket carries the QUIC connections and is
+    /// closed with the last of them.
     pub fn stop_listening(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.stop_listening();
@@ -167,7 +169,7 @@ impl Listener {
         }
     }
 
-    /// Closes all QUIC connections, in order.
+    /// Closes all QUIC connections gracefully.
     pub fn close(&self) {
         if let Some(quic) = &self.quic {
             quic.endpoint.close(quic::DONE, b"");
@@ -176,14 +178,14 @@ impl Listener {
 }
 
 impl Incoming {
-    /// The address that the client has given; over TCP it is proved.
+    /// Returns the address of the client. Over QUIC, it may be spoofed.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Has a client prove that its address is its own by dialling again; `None` when it has been asked to. For use
-    /// while there are many clients.
+    /// Requires a QUIC client to prove its address by dialing again. Returns `None` if the client was asked to do so.
+    /// Use this while many clients are connecting.
     #[must_use]
     pub fn send_retry(self) -> Option<Self> {
         let Self { address, accepted } = self;

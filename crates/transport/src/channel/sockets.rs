@@ -1,5 +1,5 @@
-//! The sockets of a listener, without its key: they may be bound by another process, or with more rights than their
-//! later use has.
+//! The sockets of a listener, without its key. They may be bound by another process, or with more privileges than the
+//! listener has later.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -10,7 +10,7 @@ use crate::error::BindError;
 use crate::quic;
 use crate::tcp_tls::{self, SocketConfig};
 
-/// Sockets that are bound.
+/// Bound sockets.
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// A listening TCP socket.
@@ -20,11 +20,11 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// Binds sockets for the transports of `choice` to `address`, both at the same port; port 0 stands for any free
-    /// one. With the rights of root the buffers of UDP are large.
+    /// Binds sockets for the transports in `choice` to `address`, both on the same port. Port 0 selects a free port. A
+    /// process with root privileges gets large UDP buffers.
     ///
     /// # Errors
-    /// The address cannot be used, or the socket cannot be set up as configured.
+    /// Returns an error if the address cannot be used, or if the socket cannot be configured.
     pub fn bind(
         address: SocketAddr,
         choice: TransportChoice,
@@ -56,7 +56,7 @@ impl Inherited {
                         udp: Some(udp),
                     });
                 }
-                // The port that TCP was given is not free for UDP.
+                // The port chosen for TCP is not free for UDP. Try another one.
                 Err(_) if tries_left > 0 => {}
                 Err(source) => {
                     return Err(BindError::Listen {
@@ -69,5 +69,5 @@ impl Inherited {
     }
 }
 
-/// The number of ports that are tried where any will do.
+/// Number of ports to try if any port is acceptable.
 const PORTS_TRIED_MAX: u32 = 16;

@@ -1,8 +1,9 @@
-//! Reading the frames of a control connection in a task of its own, beside one that sends pings and answers them.
+//! Reads the frames of a control connection in one task, while a second task sends pings and pongs.
 //!
-//! The task reads from the greeting on, whatever the session does, so a ping is answered in any phase. It reads ahead
-//! one short message; a longer one waits until the session asks for it, and the pings behind that wait too.
-//! **Invariant:** reading never waits for writing, so two peers who both have much to send never wait for each other.
+//! The reading task starts after the greeting and runs independently of the session, so pings are answered in every
+//! phase. It reads one short message ahead. A longer message waits until the session requests it, and pings after that
+//! message wait too. **Invariant:** reading never waits for writing, so two peers that both have much to send never
+//! wait for each other.
 
 use std::sync::Weak;
 
@@ -13,19 +14,19 @@ use zmove_wire::{ControlHeader, encode_pong};
 
 use super::{Answers, ControlError, Patience, Sending, Unheard};
 
-/// A message that is no longer is read before anyone asks for it: room for nearly all openings.
+/// Maximum length of a message that is read ahead of a request. Nearly all openings are shorter.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
 
 /// The messages of a connection that is being read.
 pub(super) struct Listening {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
-    /// The length of the longest message that the session asks for; 0 once a message has been read.
+    /// Maximum length of the message that the session requests. 0 if no request is pending.
     wanted: watch::Sender<usize>,
 }
 
 impl Listening {
-    /// Reads a connection in a task, which ends when this is dropped, or with an error when the peer does not read its
-    /// pongs. Pings are answered once something has been sent.
+    /// Starts a task that reads the connection. It ends when this is dropped, or with an error if the peer does not
+    /// read its pongs. Pings are answered only after this side has sent something.
     pub(super) fn begin(unheard: Unheard) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
@@ -48,16 +49,17 @@ impl Listening {
         tokio::spawn(async move {
             tokio::select! {
                 () = reading.run(&messages_in) => {}
-                // A message that is cut off is of no use.
+                // An incomplete message is of no use.
                 () = messages_in.closed() => {}
-                // What the peer sent before it was lost is read to its end, so only this error ends the reading.
+                // Everything that the peer sent before it was lost is still read, so only this error ends the reading.
                 Ok(error) = unread => drop(messages_in.send(Err(error)).await),
             }
         });
         Self { messages, wanted }
     }
 
-    /// The next message that is no longer than `longest`; `None` when the peer ended the connection between messages.
+    /// Returns the next message of at most `longest` bytes, or `None` if the peer ended the connection between
+    /// messages.
     pub(super) async fn receive(
         &mut self,
         longest: usize,
@@ -80,13 +82,13 @@ impl Listening {
 /// One frame.
 #[derive(Debug)]
 pub(crate) enum ControlFrame {
-    /// A message of so many bytes, which are still to be read.
+    /// A message of this length in bytes. Its body has not been read yet.
     Message(usize),
     Ping(u64),
     Pong(u64),
 }
 
-/// The next frame, of a message only its header; `None` when the stream ends between frames.
+/// Reads the next frame, but only the header of a message. Returns `None` if the stream ends between frames.
 pub(crate) async fn next_frame(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<ControlFrame>, ControlError> {
@@ -102,7 +104,7 @@ pub(crate) async fn next_frame(
     }))
 }
 
-/// The body of a message.
+/// Reads the body of a message.
 pub(crate) async fn body(
     stream: &mut (impl AsyncRead + Unpin),
     bytes: usize,
@@ -121,7 +123,7 @@ struct FrameReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads until the stream ends, breaks, or the messages are no longer wanted.
+    /// Reads until the stream ends or breaks, or until the messages are no longer needed.
     async fn run(mut self, messages: &mpsc::Sender<Result<Vec<u8>, ControlError>>) {
         loop {
             let message = match self.next_message().await {
@@ -155,7 +157,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// Waits until the session asks for a message that is too long to be read ahead.
+    /// Waits until the session requests a message, if it is too long to be read ahead.
     async fn wait_until_wanted(&mut self, bytes: usize) -> Result<(), ControlError> {
         if bytes <= AHEAD_BYTES_MAX {
             return Ok(());
@@ -167,8 +169,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Answers pings, and sends those that are asked for, until the writer is gone. Of several that wait, the newest is
-/// taken. `unread` takes the error of a peer that does not read them.
+/// Answers pings and sends requested pings until the writer is dropped. If several pings are waiting, only the most
+/// recent one is handled. Sends an error to `unread` if the peer does not read.
 async fn exchange(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
@@ -178,7 +180,7 @@ async fn exchange(
 ) {
     let mut writer = begun.clone();
     let exchanging = async {
-        // Nothing goes before this side's greeting.
+        // Nothing may be sent before this side's greeting.
         if begun.wait_for(|begun| *begun).await.is_err() {
             return;
         }
@@ -199,7 +201,7 @@ async fn exchange(
             {
                 Ok(()) => {}
                 Err(error @ ControlError::Unread) => {
-                    // Nobody reads any more if this fails.
+                    // The send fails only if the connection is no longer read.
                     let _over = unread.send(error);
                     return;
                 }

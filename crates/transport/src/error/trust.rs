@@ -1,6 +1,6 @@
-//! The errors of the files of keys, pins and grants: always local, and never cured by trying again.
+//! The errors of files with keys, pins and grants. They are always local problems, and retrying never helps.
 //!
-//! **Invariant:** every message names the file, and where there is one the line; none shows a private key.
+//! **Invariant:** every message names the file and, if applicable, the line. No message contains a private key.
 
 use std::{
     io,
@@ -10,11 +10,11 @@ use std::{
 use crate::endpoint::Endpoint;
 use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 
-/// Why a file of keys, grants or authorities cannot be relied on.
+/// The reason why a file with keys, grants or authorities cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFileError {
-    /// The file, or a directory on the way to it, belongs to somebody else.
+    /// The file, or a directory above it, belongs to another user.
     #[error(
         "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown -h {owner_wanted} {}",
         path.display(), path.display()
@@ -22,20 +22,20 @@ pub enum KeyFileError {
     Owner {
         /// The file or directory.
         path: PathBuf,
-        /// The user that it belongs to.
+        /// The owner.
         owner: u32,
-        /// The user that should own it: root, or the owner of its directory if that is the user that reads it.
+        /// The user who should own it: root, or the owner of its directory if that is the user who reads it.
         owner_wanted: u32,
     },
-    /// Others may write the file, or change what a directory on the way to it holds.
+    /// Other users can write to the file, or to a directory above it.
     #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,
-        /// The permission bits of the file.
+        /// The permission bits of the file or directory.
         mode: u32,
     },
-    /// A directory on the way cannot be looked at.
+    /// The metadata of a directory above the file cannot be read.
     #[error("look at {}", path.display())]
     Look {
         /// The file or directory.
@@ -51,7 +51,7 @@ pub enum KeyFileError {
         /// The system's error.
         source: io::Error,
     },
-    /// The file, or its directory, cannot be made or written.
+    /// The file or its directory cannot be created or written.
     #[error("write {}", path.display())]
     Write {
         /// The file.
@@ -62,7 +62,7 @@ pub enum KeyFileError {
 }
 
 impl KeyFileError {
-    /// The error for a file that is needed and does not exist.
+    /// Returns the error for a required file that does not exist.
     pub(crate) fn missing(path: &Path) -> Self {
         Self::Read {
             path: path.into(),
@@ -71,14 +71,14 @@ impl KeyFileError {
     }
 }
 
-/// Why this side's own key cannot be used.
+/// The reason why this side's own key cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// A file cannot be relied on, read or written.
+    /// A file cannot be trusted, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// Others can read the private key.
+    /// Other users can read the private key.
     #[error("use the key {}: its mode {mode:04o} is too open, others must not read it; run `chmod 600` on it", path.display())]
     Exposed {
         /// The key file.
@@ -86,7 +86,7 @@ pub enum IdentityError {
         /// The permission bits of the file.
         mode: u32,
     },
-    /// The file holds no private key, or no certificate, in PEM form.
+    /// The file contains no private key or no certificate in PEM form.
     #[error("use the key {}: it is damaged; restore it, or remove it to get a new key", path.display())]
     NotPem {
         /// The key file.
@@ -94,7 +94,7 @@ pub enum IdentityError {
         /// The error of the parser.
         source: rustls_pki_types::pem::Error,
     },
-    /// Key and certificate do not belong together, or are of an unknown kind.
+    /// The key and the certificate do not match, or their type is not supported.
     #[error("use the key {}: key and certificate do not fit; restore it, or remove it to get a new key", path.display())]
     Unusable {
         /// The key file.
@@ -102,28 +102,28 @@ pub enum IdentityError {
         /// The error of the TLS library.
         source: rustls::Error,
     },
-    /// The certificate that an authority has issued is not for this key, or is damaged.
+    /// The certificate issued by an authority does not match this key or is damaged.
     #[error("use the certificate {}: it is damaged, or not for the key beside it; remove it, or have a new one issued", path.display())]
     Certificate {
-        /// The certificate's file.
+        /// The file with the certificate.
         path: PathBuf,
     },
-    /// No key could be made.
+    /// No key could be generated.
     #[error("make a new key")]
     Generate(#[source] rcgen::Error),
-    /// A key that was just made cannot be used.
+    /// A newly generated key cannot be used.
     #[error("use a new key")]
     Fresh(#[source] rustls::Error),
 }
 
-/// Why the certificates or revocation lists of an authority cannot be used.
+/// The reason why the certificates or revocation lists of an authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// A file cannot be relied on, read or written.
+    /// A file cannot be trusted, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// The file holds nothing of its kind in PEM form, or something that cannot be read.
+    /// The file contains no certificates or revocation lists in PEM form, or one that cannot be parsed.
     #[error("read {}: it holds no certificates or revocation lists in PEM, or damaged ones", path.display())]
     Damaged {
         /// The file.
@@ -131,58 +131,58 @@ pub enum AuthorityError {
     },
 }
 
-/// Why the list of known hosts cannot be read or extended.
+/// The reason why the list of known hosts cannot be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KnownHostsError {
-    /// The list cannot be read.
+    /// The list cannot be trusted, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// A line is not of the form `HOST:PORT SHA256:…`.
+    /// A line does not have the form `HOST:PORT SHA256:…`.
     #[error("read {}, line {line}: {fault}", path.display())]
     Damaged {
         /// The list.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, starting at 1.
         line: usize,
-        /// The fault of the line.
+        /// The fault in the line.
         fault: HostLineFault,
     },
-    /// The host has another key in the list already; it is never replaced.
+    /// The list already contains another key of the host, which is never replaced.
     #[error("remember the key of {host}: {} has {expected} for it, not {found}", path.display())]
     Conflict {
         /// The list.
         path: PathBuf,
-        /// The host that was to be pinned.
+        /// The host to be pinned.
         host: Endpoint,
         /// The key in the list.
         expected: Fingerprint,
-        /// The key that was to be added.
+        /// The key to be added.
         found: Fingerprint,
     },
-    /// The host's name cannot stand in a line.
+    /// The host name cannot be written to a line.
     #[error("remember the host {0:?}: not a host name or address")]
     HostName(String),
 }
 
-/// Why the list of authorized keys cannot be read or extended.
+/// The reason why the list of authorized keys cannot be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorizedKeysError {
-    /// A file cannot be relied on, read or written.
+    /// A file cannot be trusted, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// A line is no valid grant.
+    /// A line is not a valid grant.
     #[error("read {}, line {line}: {fault}", path.display())]
     Damaged {
         /// The list.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, starting at 1.
         line: usize,
-        /// The fault of the line, which names the field.
+        /// The fault in the line, which names the field.
         fault: GrantFault,
     },
-    /// The grant to be added is not a valid one.
+    /// The grant to be added is not valid.
     #[error("authorize {holder}: {fault}")]
     Invalid {
         /// The key of the grant, or the name of its holder.

@@ -1,16 +1,16 @@
-//! A lane in clear: frames as they are, each header under a keyed hash. Only `push --cipher none` to a daemon
-//! with `--allow-clear` has such lanes, over TCP alone; control stays in TLS.
+//! An unencrypted lane: plain frames, with each header authenticated by a keyed hash. Only `push --cipher none` to a
+//! daemon with `--allow-clear` uses such lanes, and only over TCP. Control stays in TLS.
 //!
-//! The connection begins in TLS, which proves both ends, carries the greeting and, by its exporter, gives each
-//! direction of this one lane its key; after that neither end uses TLS's records any more. A frame is sent by one
-//! `writev`, and its data is read straight into its buffer.
+//! The connection begins in TLS, which authenticates both ends, carries the greeting, and derives a key for each
+//! direction of this lane with its exporter. After that, neither end uses TLS records. A frame is sent with one
+//! `writev` call, and its data is read directly into its buffer.
 //!
-//! A frame is authenticated by a keyed BLAKE3 of its number and its header. The header holds the digest that seals the
-//! frame's head and data, with which the receiver compares them before anything is stored, as on any lane. So the hash
-//! covers the header alone, and contents are hashed no second time.
+//! A frame is authenticated by a keyed BLAKE3 hash of its sequence number and its header. The header contains the
+//! digest of the frame's head and data. As on any lane, the receiver checks this digest before it stores anything. The
+//! keyed hash therefore covers only the header, and the contents are not hashed twice.
 //!
-//! **Invariant:** nothing of a header is used, no length and no kind, before it has been authenticated at its place in
-//! the sequence; and an end counts only if the peer has authenticated it.
+//! **Invariant:** no field of a header is used before the header has been authenticated at its position in the
+//! sequence. The end of the lane counts only if the peer has authenticated it.
 
 use std::fmt;
 use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};
@@ -27,18 +27,18 @@ use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
-/// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
+/// One end of an unencrypted lane. Either the dialer or the acceptor sends.
 pub struct ClearLane {
     incoming: BufReader<Chain<Cursor<Vec<u8>>, Socket>>,
     unsent_limit: UnsentLimit,
     sealing: Row,
     checking: Row,
     ended: bool,
-    /// The share in the rate by which the lane receives or sends.
+    /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
 }
 
-/// The lane's socket, shared with its breaker and its probe: one descriptor for all of them.
+/// The lane's socket. The breaker and the probe share its descriptor.
 struct Socket(Arc<TcpStream>);
 
 impl Read for Socket {
@@ -47,17 +47,18 @@ impl Read for Socket {
     }
 }
 
-/// The frames of one direction: their key, and the number of the next one.
+/// The frames of one direction: their key and the next sequence number.
 struct Row {
     key: [u8; blake3::KEY_LEN],
     sequence: u64,
 }
 
 impl ClearLane {
-    /// A lane on a connection whose greeting has passed and been flushed, and after which TLS carries nothing more.
+    /// Creates a lane on a connection whose greeting has been sent and flushed. TLS must not carry anything after the
+    /// greeting.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
+    /// Returns [`LaneError`] if the connection has ended, or if TLS carried more than the greeting.
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let ConnectionParts {
             socket,
@@ -74,7 +75,7 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        // What came before the bytes that are in the socket.
+        // Bytes that were already read from the socket come first.
         let arrived = Cursor::new(records);
         Ok(Self {
             incoming: BufReader::with_capacity(
@@ -89,10 +90,10 @@ impl ClearLane {
         })
     }
 
-    /// Writes all parts, by one system call where the socket takes all of them.
+    /// Writes all parts, with a single system call if the socket accepts them.
     fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
         let mut socket = &*self.incoming.get_ref().get_ref().1.0;
-        // Skip empty parts, so that there is something to write.
+        // Skips empty parts, so that there is something to write.
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match socket.write_vectored(parts) {
@@ -108,7 +109,8 @@ impl ClearLane {
         Ok(())
     }
 
-    /// Fills `out`, long pieces straight from the socket. The end of the connection is no orderly end of the lane.
+    /// Fills `out`, and reads long pieces directly from the socket. The end of the connection is an error, because it
+    /// does not end the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
         for piece in out.chunks_mut(self.limiter.piece_bytes()) {
@@ -119,7 +121,7 @@ impl ClearLane {
         Ok(())
     }
 
-    /// The next header, authenticated; `None` at the peer's orderly end.
+    /// Reads and authenticates the next header. Returns `None` if the peer has ended the lane.
     fn receive_header(
         &mut self,
         watch: &mut Stopwatch<'_>,
@@ -128,7 +130,7 @@ impl ClearLane {
         let mut mac = [0; blake3::OUT_LEN];
         self.fill(&mut header, watch)?;
         self.fill(&mut mac, watch)?;
-        // This comparison takes the same time wherever the two hashes differ.
+        // The comparison takes constant time.
         if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
             return Err(LaneError::Forged);
         }
@@ -145,7 +147,7 @@ impl ClearLane {
 }
 
 impl Row {
-    /// The row of frames that `sender` seals.
+    /// Returns the sequence of frames that `sender` authenticates.
     fn of(session: &rustls::Connection, sender: Side) -> Result<Self, rustls::Error> {
         let direction: &[u8] = match sender {
             Side::Client => b"client",
@@ -156,7 +158,7 @@ impl Row {
         Ok(Self { key, sequence: 0 })
     }
 
-    /// The hash that authenticates `header` as the next of the row.
+    /// Returns the hash that authenticates `header` as the next frame of the sequence.
     fn next(&mut self, header: &[u8; FrameHeader::BYTES]) -> blake3::Hash {
         let mut sealed = [0; SEQUENCE_BYTES + FrameHeader::BYTES];
         sealed[..SEQUENCE_BYTES].copy_from_slice(&self.sequence.to_le_bytes());
@@ -166,13 +168,13 @@ impl Row {
     }
 }
 
-/// The label that separates this use of the connection's secrets from any other.
+/// The label that separates this use of the connection's secrets from all others.
 const KEY_LABEL: &[u8] = b"EXPORTER-zmove lane clear 1";
 const SEQUENCE_BYTES: usize = size_of::<u64>();
-/// The header of the orderly end, which no frame has: there is no kind 0.
+/// The header that ends the lane. It cannot belong to a frame, because there is no kind 0.
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
-/// The size of the buffer for headers and heads; data is read straight to its place, except for at most so many last
-/// bytes.
+/// Size of the buffer for headers and heads. Data is read directly to its destination, except for the last bytes, which
+/// may fit into this buffer.
 const ARRIVED_BYTES_MAX: usize = 16 << 10;
 
 impl LaneSink for ClearLane {

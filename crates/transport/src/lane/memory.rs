@@ -1,6 +1,6 @@
-//! Lanes and control within one process: the default for embedding, and the ground of the tests.
+//! Lanes and control connections inside one process, used for embedding and for tests.
 //!
-//! A buffer moves from sink to source as it is: nothing is copied or encrypted, but everything is hashed.
+//! A buffer is moved from the sink to the source. Nothing is copied or encrypted, but everything is hashed.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::io::DuplexStream;
@@ -9,7 +9,7 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 use crate::control::{ControlReader, ControlWriter, control_pair};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 
-/// Both ends of one lane.
+/// Returns both ends of one lane.
 #[must_use]
 pub fn memory_lane() -> (Box<dyn LaneSink>, Box<dyn LaneSource>) {
     let (sender, receiver) = bounded(FRAMES_QUEUED_MAX);
@@ -19,7 +19,7 @@ pub fn memory_lane() -> (Box<dyn LaneSink>, Box<dyn LaneSource>) {
     )
 }
 
-/// Both ends of a control connection.
+/// Returns both ends of a control connection.
 #[must_use]
 pub fn memory_control() -> (
     (ControlReader, ControlWriter),

@@ -1,11 +1,13 @@
-//! A rate that lanes keep together: those of one push where they send, all of one key where they receive.
+//! A rate limit shared by several lanes: by the lanes of one push at the sender, by all lanes of one key at the
+//! receiver.
 //!
-//! There is one schedule for all of them, and they are served in the order in which they come. A sending lane waits
-//! for the moment of each piece before it goes out. A receiving lane waits for that of what a read has brought before
-//! it reads on; the windows then make the sender wait. Without a rate nothing is booked and nobody waits.
+//! All lanes share one schedule and are served in the order of their requests. A sending lane waits for the due time of
+//! each piece before it sends the piece. A receiving lane waits for the due time of the bytes that it has just read
+//! before it continues to read; flow control then makes the sender wait. Without a rate, nothing is scheduled and no
+//! lane waits.
 //!
-//! **Invariant:** whatever the number of lanes, what they send stays below rate × time and a moment's burst;
-//! what they take stays there but for a piece and a read of each.
+//! **Invariant:** for any number of lanes, the bytes sent stay below rate × time plus one short burst. The bytes
+//! received may exceed this limit by one piece and one read per lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,31 +18,31 @@ use zmove_types::{Doing, Lock, RateLimit, Stopwatch};
 
 use crate::lane::LaneBreaker;
 
-/// A rate that several lanes keep together; none at first by default. Clones are the same.
+/// A rate that several lanes share. By default there is no limit. Clones share the rate.
 #[derive(Clone, Debug, Default)]
 pub struct SharedRate(Arc<Schedule>);
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// The rate of what lanes carry, which is below the limit; 0 is no rate.
+    /// The rate at which lanes may carry data, slightly below the limit. 0 means no limit.
     bytes_per_second: AtomicU64,
     moments: Lock<Moments>,
-    /// A rate that is kept as well, with others who do not keep this one.
+    /// An additional rate that also applies, and that is shared with lanes that do not share this rate.
     whole: OnceLock<SharedRate>,
 }
 
 #[derive(Debug, Default)]
 struct Moments {
-    /// The moment from which all that was taken is within the rate.
+    /// The time by which all bytes taken so far are within the rate.
     due: Option<Instant>,
-    /// When somebody last began something new.
+    /// The time at which a frame was last begun.
     begun: Option<Instant>,
-    /// When somebody last took something, or had to wait before it, also where only the whole has a rate.
+    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `whole` has a limit.
     wanted: Option<Instant>,
 }
 
 impl SharedRate {
-    /// A rate that nobody uses yet.
+    /// Creates a rate that is not in use yet.
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
         let rate = Self::default();
@@ -48,7 +50,7 @@ impl SharedRate {
         rate
     }
 
-    /// Changes the rate, also for lanes that keep it already.
+    /// Changes the rate, including for lanes that already use it.
     pub fn set(&self, limit: RateLimit) {
         let carried = limit.bytes_per_second() / CARRIED_OF * CARRIED;
         self.0
@@ -56,24 +58,25 @@ impl SharedRate {
             .store(carried.max(1), Ordering::Relaxed);
     }
 
-    /// Keeps `whole` as well, as a part of all who keep that. Once only; another one later is not kept.
+    /// Also applies the rate `whole`, of which this rate becomes a part. Can be set only once; later calls have no
+    /// effect.
     pub fn keep_within(&self, whole: Self) {
         let _first = self.0.whole.set(whole);
     }
 
-    /// Whether there is a rate to be kept.
+    /// Returns whether there is a limit.
     pub(crate) fn is_set(&self) -> bool {
         self.lowest().is_some()
     }
 
-    /// Whether a lane, or any other holder, has another clone.
+    /// Returns whether a lane or another holder has a clone.
     #[must_use]
     pub fn in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// How long whoever wants to begin a frame should wait first; `None` when that may begin now. Lanes that are in
-    /// the middle of one use all of the rate meanwhile, and finish it the sooner.
+    /// Returns the time to wait before a new frame is begun, or `None` if it can begin now. Lanes in the middle of a
+    /// frame use the whole rate during this time, so their frames finish sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let of_whole = self
@@ -103,7 +106,7 @@ impl SharedRate {
         wait
     }
 
-    /// Whether there is a rate, and lanes have used all of it within the last second.
+    /// Returns whether there is a limit and lanes have used all of it in the last second.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
         let own = self
@@ -115,8 +118,8 @@ impl SharedRate {
         self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
     }
 
-    /// Whether there is a rate, and somebody who keeps this one has used some of it within this time, or waited for his
-    /// turn.
+    /// Returns whether there is a limit and a user of this rate has taken bytes, or waited for its turn, during the
+    /// last `span`.
     #[must_use]
     pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
         self.is_set()
@@ -128,14 +131,15 @@ impl SharedRate {
                 .is_some_and(|last| now.saturating_duration_since(last) < span)
     }
 
-    /// What a lane takes in one turn, where there is a rate: so little that the turns of a slow one are short.
+    /// Returns the number of bytes that a lane takes in one turn, or `None` without a limit. It is small enough that
+    /// turns are short even at a low rate.
     pub(crate) fn piece_bytes(&self) -> Option<usize> {
         let rate = self.lowest()?;
         let piece = usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(usize::MAX);
         Some(piece.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX))
     }
 
-    /// Books `bytes` against the rate; returns the moment from which they are within it.
+    /// Charges `bytes` to the rate. Returns the time at which they are within the limit.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
         self.0.moments.lock().wanted = Some(now);
@@ -150,13 +154,13 @@ impl SharedRate {
         moments.due
     }
 
-    /// How long the rate takes for so many bytes.
+    /// Returns the time that `bytes` take at this rate.
     fn time_of(&self, bytes: usize) -> Option<Duration> {
         let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / self.bytes_per_second()?;
         Some(Duration::from_nanos(nanoseconds))
     }
 
-    /// The lower of the rates that are kept.
+    /// Returns the lower of the applicable rates.
     fn lowest(&self) -> Option<u64> {
         let of_whole = self.0.whole.get().and_then(Self::lowest);
         self.bytes_per_second().into_iter().chain(of_whole).min()
@@ -167,31 +171,31 @@ impl SharedRate {
     }
 }
 
-/// What lanes may carry of a rate. The rest is left to the headers of packets, of which 1500 bytes have some
-/// 70, and to [`BURST`].
+/// The share of the limit that lanes may carry. The rest is left for packet headers, which take about 70 of 1500 bytes,
+/// and for [`BURST`].
 const CARRIED: u64 = 19;
 const CARRIED_OF: u64 = 20;
 
-/// The time for which an unused part of the rate may be used later: threads wake up late.
+/// Time for which an unused part of the rate can be used later, because threads wake up late.
 const BURST: Duration = Duration::from_millis(20);
 
-/// A rate of which nothing was used in this time has room for more lanes. Less than [`BURST`], so that nothing is lost
-/// meanwhile.
+/// If a rate was not used for this time, it has capacity for more lanes. Less than [`BURST`], so that no capacity is
+/// lost in the meantime.
 const UNUSED_MIN: Duration = Duration::from_millis(5);
 
-/// What waited for the rate within this time is not late. On a busy host lanes leave a rate unused for tens of
-/// milliseconds, because they do not get a core.
+/// A rate counts as used up if it was exhausted during this time. On a busy host, lanes can leave a rate unused for
+/// tens of milliseconds because they get no CPU.
 const SPENT_LATELY: Duration = Duration::from_secs(1);
 
 const PIECES_PER_SECOND: u64 = 50;
 const PIECE_BYTES_MIN: usize = 1 << 10;
 const PIECE_BYTES_MAX: usize = 128 << 10;
 
-/// One lane's limiter, by a rate that it may share with others.
+/// The rate limiter of one lane. Its rate may be shared with other lanes.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
     pub(crate) rate: SharedRate,
-    /// Bytes that were taken and are not booked yet.
+    /// Bytes that were taken but not charged yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }
@@ -204,13 +208,13 @@ impl RateLimiter {
         }
     }
 
-    /// The most bytes to take at once; everything where there is no rate.
+    /// Returns the maximum number of bytes to take at a time. Unlimited without a rate.
     pub(crate) fn piece_bytes(&self) -> usize {
         self.rate.piece_bytes().unwrap_or(usize::MAX)
     }
 
-    /// Waits for what was taken. Small amounts are left to the wait for what follows, so that lanes whose reads bring
-    /// less do not come by a smaller share.
+    /// Waits for bytes that were taken. Small amounts are added to the next wait, so that lanes whose reads return few
+    /// bytes do not get a smaller share.
     pub(crate) fn throttle(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
         if self
@@ -223,12 +227,13 @@ impl RateLimiter {
         }
     }
 
-    /// Books what has gone out already: others wait for it.
+    /// Charges bytes that have already been sent, so that others wait for them.
     pub(crate) fn book(&self, bytes: usize) {
         let _others_wait = self.rate.spend(bytes, Instant::now());
     }
 
-    /// Waits until so many bytes, and what others took before, are within the rate, or the lane is broken.
+    /// Waits until these bytes, and bytes taken earlier by others, are within the rate. Ends early if the lane is
+    /// broken.
     pub(crate) fn throttle_now(&self, bytes: usize, watch: &mut Stopwatch<'_>) {
         let Some(due) = self.rate.spend(bytes, Instant::now()) else {
             return;
@@ -243,7 +248,7 @@ impl RateLimiter {
         watch.lap(Doing::Paced);
     }
 
-    /// A breaker for a lane that may be waiting here: it trips `inner` and ends the wait.
+    /// Returns a breaker that trips `inner` and ends the waits of this limiter.
     pub(crate) fn breaker(&self, inner: LaneBreaker) -> LaneBreaker {
         let broken = Arc::clone(&self.broken);
         LaneBreaker::new(move || {
@@ -253,7 +258,7 @@ impl RateLimiter {
     }
 }
 
-/// How soon a lane that waits for long sees that it is broken.
+/// Interval at which a waiting lane checks whether it has been broken.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! A lane over TLS on TCP, in blocking calls: one thread each, the kernel's full window, no reply awaited.
+//! A lane over TLS on TCP with blocking calls. Each lane has its own thread, uses the kernel's full window, and never
+//! waits for a reply.
 //!
-//! rustls makes the connection, and its records are sealed and opened here, many for one system call; see
-//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so
-//! nothing is ever left unread to reset the connection.
+//! rustls makes the connection. This module then seals and opens the records, many per system call; see
+//! [`record`](crate::record). The receiving end never writes, and the server sends no session tickets. No unread data
+//! is therefore left that could reset the connection.
 
 use std::fmt;
 use std::io::Write;
@@ -17,22 +18,22 @@ use crate::path::PathProbe;
 use crate::record::{Opener, Sealer, traffic_keys};
 use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
-/// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
+/// One end of a lane over TLS on TCP. Either the dialer or the acceptor sends.
 pub struct TlsLane {
-    /// The socket, shared with the lane's breaker and its probe: one descriptor for all of them.
+    /// The socket. The lane's breaker and probe share its descriptor.
     socket: Arc<TcpStream>,
     unsent_limit: UnsentLimit,
     sealer: Sealer,
     opener: Opener,
-    /// The share in the rate by which the lane receives or sends.
+    /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
 }
 
 impl TlsLane {
-    /// A lane on a connection whose greeting has passed and been flushed.
+    /// Creates a lane on a connection whose greeting has been sent and flushed.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or is not between two records.
+    /// Returns [`LaneError`] if the connection has ended or is in the middle of a record.
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let ConnectionParts {
             socket,
@@ -52,7 +53,7 @@ impl TlsLane {
         })
     }
 
-    /// Seals all of `bytes`; records for which there is room wait and are sent with the next ones.
+    /// Seals all of `bytes`. Records that fit into the buffer are sent together with the next ones.
     fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         loop {
             bytes = &bytes[self.sealer.seal(bytes)..];
@@ -75,7 +76,7 @@ impl TlsLane {
         Ok(())
     }
 
-    /// Fills `out`; returns how much of it was filled before the peer's orderly end.
+    /// Fills `out`. Returns the number of bytes that preceded the end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
         let mut filled = 0;
         loop {
@@ -94,10 +95,10 @@ impl TlsLane {
     }
 }
 
-/// A breaker of a lane on this socket.
+/// Returns a breaker of a lane on this socket.
 pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
     let socket = Arc::clone(socket);
-    // A connection that has ended already needs no breaking.
+    // The shutdown of a connection that has already ended fails, which is harmless.
     LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
 }
 
@@ -107,7 +108,7 @@ impl LaneSink for TlsLane {
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        // Each part in records of its own, so that the receiver can open the data's straight into its buffer.
+        // Each part gets its own records, so that the receiver can decrypt the data directly into its buffer.
         self.seal(&frame.header.encode(), watch)?;
         self.seal(&frame.head, watch)?;
         self.seal(&frame.data, watch)?;
