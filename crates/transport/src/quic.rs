@@ -1,18 +1,18 @@
-//! QUIC: one connection with one stream in the place of each TCP connection, under the same keys and the same
-//! checks. It is for sites where only UDP gets through, and for paths that lose packets.
+//! QUIC: one connection with one stream instead of each TCP connection, with the same keys and the same checks. It is
+//! used at sites where only UDP gets through, and on paths that lose packets.
 //!
-//! quinn carries it, with the same rustls, the same provider and the same verifiers as TCP has. The client
-//! gives each connection a UDP socket and a thread with a runtime of its own ([`QuicDialler`]), so that
-//! several keep several cores busy; the daemon has one socket at the port of its TCP listener
-//! ([`QuicAcceptor`]), and its runtime spreads the connections over its threads. Both end in a
-//! [`QuicConnection`], an async stream for control that a [`QuicLane`] can take over.
+//! The implementation is quinn, with the same rustls, crypto provider and verifiers as for TCP. The client gives each
+//! connection its own UDP socket and a thread with its own runtime ([`QuicDialler`]), so that several connections use
+//! several cores. The daemon has one socket on the port of its TCP listener ([`QuicAcceptor`]), and its runtime spreads
+//! the connections over its threads. On both sides a connection is a [`QuicConnection`]: an async stream for control,
+//! which a [`QuicLane`] can take over.
 //!
-//! When a process is killed its kernel does not end its QUIC connections, as it does those of TCP: the peer notices
-//! when it has received nothing for a while after the last keep-alive. A shorter while would also end pushes whose path
-//! is gone for some seconds and comes back.
+//! When a process is killed, the kernel closes its TCP connections but not its QUIC connections. The peer notices only
+//! when it has received nothing for some time after the last keep-alive. A shorter timeout would also end pushes whose
+//! path is interrupted for a few seconds.
 //!
-//! **Invariant:** a [`QuicConnection`] has proved the key of its `peer` and has agreed on the protocol; it is closed
-//! only when all it was given has been acknowledged, or when it is no longer needed.
+//! **Invariant:** the peer of a [`QuicConnection`] has proved its key and has agreed on the protocol. The connection is
+//! closed only after all of its data has been acknowledged, or when it is no longer needed.
 
 use std::{
     io,
@@ -65,20 +65,20 @@ pub(crate) struct QuicConnection {
     pub(crate) address: SocketAddr,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
-    /// The sending half of the stream; `None` once it has been handed over.
+    /// The sending half of the stream. `None` once it has been handed over.
     sending: Option<SendStream>,
     /// Whether nothing has been written.
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
     account: Arc<PathAccount>,
-    /// The way to hand over a finished stream, whose connection is closed when all of it has arrived.
+    /// Takes a finished stream. Its connection is closed when all of its data has arrived.
     linger: UnboundedSender<SendStream>,
 }
 
 impl QuicConnection {
-    /// A connection with its one stream, and what keeps it until that is over; `None` where the peer does not speak the
-    /// protocol.
+    /// Creates a connection with its single stream, and the [`Linger`] that keeps it open until its end. The connection
+    /// is `None` if the peer does not speak the protocol.
     fn new(
         connection: quinn::Connection,
         sending: SendStream,
@@ -109,7 +109,7 @@ impl QuicConnection {
         )
     }
 
-    /// The certificates that the peer has shown.
+    /// Returns the certificates that the peer presented.
     pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
         chain_of(&self.connection).unwrap_or_default()
     }
@@ -120,7 +120,7 @@ impl QuicConnection {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Ends the stream: nothing follows.
+    /// Finishes the stream. Nothing may be written after that.
     fn finish(&mut self) -> io::Result<()> {
         self.sending()?.finish().map_err(io::Error::other)?;
         self.finished = true;
@@ -128,7 +128,7 @@ impl QuicConnection {
     }
 }
 
-/// The name of the protocol that was agreed on.
+/// Returns the name of the negotiated protocol.
 fn protocol_of(connection: &quinn::Connection) -> Option<Vec<u8>> {
     let agreed = connection
         .handshake_data()?
@@ -137,7 +137,7 @@ fn protocol_of(connection: &quinn::Connection) -> Option<Vec<u8>> {
     agreed.protocol
 }
 
-/// The key that a peer has proved; `None` if it does not speak the protocol.
+/// Returns the key that a peer has proved, or `None` if the peer does not speak the protocol.
 fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
     let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
@@ -152,7 +152,7 @@ fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static
         .map(|chain| *chain)
 }
 
-/// The error for a lost connection, in the terms of TCP.
+/// Converts the error of a lost connection to its TCP equivalent.
 fn lost(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::TimedOut => {
@@ -165,7 +165,7 @@ fn lost(error: ConnectionError) -> io::Error {
     }
 }
 
-/// The same error if that is the reason of `error`, which may have another one.
+/// Converts `error` if its reason is a lost connection, and returns it unchanged otherwise.
 fn lost_if(error: io::Error) -> io::Error {
     let inner = error.get_ref();
     let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
@@ -177,9 +177,9 @@ fn lost_if(error: io::Error) -> io::Error {
     }
 }
 
-/// The code of a connection that was closed in order.
+/// The code of a connection that was closed gracefully.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
-/// The code of a connection whose holder dropped it half-way.
+/// The code of a connection whose holder dropped it before the end.
 const DROPPED: VarInt = VarInt::from_u32(1);
 
 impl Drop for QuicConnection {
@@ -188,13 +188,13 @@ impl Drop for QuicConnection {
             return;
         };
         if self.finished {
-            // Without a `Linger` the connection is closed already.
+            // If there is no `Linger`, the connection is already closed.
             let _closed = self.linger.send(sending);
         } else if self.silent {
-            // The peer may not know yet that there is a stream, and need not learn it.
+            // The peer may not have seen the stream yet and does not need to see it.
             self.connection.close(DROPPED, b"");
         } else {
-            // A stream that is only dropped would look finished.
+            // A stream that is only dropped would look finished to the peer.
             let _closed = sending.reset(DROPPED);
         }
     }
@@ -221,7 +221,7 @@ impl AsyncWrite for QuicConnection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Written bytes are on their way.
+        // Written bytes are sent without a flush.
         Poll::Ready(Ok(()))
     }
 

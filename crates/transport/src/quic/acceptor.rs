@@ -1,7 +1,7 @@
-//! The server side: one UDP socket for all connections, and a handshake for each.
+//! The server side: one UDP socket for all connections, and one handshake per connection.
 //!
-//! **Invariant:** nothing a client sends is parsed here but QUIC and TLS, and while many handshakes are under way only
-//! clients that have proved their address begin one.
+//! **Invariant:** of a client's data, this module parses only QUIC and TLS. While many handshakes are pending, only
+//! clients that have proved their address can begin one.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -25,17 +25,17 @@ use crate::trust::{Identity, server_config};
 #[derive(Debug)]
 pub(crate) struct QuicAcceptor {
     pub(crate) endpoint: Endpoint,
-    /// The bytes that may wait in the kernel to be received.
+    /// Size of the kernel's receive buffer in bytes.
     pub(crate) receive_buffer_bytes: usize,
-    /// The settings of connections, but for the size of datagrams.
+    /// The settings of connections, except for the datagram size.
     config: quinn::ServerConfig,
 }
 
 impl QuicAcceptor {
-    /// Listens on a socket that is bound. Runs on the tokio runtime that calls.
+    /// Listens on a bound socket. Must be called in a tokio runtime, which runs the endpoint.
     ///
     /// # Errors
-    /// The socket is not a bound UDP socket.
+    /// Returns an error if the socket is not a bound UDP socket.
     pub(crate) fn on(socket: UdpSocket, identity: &Identity) -> Result<Self, BindError> {
         let address = socket.local_addr().map_err(BindError::Inherited)?;
         let failed = |source| BindError::Listen { address, source };
@@ -56,7 +56,8 @@ impl QuicAcceptor {
         })
     }
 
-    /// Has the peer prove its key, and waits for its stream, within `deadline`.
+    /// Performs the handshake, in which the peer proves its key, and waits for the peer's stream, in at most
+    /// `deadline`.
     pub(crate) async fn handshake(
         &self,
         incoming: Incoming,
@@ -70,7 +71,7 @@ impl QuicAcceptor {
     }
 }
 
-/// A socket at `address`, the IPv6 wildcard `::` for IPv4 as well, with large buffers where that is allowed.
+/// Binds a socket to `address`, with large buffers if permitted. The IPv6 wildcard `::` also accepts IPv4.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let domain = socket2::Domain::for_address(address);
     let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
@@ -83,8 +84,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Has a client prove that its address is its own; `None` when it has been asked to. One that has done so, or cannot be
-/// asked, is returned.
+/// Requires a client to prove its address. Returns `None` if the client was asked to do so. A client that has already
+/// proved its address, or that cannot be asked, is returned.
 pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     if incoming.remote_address_validated() || !incoming.may_retry() {
         return Some(incoming);
@@ -135,7 +136,7 @@ fn handshake_error(error: ConnectionError) -> AcceptError {
 
 fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let mut tls = server_config(identity);
-    // No data before the handshake is complete.
+    // No data is accepted before the handshake is complete.
     tls.max_early_data_size = 0;
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let secret = identity.derive(TOKEN_CONTEXT);
@@ -148,7 +149,8 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     Ok(config)
 }
 
-/// The settings of a connection whose first link carries datagrams of so many bytes: this side may be the sender.
+/// Returns the settings of a connection. `datagram_bytes_max` is the datagram size that the first link can carry. It
+/// matters because this side may be the sender.
 fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
     let mut transport = settings::transport(
         QuicCongestion::default(),
@@ -160,8 +162,8 @@ fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
 }
 
 const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
-/// The most clients that wait to begin their handshake.
+/// Maximum number of clients that wait for their handshake to begin.
 const INCOMING_MAX: usize = 1024;
-/// The most bytes that one of them, and all, may send meanwhile.
+/// Maximum number of bytes that one waiting client, and all of them together, may send.
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;

@@ -1,6 +1,6 @@
-//! The client side: each connection has a UDP socket and a thread of its own, so that several keep several cores busy.
+//! The client side. Each connection has its own UDP socket and thread, so that several connections use several cores.
 //!
-//! **Invariant:** no thread outlives [`QuicDialler::close`] by more than it takes to close its connection.
+//! **Invariant:** after [`QuicDialler::close`], a thread runs only for as long as it takes to close its connection.
 
 use std::future::Future;
 use std::io;
@@ -32,7 +32,7 @@ use crate::trust::{
     version_query_config,
 };
 
-/// Makes connections to one host. Cheap to clone; clones go to the same address.
+/// Dials connections to one host. Cheap to clone. Clones use the same address.
 #[derive(Clone, Debug)]
 pub(crate) struct QuicDialler {
     address: OneAddress,
@@ -43,10 +43,10 @@ pub(crate) struct QuicDialler {
     threads: Arc<QuicThreads>,
 }
 
-/// The threads of the connections that were dialled.
+/// The threads of the dialed connections.
 #[derive(Debug)]
 struct QuicThreads {
-    /// Turns true when all threads are to end.
+    /// True when all threads must end.
     leave: watch::Sender<bool>,
     running: Lock<Vec<JoinHandle<()>>>,
 }
@@ -73,7 +73,7 @@ impl QuicDialler {
         }
     }
 
-    /// What has become of the saved window.
+    /// Returns the result of using the saved window.
     pub(crate) fn resumption(&self) -> Resumption {
         self.allowance
             .as_ref()
@@ -81,10 +81,11 @@ impl QuicDialler {
             .unwrap_or_default()
     }
 
-    /// Makes one connection within `deadline`.
+    /// Dials one connection in at most `deadline`.
     ///
     /// # Errors
-    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
+    /// Returns [`DialError`] if no address responds, if the server does not speak the zmove protocol, or if the host's
+    /// key is not accepted.
     pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
         let whole = Deadline::after(deadline);
         let mut patience = HANDSHAKE_PATIENCE;
@@ -98,15 +99,14 @@ impl QuicDialler {
                 .connect(|address| self.attempt(address, until))
                 .await
             {
-                // A daemon that ended in mid-handshake does not answer this connection any more; its successor answers
-                // another.
+                // A daemon that was restarted during the handshake does not continue it, but answers a new connection.
                 Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
                 dialled => return dialled,
             }
         }
     }
 
-    /// Ends all connections in order, whatever is still on its way, and waits for their threads.
+    /// Closes all connections gracefully, without waiting for data in flight, and waits for their threads.
     pub(crate) async fn close(&self) {
         self.threads.leave.send_replace(true);
         let running = std::mem::take(&mut *self.threads.running.lock());
@@ -115,7 +115,7 @@ impl QuicDialler {
         let _in_time = tokio::time::timeout(GOODBYE_MAX, joined).await;
     }
 
-    /// Starts a thread that dials and then keeps the connection.
+    /// Starts a thread that dials a connection and then keeps it open.
     fn attempt(
         &self,
         address: SocketAddr,
@@ -146,7 +146,7 @@ impl QuicDialler {
         }
     }
 
-    /// Dials a connection and keeps it until its end.
+    /// Dials a connection and keeps it open until its end.
     async fn serve(
         &self,
         address: SocketAddr,
@@ -163,7 +163,7 @@ impl QuicDialler {
                 Ok(connected) => connected,
                 Err(error) => return drop(made.send(Err(error))),
             },
-            // The caller does not wait for the connection any more.
+            // The caller no longer waits for the connection.
             () = made.closed() => return,
             _ = leave.wait_for(|leave| *leave) => return,
         };
@@ -183,7 +183,7 @@ impl QuicDialler {
         tokio::select! {
             () = linger.wait() => {}
             _ = leave.wait_for(|leave| *leave) => {
-                // Send what has been finished before the close.
+                // Send finished data before the close.
                 let_others_run().await;
                 linger.connection.close(DONE, b"");
                 linger.lane_bytes.lose();
@@ -213,7 +213,7 @@ impl QuicDialler {
         .await
     }
 
-    /// Makes a connection by these settings of TLS, which note in `fault` why the host was not accepted.
+    /// Establishes a connection with these TLS settings, which store the reason in `fault` if the host is not accepted.
     async fn connect_by(
         &self,
         tls: rustls::ClientConfig,
@@ -258,7 +258,7 @@ impl QuicDialler {
         }
     }
 
-    /// The error for a host that speaks another version, which it names in the reason of its close.
+    /// Returns the error for a host that speaks another version. The host sends the version as the reason of its close.
     async fn greeting_fault(
         &self,
         connection: &quinn::Connection,
@@ -282,7 +282,7 @@ impl QuicDialler {
 
     fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
         let host = self.address.endpoint();
-        // The close of a host of another version may come before the connection is seen to be up.
+        // The close from a host with another version may arrive before the connection counts as established.
         if let ConnectionError::ApplicationClosed(close) = &error
             && let other @ DialError::OtherVersion { .. } =
                 greeting_fault(host.clone(), &close.reason)
@@ -303,14 +303,14 @@ impl QuicDialler {
     }
 }
 
-/// A connection with what keeps it.
+/// A connection with the objects that it needs.
 struct QuicConnected {
     endpoint: Endpoint,
     connection: quinn::Connection,
     account: Arc<PathAccount>,
 }
 
-/// The TLS alert that ended a connection, if one did.
+/// Returns the TLS alert that ended a connection, if any.
 pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
     let code = match error {
         ConnectionError::TransportError(error) => error.code,
@@ -321,11 +321,12 @@ pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
     u8::try_from(alert).ok().map(AlertDescription::from)
 }
 
-/// The first of QUIC's error codes for TLS alerts.
+/// The first QUIC error code for TLS alerts.
 const CRYPTO_ERRORS: u64 = 0x100;
-/// How long the first handshake may take before another is begun; each next one may take twice as long.
+/// Time limit of the first handshake, after which another handshake begins. The limit doubles for each further
+/// handshake.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the threads may take to close their connections.
+/// Maximum time for the threads to close their connections.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 /// Opens a socket for one connection.

@@ -1,11 +1,12 @@
-//! A lane over QUIC: its thread passes frames to the connection and takes arrived bytes, without a queue in between.
+//! A lane over QUIC. Its thread passes frames to the connection and takes arrived bytes, without a queue in between.
 //!
-//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large frame's
-//! buffer goes to quinn as it is and comes back when it has been acknowledged; a small frame is copied, so that the few
-//! buffers do not all wait for acknowledgements. Data that has arrived is copied once, into the buffer of its frame.
+//! The thread of the endpoint does the work of the connection: packets, encryption and acknowledgments. The buffer of a
+//! large frame is passed to quinn without a copy and returned when it has been acknowledged. A small frame is copied,
+//! so that the limited buffers are not all held until they are acknowledged. Arrived data is copied once, into the
+//! buffer of its frame.
 //!
-//! Frames are read in order. A frame's place in the stream is known only when those before it have come, and reading
-//! out of order would save no time, only the memory of data behind a lost packet.
+//! Frames are read in order. The position of a frame in the stream is known only after the preceding frames have
+//! arrived. Reading out of order would save no time, only the memory of data that waits for a lost packet.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -28,23 +29,23 @@ use super::lane_bytes::Balance;
 use super::tolerant::PathAccount;
 use super::{DROPPED, QuicConnection, lost, lost_if};
 
-/// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
+/// One end of a lane over QUIC. Either the dialer or the acceptor sends.
 pub(crate) struct QuicLane {
     connection: QuicConnection,
     arrived: VecDeque<Bytes>,
     room: Vec<Bytes>,
     ended: bool,
-    /// The most bytes that may be outstanding when the next frame is passed to the connection.
+    /// Maximum number of unacknowledged bytes at which another frame is passed to the connection.
     outstanding_max: u64,
-    /// The share in the rate by which the lane receives or sends.
+    /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
-    /// The bytes of what is sent that the limiter has counted.
+    /// Sent bytes that the limiter has counted.
     counted: u64,
 }
 
 impl QuicLane {
-    /// One of `lanes` lanes, on a connection whose greeting has passed. It receives no faster than `rate`, and lets the
-    /// peer send little before its window is opened.
+    /// Creates one of `lanes` lanes on a connection whose greeting has been exchanged. Receiving is limited to `rate`.
+    /// The peer can send little before the window is opened.
     pub(crate) fn new(connection: QuicConnection, lanes: u16, rate: SharedRate) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
         Self {
@@ -58,7 +59,7 @@ impl QuicLane {
         }
     }
 
-    /// Passes one piece to the connection; waits where that has no credit.
+    /// Passes one piece to the connection. Blocks while the connection has no credit.
     fn write(&mut self, bytes: Bytes) -> Result<(), LaneError> {
         let started = Instant::now();
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
@@ -71,9 +72,9 @@ impl QuicLane {
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
-    /// The bytes that the limiter is to count before `bytes` more are given to the connection: them, and what it has
-    /// sent beside all that
-    /// was given to it. That is its handshake, its search for the path's MTU, heads of packets, what was lost.
+    /// Returns the number of bytes to charge before `bytes` more are passed to the connection. It consists of `bytes`
+    /// and of everything that the connection has sent in addition to the data passed to it: the handshake, MTU
+    /// discovery, packet headers, and retransmissions.
     fn owed(&mut self, bytes: usize) -> usize {
         let sent = self.connection.connection.stats().udp_tx.bytes;
         let owed = bytes as u64 + sent.saturating_sub(self.counted);
@@ -98,7 +99,7 @@ impl QuicLane {
         Ok(())
     }
 
-    /// Fills `out`; returns how much of it was filled before the peer's orderly end.
+    /// Fills `out`. Returns the number of bytes that preceded the end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
         let mut filled = 0;
         loop {
@@ -137,16 +138,17 @@ impl QuicLane {
     }
 }
 
-/// The most bytes that one lane may have outstanding: with one more frame, no more than the receiver's window for it.
-/// So a wait for that window means that the receiver does not read, and nothing else.
+/// Maximum number of unacknowledged bytes of one lane. Together with one more frame, it does not exceed the receiver's
+/// window for the lane. A wait for that window therefore always means that the receiver does not read.
 const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
-/// The most bytes that all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
+/// Maximum number of unacknowledged bytes of all lanes of a sender: most of the buffers that its readers fill.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
-/// The least limit of outstanding bytes: less could not keep a connection busy while the next frame is made.
+/// Minimum of a lane's limit of unacknowledged bytes. Less could not keep a connection busy while the next frame is
+/// being made.
 const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
-/// The most chunks taken at a time: the connection is locked meanwhile.
+/// Maximum number of chunks taken at a time, because the connection is locked while they are taken.
 const CHUNKS_AT_ONCE: usize = 64;
-/// The least data that is not copied: it fills most of its buffer.
+/// Minimum size of data that is not copied. Such data fills most of its buffer.
 const UNCOPIED_BYTES_MIN: usize = 2 << 20;
 
 impl LaneSink for QuicLane {
@@ -182,7 +184,7 @@ impl LaneSink for QuicLane {
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
-        // QUIC accepts the end of a stream although it will never arrive.
+        // QUIC accepts the end of a stream even if it can never arrive.
         if let Some(reason) = self.connection.connection.close_reason() {
             return Err(lost(reason).into());
         }
@@ -207,9 +209,9 @@ impl QuicConnection {
     }
 }
 
-/// What QUIC and the lane's bytes under way tell, in the terms of TCP.
+/// Returns the statistics of the connection and of the lane's unacknowledged bytes, in the terms of TCP.
 fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount) -> TcpInfo {
-    // a frame's bytes are settled together
+    // The bytes of a frame are settled together.
     let acked = account.acked.load(Ordering::Relaxed).max(balance.settled);
     let stats = connection.stats();
     let round_trip = stats.path.rtt;
@@ -219,7 +221,7 @@ fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount
         round_trip: Some(round_trip),
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
-        // The bytes that were settled last had left a round trip before.
+        // The bytes that were settled last were sent one round trip earlier.
         since_data_sent: balance.idle.map(|idle| {
             if idle.is_zero() {
                 idle
@@ -264,7 +266,7 @@ impl LaneSource for QuicLane {
     }
 }
 
-/// Runs a future on this thread, which sleeps while it waits; also returns how often it did.
+/// Runs a future on this thread, which sleeps while the future is pending. Also returns the number of waits.
 fn block_on<F: Future>(future: F) -> (F::Output, u32) {
     struct Unpark(Thread);
     impl Wake for Unpark {

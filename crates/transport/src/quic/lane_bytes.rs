@@ -1,11 +1,12 @@
-//! The bytes that a lane has passed to its connection and the peer has not acknowledged: their limit, and their clock.
+//! The bytes that a lane has passed to its connection but that the peer has not acknowledged: their limit and their
+//! timing.
 //!
-//! A lane's thread adds bytes before it writes them; QUIC drops them when they are acknowledged, on any thread. The
-//! lane counts by frames and sleeps until there is room for a whole one; waking it for every acknowledgement would cost
-//! more than the copy. This also holds what `TCP_INFO` has for TCP: bytes acknowledged, time with data under way, and
-//! time for which the receiver did not read.
+//! A lane's thread adds bytes before it writes them. QUIC drops the bytes on any thread once they are acknowledged. The
+//! lane counts whole frames and sleeps until there is room for one, because waking it for every acknowledgment would
+//! cost more than the copy. This module also provides the values that TCP has in `TCP_INFO`: bytes acknowledged, time
+//! with data in flight, and time during which the receiver did not read.
 //!
-//! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
+//! **Invariant:** every added byte is settled exactly once, whether it arrives or the connection is lost.
 
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, PoisonError};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use zmove_types::Lock;
 
-/// The bytes of one lane that are under way, and for how long there were any.
+/// The unacknowledged bytes of one lane, and the time during which there were any.
 #[derive(Debug, Default)]
 pub(super) struct LaneBytes {
     state: Lock<LaneBytesState>,
@@ -25,33 +26,33 @@ pub(super) struct LaneBytes {
 struct LaneBytesState {
     outstanding: u64,
     settled: u64,
-    /// The time with bytes outstanding, without the time since `busy_since`.
+    /// Time with unacknowledged bytes, excluding the time since `busy_since`.
     busy: Duration,
     busy_since: Option<Instant>,
     settled_at: Option<Instant>,
     window_limited: Duration,
     lost: bool,
-    /// How often a lane has waited.
+    /// Number of times that a lane has waited.
     #[cfg(test)]
     waits: usize,
 }
 
-/// The state of [`LaneBytes`] at one moment.
+/// A snapshot of [`LaneBytes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Balance {
     pub(super) settled: u64,
     pub(super) busy: Duration,
     pub(super) window_limited: Duration,
-    /// The time since nothing has been outstanding; `None` before anything was.
+    /// Time for which no bytes have been unacknowledged. `None` before any were added.
     pub(super) idle: Option<Duration>,
 }
 
-/// The connection is gone.
+/// The connection is lost.
 #[derive(Debug)]
 pub(super) struct Lost;
 
 impl LaneBytes {
-    /// Waits until no more than `others_max` bytes are outstanding.
+    /// Waits until at most `others_max` bytes are unacknowledged.
     pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
         let mut state = self.state.lock();
         while state.outstanding > others_max && !state.lost {
@@ -67,7 +68,7 @@ impl LaneBytes {
         if state.lost { Err(Lost) } else { Ok(()) }
     }
 
-    /// Counts these bytes as under way until they are dropped.
+    /// Counts these bytes as unacknowledged until they are dropped.
     pub(super) fn add(
         self: &Arc<Self>,
         payload: impl Deref<Target = [u8]> + Send + 'static,
@@ -84,12 +85,12 @@ impl LaneBytes {
         Bytes::from_owner(unacknowledged)
     }
 
-    /// Books a wait for the peer's window.
+    /// Records a wait for the peer's window.
     pub(super) fn note_window_limited(&self, time: Duration) {
         self.state.lock().window_limited += time;
     }
 
-    /// Notes that nothing will be acknowledged any more, and wakes those that wait.
+    /// Records that no more acknowledgments will arrive, and wakes waiting threads.
     pub(super) fn lose(&self) {
         self.state.lock().lost = true;
         self.changed.notify_all();

@@ -1,4 +1,5 @@
-//! The end of a QUIC connection: the last bytes must have arrived before it is closed, and the close must be sent.
+//! The end of a QUIC connection. The last bytes must arrive before the connection is closed, and the close must be
+//! sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +11,14 @@ use tokio::time::timeout;
 use super::lane_bytes::LaneBytes;
 use super::{DONE, DROPPED};
 
-/// How long a peer may take to acknowledge the last bytes.
+/// Maximum time for a peer to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Keeps a connection until its holder has finished or dropped it, or it is lost.
+/// Keeps a connection open until its holder has finished or dropped it, or until it is lost.
 pub(super) struct Linger {
     pub(super) connection: quinn::Connection,
     pub(super) lane_bytes: Arc<LaneBytes>,
-    /// Receives the stream when that has been finished.
+    /// Receives the stream when it has been finished.
     pub(super) left: UnboundedReceiver<SendStream>,
 }
 

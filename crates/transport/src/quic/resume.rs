@@ -1,28 +1,29 @@
-//! Careful Resume (RFC 9959): a connection jumps to the window that an earlier push has found on the same path.
+//! Careful Resume (RFC 9959): a connection jumps to the window that an earlier push found on the same path.
 //!
 //! ```text
-//!  phase           what happens                                  next            window
-//!  Reconnaissance  congestion, or another round trip             Normal          as it is
-//!                  all initial data is acknowledged, more waits  Unvalidated     a share of half of what was saved
-//!  Unvalidated     congestion, or another round trip             Retreating      half of the pipe
-//!                  all of it is sent, or some acknowledged,
-//!                  or a round trip is over:
-//!                    more is under way than the pipe holds       Validating      what is under way
-//!                    else                                        Normal          the pipe, or the initial window
+//!  phase           event                                         next phase      window
+//!  Reconnaissance  congestion, or a different round-trip time    Normal          unchanged
+//!                  all initial data acknowledged, more to send   Unvalidated     a share of half of the saved window
+//!  Unvalidated     congestion, or a different round-trip time    Retreating      half of the pipe
+//!                  all data sent, or some acknowledged,
+//!                  or one round trip has passed:
+//!                    more in flight than the pipe holds          Validating      bytes in flight
+//!                    otherwise                                   Normal          the pipe, or the initial window
 //!  Validating      congestion                                    Retreating      half of the pipe
-//!                  all that was unvalidated is acknowledged      Normal          as it has grown
-//!  Retreating      the same                                      Normal          as it is; slow start ends at half
+//!                  all unvalidated data acknowledged             Normal          as grown so far
+//!  Retreating      all unvalidated data acknowledged             Normal          unchanged; slow start ends at half
 //!                                                                                of the pipe
-//!  any             all of a time is lost                         Normal          what the usual control makes of it
+//!  any             persistent congestion                         Normal          set by the regular control
 //! ```
 //!
-//! The *initial data* is a first window of RFC 9002, or what a connection that had less to say has said in half a round
-//! trip after the handshake; such a one jumps as soon as it has sent a first window of more. *Congestion* is what
-//! `tolerant.rs`, which asks, takes for it. The *pipe* is what was under way before the jump,
-//! and all that has been acknowledged since. quinn paces every window over the round trip.
+//! *Initial data* is a first window of RFC 9002. For a connection that had less to send, it is the data sent in half a
+//! round trip after the handshake. Such a connection jumps as soon as it has sent a first window of further data.
+//! *Congestion* is what `tolerant.rs`, which uses this module, treats as congestion. The *pipe* is the number of bytes
+//! that were in flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round
+//! trip.
 //!
-//! **Invariant:** all connections of a run together jump by half of what was saved at most, and by nothing once one
-//! of them has met congestion ([`WindowAllowance`]). Nothing here is a peer's word.
+//! **Invariant:** all connections of a run together jump by at most half of the saved window. Once one of them has met
+//! congestion, no other connection jumps ([`WindowAllowance`]). Nothing here relies on data from the peer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -34,20 +35,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::endpoint::unspecified;
 
-/// The window that an earlier push has found on a path.
+/// The window that an earlier push found on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedWindow {
-    /// The bytes that were acknowledged within a round trip, on all connections together.
+    /// Bytes acknowledged in one round trip, on all connections together.
     pub bytes: u64,
-    /// The shortest round trip of that push.
+    /// The shortest round-trip time of that push.
     pub round_trip: Duration,
     /// The path on which the window was found.
     pub ends: PathEnds,
-    /// The number of connections that share the window now.
+    /// Number of connections that share the window now.
     pub connections: u16,
 }
 
-/// The addresses at both ends of a path.
+/// The addresses of both ends of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathEnds {
     /// This host's address.
@@ -57,13 +58,13 @@ pub struct PathEnds {
 }
 
 impl PathEnds {
-    /// The path that packets to `peer` take now.
+    /// Returns the ends of the path that packets to `peer` take now.
     ///
     /// # Errors
-    /// There is none.
+    /// Returns an error if there is no such path.
     pub fn towards(peer: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(unspecified(peer))?;
-        // nothing is sent: the kernel only looks for the way
+        // Nothing is sent. The kernel only looks up the route.
         socket.connect(peer)?;
         Ok(Self {
             here: socket.local_addr()?.ip().to_canonical(),
@@ -72,16 +73,16 @@ impl PathEnds {
     }
 }
 
-/// What has become of a saved window.
+/// The result of using a saved window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resumption {
-    /// The windows that connections have jumped to, added up.
+    /// Sum of the windows to which connections have jumped, in bytes.
     pub bytes: u64,
-    /// Whether one of them met congestion then, so that what was saved is wrong.
+    /// Whether a connection met congestion after its jump, which means that the saved window is wrong.
     pub is_refuted: bool,
 }
 
-/// What the connections of a run may jump to, together.
+/// The total window to which the connections of a run may jump.
 #[derive(Debug)]
 pub(super) struct WindowAllowance {
     saved: SavedWindow,
@@ -100,7 +101,7 @@ impl WindowAllowance {
         }
     }
 
-    /// Whether it is for the path to `peer`.
+    /// Returns whether the saved window belongs to the path to `peer`.
     pub(super) fn suits(&self, peer: SocketAddr) -> bool {
         PathEnds::towards(peer).is_ok_and(|ends| ends == self.saved.ends)
     }
@@ -112,7 +113,7 @@ impl WindowAllowance {
         }
     }
 
-    /// One connection's share, if it is more than `window`.
+    /// Takes one connection's share, if it exceeds `window` and enough is left.
     fn take(&self, window: u64) -> Option<u64> {
         let share = self.saved.bytes / 2 / u64::from(self.saved.connections.max(1));
         let rest = |left: u64| (share > window && left >= share).then(|| left - share);
@@ -128,28 +129,28 @@ impl WindowAllowance {
         self.refuted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a round trip may be that of the path as it was.
+    /// Returns whether a round-trip time is plausible for the path on which the window was saved.
     fn confirms(&self, round_trip: Duration) -> bool {
         round_trip > self.saved.round_trip / 2
             && round_trip <= self.saved.round_trip * LONGER_TIMES_MAX
     }
 }
 
-/// A round trip that is so many times as long is another path's.
+/// Maximum ratio of a round-trip time to the saved one. If it is longer, the path has changed.
 const LONGER_TIMES_MAX: u32 = 10;
 
-/// How one connection comes to its window.
+/// The Careful Resume state of one connection.
 #[derive(Clone, Debug)]
 pub(super) struct Resume {
     phase: ResumePhase,
     allowance: Option<Arc<WindowAllowance>>,
-    /// Since the last acknowledgement the sum of it and of what was sent.
+    /// Bytes in flight at the last acknowledgment, plus the bytes sent since.
     in_flight: u64,
-    /// When the first acknowledgement came, which is of the handshake.
+    /// The time of the first acknowledgment, which belongs to the handshake.
     answered: Option<Instant>,
-    /// What was sent in half a round trip after that.
+    /// Bytes sent in half a round trip after the first acknowledgment.
     said: u64,
-    /// When the newest packet that was acknowledged had been sent.
+    /// The send time of the most recently sent packet that was acknowledged.
     newest_acked: Option<Instant>,
 }
 
@@ -177,25 +178,25 @@ enum ResumePhase {
     Normal,
 }
 
-/// The window with which the usual congestion control goes on.
+/// The window with which the regular congestion control continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) window: u64,
-    /// The window at which slow start ends; `None` for the next congestion.
+    /// The window at which slow start ends. `None` means that it ends at the next congestion.
     pub(super) threshold: Option<u64>,
 }
 
-/// The connection at the end of an acknowledgement.
+/// The state of a connection after an acknowledgment has been processed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckMoment {
     pub(super) now: Instant,
-    /// Of the usual control.
+    /// The window of the regular congestion control.
     pub(super) window: u64,
     pub(super) window_max: u64,
-    /// Of the first flight.
+    /// The window of the first flight.
     pub(super) window_initial: u64,
     pub(super) in_flight: u64,
-    /// Whether there is more to send than the window allows.
+    /// Whether there is more data to send than the window permits.
     pub(super) more_waits: bool,
     pub(super) round_trip: Duration,
     pub(super) round_trip_min: Duration,
@@ -221,7 +222,7 @@ impl Resume {
         }
     }
 
-    /// The window, where it is not the usual control's.
+    /// Returns the window if it differs from that of the regular congestion control.
     pub(super) const fn window(&self) -> Option<u64> {
         match self.phase {
             ResumePhase::Unvalidated { jump: window, .. }
@@ -230,7 +231,8 @@ impl Resume {
         }
     }
 
-    /// `moment` tells what is under way as [`in_flight`](Self::in_flight) does, without these bytes.
+    /// Records sent bytes. `moment` holds the bytes in flight as reported by [`in_flight`](Self::in_flight), excluding
+    /// these bytes.
     pub(super) fn sent(&mut self, bytes: u64, moment: &AckMoment) {
         self.in_flight += bytes;
         if self
@@ -253,7 +255,7 @@ impl Resume {
         }
     }
 
-    /// What is under way, as far as is known between acknowledgements.
+    /// Returns the bytes in flight, as known between acknowledgments.
     pub(super) const fn in_flight(&self) -> u64 {
         self.in_flight
     }
@@ -269,7 +271,8 @@ impl Resume {
         }
     }
 
-    /// After [`acked`](Self::acked) for all that an acknowledgement has brought.
+    /// Completes the processing of an acknowledgment. Call this after [`acked`](Self::acked) was called for all of its
+    /// packets.
     pub(super) fn turn(&mut self, moment: &AckMoment) -> Option<Start> {
         self.in_flight = moment.in_flight;
         match self.phase {
@@ -313,8 +316,8 @@ impl Resume {
         }
     }
 
-    /// Something has been lost or marked that tells of congestion, or all of a time. Says whether that is answered
-    /// here, and not by the usual control.
+    /// Handles a loss or a mark that indicates congestion, or persistent congestion. Returns whether this module
+    /// responds to it, instead of the regular congestion control.
     pub(super) fn congested(&mut self, is_persistent: bool, datagram: u64) -> bool {
         match self.phase {
             ResumePhase::Unvalidated {
@@ -395,16 +398,16 @@ impl Resume {
             .is_some_and(|allowance| allowance.confirms(round_trip))
     }
 
-    /// Whether a packet has arrived that was sent then or later.
+    /// Returns whether a packet sent at or after `sent` has been acknowledged.
     fn has_acked(&self, sent: Instant) -> bool {
         self.newest_acked.is_some_and(|newest| newest >= sent)
     }
 }
 
-/// The initial data of which all must have arrived, in packets: the first window of RFC 9002. The rest of the first
+/// Size of the initial data that must be acknowledged, in packets: the first window of RFC 9002. The rest of the first
 /// flight is paced over a whole round trip.
 const INITIAL_PACKETS: u64 = 10;
-/// A probe for the path's MTU, which is nearly always under way at first: no datagram is larger.
+/// Maximum size of an MTU probe, which is nearly always in flight at the beginning. No datagram is larger.
 const PROBE_BYTES_MAX: u64 = 9_000;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! The settings of QUIC, the same on both sides except for what the dialler chooses.
+//! The settings of QUIC. They are the same on both sides, except for those that the dialer chooses.
 //!
-//! **Invariant:** the data that a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`] before it is
-//! admitted, for control by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
+//! **Invariant:** the amount of data that a peer can make this side buffer is bounded: by [`UNADMITTED_WINDOW_BYTES`]
+//! before the peer is admitted, by [`CONTROL_WINDOW_BYTES`] for control, and by its [`LaneWindow`] for a lane.
 //!
-//! The largest datagram is found by MTU discovery, from QUIC's minimum up to what the first link carries. CUBIC that
-//! tolerates single losses ([`tolerant`](super::tolerant)) is the usual congestion control; quinn's BBR is the first
-//! version and sends many packets twice.
+//! MTU discovery finds the largest datagram size, from QUIC's minimum up to the size that the first link can carry. The
+//! default congestion control is a CUBIC that tolerates single losses ([`tolerant`](super::tolerant)). quinn's BBR is
+//! the first version of BBR and sends many packets twice.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -21,26 +21,26 @@ use crate::endpoint::unspecified;
 use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
-/// The unread bytes of a control connection that this side holds.
+/// Maximum number of unread bytes of a control connection on this side.
 pub(crate) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
-/// The unread bytes of a connection that has not been admitted, or has no transfer yet: room for a greeting and an
-/// opening.
+/// Maximum number of unread bytes of a connection that is not admitted or has no transfer yet. Has room for a greeting
+/// and an opening.
 pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
-/// The largest datagram: what jumbo frames of 9,000 bytes carry over IPv6.
+/// Maximum datagram size, which fills jumbo frames of 9,000 bytes over IPv6.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
-/// The bytes of IP and UDP headers in a packet.
+/// Size of the IP and UDP headers of a packet.
 const HEADER_BYTES_V4: u32 = 28;
 const HEADER_BYTES_V6: u32 = 48;
-/// The size of buffers that is asked for; the kernel gives as much as `net.core.rmem_max` and `wmem_max` allow.
+/// Requested size of socket buffers. The kernel limits it to `net.core.rmem_max` and `net.core.wmem_max`.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
-/// The bytes that a connection sends first, paced: what TCP sends at first with jumbo frames.
+/// Size of a connection's first flight, which is paced. Equal to TCP's first flight with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// The time between keep-alives: within it a peer that waits for an answer learns, by a reset, that the daemon has been
-/// restarted. NATs, which may forget a UDP flow after half a minute, need less.
+/// Interval of keep-alives. A peer that waits for an answer learns in this time, from a reset, that the daemon was
+/// restarted. NATs need less, because they may forget a UDP flow only after half a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// A peer that sends nothing for so long counts as gone.
+/// Maximum time without packets from a peer, after which its connection is lost.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// The number of packets for one acknowledgement, and how long that may wait for them.
+/// Maximum number of packets per acknowledgment, and the maximum delay of an acknowledgment.
 const ACK_PACKETS: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
@@ -48,19 +48,19 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownCongestion, parse_err_fn = unknown)]
 pub enum QuicCongestion {
-    /// CUBIC that does not take single lost packets for congestion where there is no queue.
+    /// CUBIC that does not treat single lost packets as congestion if no queue has built up.
     #[default]
     Tolerant,
     /// CUBIC (RFC 9438).
     Cubic,
-    /// The first version of BBR, which goes by rates and round trips and not by loss.
+    /// The first version of BBR, which reacts to rates and round-trip times instead of losses.
     Bbr,
     /// `NewReno` (RFC 9002).
     #[strum(serialize = "reno")]
     NewReno,
 }
 
-/// The error for a name that is no congestion control of QUIC here.
+/// The error for the name of a congestion control that QUIC does not support here.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("QUIC has tolerant, cubic, bbr and reno here")]
 pub struct UnknownCongestion;
@@ -98,8 +98,8 @@ fn cubic() -> CubicConfig {
         .clone()
 }
 
-/// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
-/// discovers the path's MTU, `account` what it knows of it.
+/// Returns the settings of a connection. `datagram_bytes_max` is the upper bound for MTU discovery, and `account` holds
+/// the dialer's knowledge of the path.
 pub(super) fn transport(
     congestion: QuicCongestion,
     datagram_bytes_max: u16,
@@ -118,7 +118,7 @@ pub(super) fn transport(
         // The connection has only one stream.
         .stream_receive_window(LaneWindow::Wide.bytes().into())
         .receive_window(CONTROL_WINDOW_BYTES.into())
-        // A lane bounds by itself what it passes to a connection.
+        // A lane limits the bytes that it passes to a connection itself.
         .send_window(4 * u64::from(LaneWindow::Wide.bytes()))
         .send_fairness(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
@@ -129,29 +129,29 @@ pub(super) fn transport(
     config
 }
 
-/// The settings of an endpoint. Its resets are derived from the key: a restarted daemon can notify clients that their
-/// connections are gone.
+/// Returns the settings of an endpoint. Its reset tokens are derived from the key, so that a restarted daemon can
+/// notify clients that their connections are lost.
 pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let secret = identity.derive(RESET_CONTEXT);
     let reset = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &secret);
     let mut config = EndpointConfig::new(Arc::new(reset));
-    // Quinn's own connection ids carry a check by a key of this process; the next process, which lacks that key, would
-    // not answer them with a reset.
+    // quinn's default connection ids contain a check with a key of this process. A restarted process has a different
+    // key and would not answer them with a reset.
     config.cid_generator(|| Box::<RandomConnectionIdGenerator>::default());
-    // All connections ask a restarted daemon at once, and a reset is shorter than what it answers.
+    // All connections contact a restarted daemon at the same time, and a reset is shorter than the packet that it
+    // answers.
     config.min_reset_interval(Duration::ZERO);
-    // The size is above QUIC's minimum, so it is not refused.
+    // The size is above QUIC's minimum, so it is accepted.
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
     config
 }
 
 const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
 
-/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how many bytes may wait to
-/// be received.
+/// Requests larger socket buffers than the present ones. Returns the size of the receive buffer in bytes.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
-    // A process that may exceed the limits does.
+    // A privileged process may exceed the limits.
     if options.recv_buffer_size()? < SOCKET_BUFFER_BYTES
         && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES)
             .is_err()
@@ -167,7 +167,7 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     options.recv_buffer_size()
 }
 
-/// The largest datagram worth trying on the way to `address`: what the first link of it carries.
+/// Returns the largest datagram size worth trying for `address`: the size that the first link can carry.
 pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
     let headers = if address.is_ipv6() {
         HEADER_BYTES_V6
@@ -184,12 +184,12 @@ pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
 
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
     let socket = UdpSocket::bind(unspecified(address))?;
-    // Nothing is sent: the kernel only looks up the route.
+    // Nothing is sent. The kernel only looks up the route.
     socket.connect(address)?;
     zmove_sockopt::path_mtu(&socket, address)
 }
 
 const ETHERNET_MTU: u32 = 1500;
 
-/// The datagram size that every path of QUIC must carry.
+/// The datagram size that every QUIC path must support.
 const QUIC_MINIMUM: u16 = 1200;

@@ -1,7 +1,8 @@
-//! The UDP socket below an endpoint: quinn's own, with calls to the kernel as large as suits UDP and the cache.
+//! The UDP socket of an endpoint. It wraps quinn's socket and adapts the size of system calls to UDP and to the CPU
+//! cache.
 //!
-//! quinn passes up to ten datagrams to the kernel at once, which with jumbo frames are more than one UDP send carries,
-//! and takes up to 32 batches of 64 KiB at once, which is more than the cache nearest to a core holds.
+//! quinn passes up to ten datagrams to the kernel in one call. With jumbo frames these exceed the size of one UDP send.
+//! It also receives up to 32 batches of 64 KiB in one call, which exceed the innermost CPU cache.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +14,7 @@ use std::task::{Context, Poll};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
 
-/// Wraps `socket`; runs on the tokio runtime that calls.
+/// Wraps `socket`. Must be called in a tokio runtime, which runs the socket.
 pub(super) fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
     let socket = TokioRuntime.wrap_udp_socket(socket)?;
     Ok(Arc::new(Batched {
@@ -25,7 +26,7 @@ pub(super) fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
 #[derive(Debug)]
 struct Batched {
     socket: Arc<dyn AsyncUdpSocket>,
-    /// The largest datagram of which several were sent at once.
+    /// Size of the largest datagrams that were sent in a batch.
     datagram_bytes: AtomicUsize,
 }
 
@@ -44,7 +45,7 @@ impl AsyncUdpSocket for Batched {
         if transmit.contents.len() <= bytes_at_once {
             return self.socket.try_send(transmit);
         }
-        // If one part has to wait, quinn sends all again, and the peer drops what it has already.
+        // If a part cannot be sent immediately, quinn sends all parts again, and the peer drops the duplicates.
         transmit
             .contents
             .chunks(bytes_at_once)
@@ -95,9 +96,9 @@ impl AsyncUdpSocket for Batched {
     }
 }
 
-/// The most bytes that one UDP send over IPv4 carries.
+/// Maximum number of bytes of one UDP send over IPv4.
 const UDP_BYTES_MAX: usize = 65_507;
-/// The most batches of datagrams that one call receives.
+/// Maximum number of batches received in one call.
 const BATCHES_AT_ONCE: usize = 8;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! A timer for the connections that send, finer than tokio's.
+//! A timer for sending connections with a finer resolution than tokio's.
 //!
-//! quinn paces what it sends in bursts of two milliseconds, which it may send again after 1.6, and what is not sent in
-//! time is not made up for. tokio's timers come up to two milliseconds late, and a window was then hardly used by three
-//! quarters. This one is a `timerfd`, of the kernel's high-resolution timers.
+//! quinn paces its packets in bursts of two milliseconds and can send the next burst after 1.6 ms. Capacity that is not
+//! used in time is lost. tokio's timers fire up to two milliseconds late, which left about a quarter of the window
+//! unused. This timer is a `timerfd` and uses the kernel's high-resolution timers.
 
 use std::future::Future;
 use std::io;
@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::socket;
 
-/// tokio, with this timer.
+/// The tokio runtime with this timer.
 #[derive(Debug)]
 pub(super) struct FineRuntime;
 
@@ -31,7 +31,7 @@ impl Runtime for FineRuntime {
     fn new_timer(&self, due: Instant) -> Pin<Box<dyn AsyncTimer>> {
         match FineTimer::new(due) {
             Ok(timer) => Box::pin(timer),
-            // there is no descriptor left
+            // No descriptor is left.
             Err(_) => TokioRuntime.new_timer(due),
         }
     }
@@ -66,7 +66,7 @@ impl FineTimer {
     }
 
     fn arm(&self) -> io::Result<()> {
-        // zero would stop it
+        // Zero would disarm the timer.
         let left = self
             .due
             .saturating_duration_since(Instant::now())
@@ -97,9 +97,9 @@ impl AsyncTimer for FineTimer {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         while Instant::now() < self.due {
             match ready!(self.fd.poll_read_ready(context)) {
-                // of an earlier time
+                // The event belongs to an earlier deadline.
                 Ok(mut come) => come.clear_ready(),
-                // the runtime ends
+                // The runtime is shutting down.
                 Err(_) => return Poll::Pending,
             }
         }

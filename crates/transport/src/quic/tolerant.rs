@@ -1,16 +1,17 @@
-//! The congestion control of QUIC lanes by default: CUBIC that does not take single lost packets for congestion.
+//! The default congestion control of QUIC lanes: CUBIC that does not treat single lost packets as congestion.
 //!
-//! On a long path CUBIC needs thousands of packets in a row to arrive for its window to fill it; one lost in ten
-//! thousand keeps it at a few per cent. A queue shows in the round trip, and noise does not (this is the criterion of
-//! TCP Veno), so a loss counts where packets have queued, where more than a few per cent are lost (the bound of BBR's
-//! later versions), where the network marks packets, and where all packets of some time were lost. **Invariant:**
-//! losses that count go to CUBIC unchanged, so that a path with a queue of a usual size is shared as CUBIC shares it.
+//! On a long path, CUBIC fills its window only if thousands of packets in a row arrive. A loss rate of one in ten
+//! thousand keeps the window at a few percent. A queue increases the round-trip time, while noise does not; this is the
+//! criterion of TCP Veno. A loss therefore counts as congestion only in four cases: if packets have queued, if more
+//! than a few percent are lost (the bound of later BBR versions), if the network marks packets, or if all packets of
+//! some period were lost. **Invariant:** losses that count are passed to CUBIC unchanged, so a path with a queue of
+//! normal size is shared as with CUBIC.
 //!
-//! On a short path without a rate limit nothing is ever lost but where a host is late, so CUBIC would fill
-//! the receiver's buffer until that runs over, with memory that is in no cache any more. So the window also
-//! has a bound by the round trip.
+//! On a short path without a rate limit, packets are lost only when a host is late. CUBIC would then fill the
+//! receiver's buffer until it overflows, and the buffer would no longer fit into any CPU cache. The window therefore
+//! also has a limit that depends on the round-trip time.
 //!
-//! Where the path is known, [`resume`](super::resume) takes the window over for two round trips.
+//! If the path is known, [`resume`](super::resume) controls the window for two round trips.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,21 +23,21 @@ use quinn_proto::RttEstimator;
 
 use super::resume::{AckMoment, Resume, Start, WindowAllowance};
 
-/// Makes one for each connection.
+/// Creates the congestion control of each connection.
 #[derive(Debug)]
 pub(super) struct TolerantConfig {
     pub(super) cubic: CubicConfig,
     pub(super) first_flight_bytes: u64,
-    /// What is known of the path, and what it brings now.
+    /// Knowledge of the path from earlier, and the results of this connection.
     pub(super) account: Arc<PathAccount>,
 }
 
-/// What one connection knows of its path.
+/// What one connection knows about its path.
 #[derive(Debug, Default)]
 pub(super) struct PathAccount {
-    /// What was found of the path before.
+    /// The window that was found on the path earlier.
     pub(super) allowance: Option<Arc<WindowAllowance>>,
-    /// The bytes of the packets that were acknowledged; other congestion controls do not count them.
+    /// Bytes of acknowledged packets. Other congestion controls do not update it.
     pub(super) acked: AtomicU64,
 }
 
@@ -45,7 +46,7 @@ struct Tolerant {
     config: Arc<TolerantConfig>,
     cubic: Cubic,
     resume: Resume,
-    /// Where slow start ends, if not at the next congestion.
+    /// The window at which slow start ends. `None` means that it ends at the next congestion.
     threshold: Option<u64>,
     datagram: u16,
     round_trip: Duration,
@@ -55,7 +56,7 @@ struct Tolerant {
     round_started: Instant,
 }
 
-/// The acknowledged and lost bytes of about a round trip.
+/// Bytes acknowledged and lost in about one round trip.
 #[derive(Clone, Copy, Debug, Default)]
 struct LossRound {
     bytes_acked: u64,
@@ -78,27 +79,27 @@ impl Tolerant {
         }
     }
 
-    /// Whether packets wait somewhere on the path, or have until just now.
+    /// Returns whether packets are queued on the path, or were until very recently.
     fn has_queue(&self) -> bool {
         let slack = (self.round_trip_min / QUEUE_SHARE).max(QUEUE_MIN);
         self.round_trip > self.round_trip_min + slack
     }
 
-    /// Whether so much is lost that it cannot be noise.
+    /// Returns whether losses are too high to be noise.
     fn loses_much(&self) -> bool {
         let lost = self.round.bytes_lost + self.last_round.bytes_lost;
         let sent = lost + self.round.bytes_acked + self.last_round.bytes_acked;
         lost > NOISE_BYTES_MIN.max(sent / NOISE_SHARE)
     }
 
-    /// The most bytes worth having on their way: what the fastest connection carries in a round trip, and slack for
-    /// late hosts.
+    /// Returns the maximum useful number of bytes in flight: what the fastest connection carries in one round trip,
+    /// plus slack for slow hosts.
     fn window_max(&self) -> u64 {
         let microseconds = u64::try_from(self.round_trip_min.as_micros()).unwrap_or(u64::MAX);
         WINDOW_SLACK_BYTES.saturating_add(microseconds.saturating_mul(BYTES_PER_MICROSECOND_MAX))
     }
 
-    /// Now, for [`Resume`], with more to send.
+    /// Returns the present state for [`Resume`], with more data to send.
     fn moment(&self, now: Instant, in_flight: u64) -> AckMoment {
         AckMoment {
             now,
@@ -113,7 +114,7 @@ impl Tolerant {
         }
     }
 
-    /// CUBIC from a window on, in slow start.
+    /// Restarts CUBIC from a window, in slow start.
     fn begin_anew(&mut self, now: Instant, start: Start) {
         self.cubic = self.cubic_at(start.window, now);
         self.threshold = start.threshold;
@@ -125,7 +126,7 @@ impl Tolerant {
         Cubic::new(Arc::new(config), now, self.datagram)
     }
 
-    /// CUBIC has no other threshold than what a congestion leaves of its window.
+    /// CUBIC has no setting for the threshold. The only way to set it is a congestion event, which reduces the window.
     fn end_slow_start(&mut self, now: Instant) {
         if let Some(threshold) = self
             .threshold
@@ -146,22 +147,24 @@ impl Tolerant {
     }
 }
 
-/// What CUBIC leaves of a window after congestion (RFC 9438).
+/// Share of the window, in tenths, that CUBIC keeps after congestion (RFC 9438).
 const LEFT_TENTHS: u64 = 7;
-/// quinn's first guess of a round trip (RFC 9002), which stays its shortest where all are longer.
+/// quinn's initial guess of the round-trip time (RFC 9002). It remains quinn's minimum if all measured times are
+/// longer.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(333);
 
-/// A queue is one when it adds more than this share of the round trip, and more than a busy host does.
+/// A queue exists if it adds more than this share of the round-trip time, and more than the delay of a busy host.
 const QUEUE_SHARE: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(4);
-/// One byte in so many may be lost by noise.
+/// Divisor of the loss rate: up to one in this many bytes may be lost by noise.
 const NOISE_SHARE: u64 = 50;
-/// The least lost bytes from which a share can be judged.
+/// Minimum number of lost bytes from which a loss rate can be judged.
 const NOISE_BYTES_MIN: u64 = 16 << 10;
 
-/// The slack: a receiver that waits a few milliseconds for a core finds no more than this from each connection.
+/// The slack. It also limits the data from each connection that a receiver finds after waiting a few milliseconds for a
+/// CPU.
 const WINDOW_SLACK_BYTES: u64 = 1 << 20;
-/// The fastest rate: 10 Gbit/s, more than one connection of quinn reaches.
+/// The assumed maximum rate: 10 Gbit/s, more than one quinn connection reaches.
 const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;
 
 impl Controller for Tolerant {
@@ -191,7 +194,7 @@ impl Controller for Tolerant {
         self.resume.acked(sent, bytes);
         self.turn_round(now);
         self.round.bytes_acked += bytes;
-        // A window that grows unused would not shrink in time when something is lost.
+        // A window that grows without being used would not shrink in time after a loss.
         let unused = app_limited || self.cubic.window() >= self.window_max();
         self.cubic.on_ack(now, sent, bytes, unused, rtt);
         self.end_slow_start(now);
