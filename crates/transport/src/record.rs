@@ -1,19 +1,20 @@
-//! The record layer of TLS 1.3 (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
+//! The TLS 1.3 record layer (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
 //!
-//! rustls makes every connection: handshake, keys, greeting, and all of control. It only begins a lane. It reads a
-//! socket 4 KiB at a time, with four system calls for a full record, copies plaintext twice on its way in, and
-//! allocates for each record on its way out; that was a fifth to a quarter of all CPU that a push takes. So a lane goes
-//! on with this record layer, and the bytes on the wire are those that rustls would have made. Frames are sealed into
-//! one buffer of several records, which one call sends; all arrived bytes are taken by one call, and each record is
-//! opened straight into the payload's buffer.
+//! rustls makes every connection: handshake, keys, greeting, and all control messages. For a lane it only makes the
+//! connection. rustls reads a socket 4 KiB at a time with four system calls per full record, copies received plaintext
+//! twice, and allocates memory for each sent record. That took a fifth to a quarter of the CPU time of a push. A lane
+//! therefore continues with this record layer, which produces the same bytes on the wire as rustls. Frames are sealed
+//! into one buffer of several records, which is sent in one call. All arrived bytes are received in one call, and each
+//! record is opened directly into the payload's buffer.
 //!
-//! [`TrafficKey`] holds the state of one direction, [`Sealer`] writes records, [`Opener`] reads them; none of them does
-//! I/O. At the hand-over no round trip is spent, and nothing is lost or read twice: `tcp_tls/whole.rs` gives rustls the
-//! socket's bytes one whole record at a time, so it never holds a part of one. Bytes that have arrived after that
-//! record go to the lane with the socket, and what rustls has decrypted comes first.
+//! [`TrafficKey`] holds the state of one direction, [`Sealer`] writes records, and [`Opener`] reads them. None of them
+//! does I/O. The handover from rustls costs no round trip, and no data is lost or read twice:
+//! `tcp_tls/whole_records.rs` passes the socket's bytes to rustls one complete record at a time, so rustls never holds
+//! a partial record. Bytes that arrived after that record are passed to the lane together with the socket. Plaintext
+//! that rustls has already decrypted comes first.
 //!
-//! **Invariant:** plaintext leaves an [`Opener`] only from a record that has been authenticated at its place in the
-//! sequence; and an end counts only if the peer has sealed it.
+//! **Invariant:** an [`Opener`] returns plaintext only from a record that was authenticated at its position in the
+//! sequence. The end of the stream counts only if the peer has sealed it.
 
 use thiserror::Error;
 
@@ -28,15 +29,15 @@ pub(crate) use key::{TrafficKey, TrafficSecrets, traffic_keys};
 pub(crate) use open::Opener;
 pub(crate) use seal::Sealer;
 
-/// The most plaintext in one record.
+/// Maximum number of plaintext bytes in one record.
 const PLAINTEXT_BYTES_MAX: usize = 1 << 14;
-/// The bytes before each record: content type, version, length.
+/// Size of a record's header: content type, version and length.
 const HEADER_BYTES: usize = 5;
-/// The bytes of the tag in all three suites.
+/// Size of the authentication tag, which is the same in all three cipher suites.
 const TAG_BYTES: usize = 16;
-/// The longest body: plaintext, its content type, the tag.
+/// Maximum size of a record's body: plaintext, content type and tag.
 const BODY_BYTES_MAX: usize = PLAINTEXT_BYTES_MAX + 1 + TAG_BYTES;
-/// The longest record.
+/// Maximum size of a record.
 pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX;
 
 /// Content types of RFC 8446 §5.1.
@@ -44,38 +45,38 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
-/// The message of a sender that changes to its next key and asks for no change by the other side: type, length,
-/// request.
+/// The message of a sender that changes to its next key and does not request a change by the other side: type, length
+/// and request.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
-/// The alert at the orderly end: level, description.
+/// The alert that ends the stream: level and description.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// Why a TLS record is refused.
+/// The reason why a TLS record is rejected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The record is not sealed with the connection's key, not in sequence, or changed on its way.
+    /// The record was not sealed with the connection's key, is out of sequence, or was modified in transit.
     #[error("a TLS record does not authenticate")]
     Forged,
-    /// The record is longer than TLS allows.
+    /// The record is longer than TLS permits.
     #[error("a TLS record of {bytes} bytes is too long")]
     Oversized {
-        /// The length in its header.
+        /// The length in the record's header.
         bytes: usize,
     },
-    /// The record is too short to be sealed.
+    /// The record is too short to contain a tag.
     #[error("a TLS record of {bytes} bytes is too short")]
     Undersized {
-        /// The length in its header.
+        /// The length in the record's header.
         bytes: usize,
     },
-    /// The record is padding and nothing else.
+    /// The record contains only padding.
     #[error("a TLS record has no content type")]
     Untyped,
-    /// The record is of a content type, or has a message, that has no place on a lane.
+    /// The record has a content type or a message that is not permitted on a lane.
     #[error("a TLS record of type {content_type} is out of place")]
     Unexpected {
-        /// The content type, the inner one where the record could be opened.
+        /// The content type. If the record could be opened, this is the inner content type.
         content_type: u8,
     },
     /// The peer has ended the connection because of an error.
@@ -89,7 +90,7 @@ pub enum RecordError {
     Rekeyed,
 }
 
-/// A record's header, which is also authenticated with the body.
+/// Returns the header of a record. The header is authenticated together with the body.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn header(body_bytes: usize) -> [u8; HEADER_BYTES] {
     let length = u16::try_from(body_bytes).expect("a body is shorter than 2^15");

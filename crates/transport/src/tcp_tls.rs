@@ -1,8 +1,8 @@
-//! Connections: TCP with mutually authenticated TLS 1.3 on top.
+//! Connections over TCP with mutually authenticated TLS 1.3.
 //!
-//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async stream for
-//! control that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is the caller's decision.
-//! **Invariant:** a [`Connection`] has proved the key of its `peer`, speaks TLS 1.3, and has agreed on the protocol.
+//! The client side is [`Dialler`], the server side is [`Acceptor`]. Both return a [`Connection`], an async stream for
+//! control that a [`TlsLane`](crate::TlsLane) can take over. The caller decides what the peer may do. **Invariant:**
+//! the peer of a [`Connection`] has proved its key, uses TLS 1.3, and has agreed on the protocol.
 
 use std::{
     io::{self, Read as _},
@@ -41,12 +41,12 @@ pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;
 
-/// The receive window of a lane before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
+/// Receive window of a lane before autotuning has measured its speed; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The receive window before the peer has proved a key. A lane's first data comes with its first message, which must
-/// not meet the window of 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the
-/// window, and a later update is sent only when more has come.
+/// Receive window before the peer has proved a key. A lane's first data arrives together with its first message and
+/// must not be limited by the initial window of 64 KiB. The window is opened early because it grows with the kernel's
+/// acknowledgments, while a later window update is sent only after more data has arrived.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.
@@ -54,22 +54,22 @@ const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 pub struct Connection {
     /// The peer's key.
     pub peer: Fingerprint,
-    /// The round trip: at the client as the kernel has measured it when the connection came up, at the server the time
-    /// of the TLS handshake, which also holds some computing.
+    /// The round-trip time. At the client, the kernel measured it when the connection was established. At the server,
+    /// it is the duration of the TLS handshake, which includes some computation.
     pub rtt: Duration,
-    /// The peer's address; an IPv4 one never in IPv6 form.
+    /// The peer's address. An IPv4 address is never in its IPv6-mapped form.
     pub address: SocketAddr,
     stream: TlsStream<WholeRecords>,
     secrets: Arc<TrafficSecrets>,
 }
 
-/// The parts of a connection that another layer takes over. In the order in which the peer has sent it, arrived data is
-/// `plaintext`, then `records`, then in the socket.
+/// The parts of a connection that another layer takes over. Received data is, in the order in which the peer sent it:
+/// `plaintext`, then `records`, then the data in the socket.
 pub(crate) struct ConnectionParts {
     /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,
     pub(crate) unsent_limit: UnsentLimit,
-    /// The TLS session, which holds no arrived data.
+    /// The TLS session, which holds no received data.
     pub(crate) session: rustls::Connection,
     pub(crate) secrets: Arc<TrafficSecrets>,
     pub(crate) plaintext: Vec<u8>,
@@ -77,13 +77,14 @@ pub(crate) struct ConnectionParts {
 }
 
 impl Connection {
-    /// The state that TLS has negotiated: version, cipher suite, kind of handshake.
+    /// Returns the negotiated TLS state: version, cipher suite and kind of handshake.
     #[must_use]
     pub fn session(&self) -> &rustls::CommonState {
         self.stream.get_ref().1
     }
 
-    /// Takes the connection apart, between two records on both ways. Nothing may be left to flush.
+    /// Splits the connection into its parts. Both directions must be between two records, and nothing may be left to
+    /// flush.
     pub(crate) fn into_parts(self) -> io::Result<ConnectionParts> {
         let (stream, mut session): (_, rustls::Connection) = match self.stream {
             TlsStream::Client(stream) => {
@@ -111,17 +112,17 @@ impl Connection {
         })
     }
 
-    /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.
-    /// For control only: a lane may rightly wait long for a slow disk at the other end.
+    /// Closes the connection if the peer acknowledges no data, or offers no window, for `longest`. Only for control: a
+    /// lane may legitimately wait for a slow disk at the other end.
     ///
     /// # Errors
     ///
-    /// The socket refuses the option.
+    /// Returns an error if the socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
         socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
     }
 
-    /// A probe that reads the state of the connection while others use it.
+    /// Returns a probe that reads the state of the connection while other tasks use it.
     pub(crate) fn probe(&self) -> PathProbe {
         let socket = self
             .as_fd()
@@ -132,7 +133,7 @@ impl Connection {
             .unwrap_or_default()
     }
 
-    /// Checks what the two sides have negotiated; `None` where the peer does not speak the protocol.
+    /// Checks the negotiated state. Returns `None` if the peer does not speak the protocol.
     fn new(
         stream: TlsStream<WholeRecords>,
         secrets: Arc<TrafficSecrets>,
@@ -152,11 +153,11 @@ impl Connection {
     }
 }
 
-/// The plaintext that TLS has decrypted and that has not been read.
+/// Reads the remaining plaintext that TLS has decrypted.
 fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
-        // No more has arrived yet, or the socket has ended and will say so again.
+        // No more data has arrived, or the socket has ended and will report that again.
         Err(error)
             if matches!(
                 error.kind(),
@@ -166,17 +167,17 @@ fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
             Ok(plaintext)
         }
         Err(error) => Err(error),
-        // The peer has ended the connection in order.
+        // The peer has ended the connection gracefully.
         Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// The TLS error in the error of a handshake, if it is one.
+/// Returns the TLS error inside the error of a handshake, if there is one.
 fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// Whether a TLS peer has no version, suite or protocol in common with this side.
+/// Returns whether a TLS peer has no version, cipher suite or protocol in common with this side.
 const fn speaks_otherwise(error: &rustls::Error) -> bool {
     use rustls::{AlertDescription as Alert, Error};
     matches!(

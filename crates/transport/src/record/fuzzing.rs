@@ -1,4 +1,4 @@
-//! The record layer for `crates/fuzz`.
+//! Fuzz targets of the record layer for `crates/fuzz`.
 
 use std::sync::OnceLock;
 
@@ -10,14 +10,15 @@ use super::{
     TrafficSecrets, header,
 };
 
-/// Records of a peer that has the keys and seals anything, and of one that has none and sends any bytes.
+/// Opens the records of a peer that has the keys and seals arbitrary contents, and of a peer that has no keys and sends
+/// arbitrary bytes.
 ///
-/// The first two bytes are the size of the pieces in which records come and of each read. Then come steps of a kind, a
-/// length and so many bytes: application data, padded application data, the next key, the end, any other inner type, or
-/// bytes as they are.
+/// The first two bytes determine the sizes of the pieces in which records arrive and of each read. A sequence of steps
+/// follows. Each step consists of a kind, a length, and that number of bytes. The kinds are application data, padded
+/// application data, a key update, the end of the stream, any other inner type, and raw bytes.
 ///
 /// # Panics
-/// When what is read is not what was sealed, in order and up to the first thing that is out of place.
+/// Panics if the opened plaintext is not what was sealed, in order and up to the first invalid record.
 pub fn records(bytes: &[u8]) {
     let Some((&[piece, want], mut steps)) = bytes.split_first_chunk() else {
         return;
@@ -51,7 +52,7 @@ pub fn records(bytes: &[u8]) {
     );
 }
 
-/// A key that is the same at both ends and in every run.
+/// Returns a key that is the same at both ends and in every run.
 fn key() -> TrafficKey {
     static SECRETS: OnceLock<TrafficSecrets> = OnceLock::new();
     let secrets = SECRETS.get_or_init(|| {
@@ -67,7 +68,7 @@ struct Sealed {
     records: Vec<u8>,
     /// The plaintext that the peer may read.
     plaintext: Vec<u8>,
-    /// Whether all of it can be read.
+    /// Whether all of the plaintext can be read.
     sound: bool,
 }
 
@@ -83,7 +84,7 @@ impl Sealed {
             }
             4 => {
                 self.record(ALERT, &CLOSE_NOTIFY);
-                // The bytes after the end are not looked at, and may be anything.
+                // Bytes after the end are ignored and may have any value.
                 self.sound = false;
             }
             5 | 6 => {
@@ -92,7 +93,7 @@ impl Sealed {
                     .map_or((0, taken), |(inner, rest)| (*inner, rest));
                 self.sound = false;
                 self.record(inner, rest);
-                // Zeros are padding, and the byte before them is the type.
+                // Zeros are padding, and the byte before them is the content type.
                 let inner = [rest, &[inner]].concat();
                 let last = inner.iter().rposition(|&byte| byte != 0);
                 if let Some(last) = last.filter(|&last| inner[last] == APPLICATION_DATA) {
@@ -122,7 +123,7 @@ impl Sealed {
     }
 }
 
-/// All plaintext that can be read, and whether that ended by an error.
+/// Returns all plaintext that can be read, and whether reading ended with an error.
 fn read_all(opener: &mut Opener, records: &[u8], piece: usize, want: usize) -> (Vec<u8>, bool) {
     let mut opened = Vec::new();
     let mut out = vec![0; want];

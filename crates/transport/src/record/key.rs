@@ -1,12 +1,13 @@
-//! The keys of a connection: those that rustls has negotiated, and those that follow (RFC 8446 §5.3, §7.1 to §7.3).
+//! The keys of a connection: the ones that rustls has negotiated and their successors (RFC 8446 §5.3, §7.1 to §7.3).
 //!
-//! A key that has sealed enough is replaced by the next one by TLS's own `KeyUpdate`. rustls returns the keys in use
-//! but not the secrets behind them, without which no next key can be made; the type that would make it
-//! (`KernelConnection`) comes from unbuffered connections only, which tokio-rustls does not have. So the secrets come
-//! by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
+//! A key that has sealed many records is replaced by the next key with TLS's own `KeyUpdate`. rustls returns the
+//! current keys but not the secrets behind them, which are needed to derive the next keys. The rustls type that could
+//! derive them (`KernelConnection`) requires an unbuffered connection, which tokio-rustls does not provide. The secrets
+//! are therefore taken from the key log, one log per connection. They are kept in memory like rustls's own secrets and
+//! wiped when dropped.
 //!
-//! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped,
-//! and starts anew only with a new key. A connection whose keys have changed since the handshake is refused.
+//! **Invariant:** no key seals two records with the same nonce. The sequence number continues where rustls stopped and
+//! restarts only with a new key. A connection whose keys have changed since the handshake is rejected.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -22,14 +23,14 @@ use crate::lane::LaneError;
 
 const NONCE_BYTES: usize = aead::NONCE_LEN;
 
-/// The first traffic secrets of one connection, as rustls derives them.
+/// The first traffic secrets of one connection, as derived by rustls.
 #[derive(Default)]
 pub(crate) struct TrafficSecrets {
     client: OnceLock<Secret>,
     server: OnceLock<Secret>,
 }
 
-/// The key of one direction and the number of its next record.
+/// The key of one direction and the sequence number of its next record.
 pub(crate) struct TrafficKey {
     aead: &'static aead::Algorithm,
     secret: Secret,
@@ -38,15 +39,15 @@ pub(crate) struct TrafficKey {
     sequence: u64,
 }
 
-/// A traffic secret, from which keys and the next secret are derived.
+/// A traffic secret, from which its keys and the next secret are derived.
 #[derive(Clone)]
 struct Secret {
     prk: Prk,
     hash: hkdf::Algorithm,
 }
 
-/// The keys with which a connection seals and opens its next record, in this order. All plaintext must have been read,
-/// and all records written.
+/// Returns the keys with which a connection seals and opens its next records, in this order. All plaintext must have
+/// been read and all records must have been written.
 pub(crate) fn traffic_keys(
     session: Connection,
     secrets: &TrafficSecrets,
@@ -63,7 +64,7 @@ pub(crate) fn traffic_keys(
 }
 
 impl TrafficSecrets {
-    /// A copy of `config` for one connection, whose secrets this collects.
+    /// Returns a copy of `config` for one connection, whose secrets are stored in `self`.
     pub(crate) fn of_client(self: &Arc<Self>, config: &ClientConfig) -> Arc<ClientConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -71,7 +72,7 @@ impl TrafficSecrets {
         Arc::new(config)
     }
 
-    /// A copy of `config` for one connection, whose secrets this collects.
+    /// Returns a copy of `config` for one connection, whose secrets are stored in `self`.
     pub(crate) fn of_server(self: &Arc<Self>, config: &ServerConfig) -> Arc<ServerConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -93,7 +94,7 @@ impl KeyLog for TrafficSecrets {
         if let Some(place) = self.place(label)
             && let Some(secret) = Secret::new(secret)
         {
-            // A connection has one handshake, so nothing is there yet.
+            // A connection has only one handshake, so no secret is stored yet.
             place.get_or_init(|| secret);
         }
     }
@@ -110,8 +111,8 @@ impl fmt::Debug for TrafficSecrets {
 }
 
 impl TrafficKey {
-    /// The key that rustls has used so far. Its initialization vector, which is derived as the key is, shows whether
-    /// the secret is still that of the handshake.
+    /// Recreates the key that rustls has used so far. The key and its initialization vector are derived from the same
+    /// secret. If the vector differs, the secret is no longer the one of the handshake.
     fn resume(
         secret: &OnceLock<Secret>,
         sequence: u64,
@@ -150,7 +151,7 @@ impl TrafficKey {
         }
     }
 
-    /// The client's first key, before it has sealed anything.
+    /// Returns the client's first key, before it has sealed any record.
     pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
         Self::new(
             aead,
@@ -164,12 +165,12 @@ impl TrafficKey {
         *self = Self::new(self.aead, self.secret.next(), 0);
     }
 
-    /// The number of records that this key has sealed or opened.
+    /// Returns the number of records that this key has sealed or opened.
     pub(super) const fn records(&self) -> u64 {
         self.sequence
     }
 
-    /// Seals the next record: `body` becomes ciphertext, with the sealed content type and the tag at its end.
+    /// Seals the next record into `body`: the ciphertext, the sealed content type, and the tag.
     pub(super) fn seal(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -191,7 +192,8 @@ impl TrafficKey {
             .expect("the lengths agree and are far below the suites' limits");
     }
 
-    /// Opens the next record, whose `body` is longer than a tag, into `inner`, which is a tag shorter.
+    /// Opens the next record. `body` must be longer than a tag, and `inner` must be shorter than `body` by the length
+    /// of a tag.
     pub(super) fn open(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -220,9 +222,9 @@ impl TrafficKey {
 }
 
 impl Secret {
-    /// A secret; `None` for a length that no suite here has.
+    /// Creates a secret. Returns `None` for a length that no supported cipher suite uses.
     fn new(bytes: &[u8]) -> Option<Self> {
-        // A secret is as long as the output of its suite's hash.
+        // The length of a secret is the output length of its suite's hash.
         let hash = [HKDF_SHA256, HKDF_SHA384]
             .into_iter()
             .find(|hash| hash.len() == bytes.len())?;

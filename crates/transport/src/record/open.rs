@@ -1,7 +1,7 @@
-//! Opens records: plaintext is decrypted straight to its place.
+//! Opens records and decrypts their plaintext directly into its destination.
 //!
-//! A record that is longer than the slice to be filled goes through a spill of one record. Bytes after the peer's
-//! orderly end are never looked at, as RFC 8446 §6.1 demands.
+//! If a record is longer than the destination slice, it is decrypted into a spill buffer of one record. Bytes after the
+//! peer's end of the stream are ignored, as RFC 8446 §6.1 requires.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -11,23 +11,23 @@ use super::{
     RecordError, TAG_BYTES, TrafficKey,
 };
 
-/// The most bytes of one system call. More do not stay in the processor's cache, fewer cost more calls.
+/// Maximum number of bytes of one system call. More would not stay in the CPU cache; fewer would need more calls.
 const ARRIVED_BYTES_MAX: usize = 256 << 10;
 
-/// Opens the records that arrive.
+/// Opens arrived records.
 pub(crate) struct Opener {
     key: TrafficKey,
-    /// Bytes from the socket; those in `unopened` are records, the last of which may be incomplete.
+    /// Bytes received from the socket. The range `unopened` holds records, the last of which may be incomplete.
     arrived: Vec<u8>,
     unopened: Range<usize>,
-    /// Plaintext that had no place yet.
+    /// Decrypted plaintext that did not fit into the destination.
     spill: Vec<u8>,
     unread: Range<usize>,
     ended: bool,
 }
 
 impl Opener {
-    /// An opener that takes over from rustls: that has opened `plaintext` already, and not `arrived`.
+    /// Creates an opener that takes over from rustls, which has already opened `plaintext` but not `arrived`.
     pub(crate) fn new(key: TrafficKey, mut plaintext: Vec<u8>, arrived: &[u8]) -> Self {
         let unread = 0..plaintext.len();
         plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
@@ -43,7 +43,7 @@ impl Opener {
         }
     }
 
-    /// Fills `out` as far as the arrived records go; returns how far that was.
+    /// Fills `out` from the arrived records. Returns the number of bytes filled.
     pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = self.read_spill(out);
         while filled < out.len() && !self.ended {
@@ -53,12 +53,13 @@ impl Opener {
         Ok(filled)
     }
 
-    /// Whether the peer has ended the connection in order, and all its plaintext is read.
+    /// Returns whether the peer has ended the stream and all of its plaintext has been read.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended && self.unread.is_empty()
     }
 
-    /// Takes bytes from `socket`, to be called only when [`read`](Self::read) wants more; 0 at its end.
+    /// Receives bytes from `socket`. Call this only when [`read`](Self::read) needs more. Returns 0 at the end of the
+    /// socket.
     pub(crate) fn receive(&mut self, socket: &mut impl Read) -> io::Result<usize> {
         self.make_room();
         loop {
@@ -73,7 +74,7 @@ impl Opener {
         }
     }
 
-    /// Moves the incomplete record to the front once half of the room is used, so that calls stay large.
+    /// Moves the incomplete record to the front once half of the buffer is used, so that system calls stay large.
     fn make_room(&mut self) {
         if self.unopened.is_empty() {
             self.unopened = 0..0;
@@ -90,7 +91,7 @@ impl Opener {
         taken
     }
 
-    /// The range of the next record's body, once all of it is there.
+    /// Returns the range of the next record's body, if the record is complete.
     #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
     fn next_body(&self) -> Result<Option<Range<usize>>, RecordError> {
         let unopened = &self.arrived[self.unopened.clone()];
@@ -110,7 +111,7 @@ impl Opener {
         }
     }
 
-    /// Opens the record with this body; returns how much of `out` its plaintext fills.
+    /// Opens the record with this body. Returns the number of bytes of `out` that its plaintext fills.
     fn open(&mut self, body: Range<usize>, out: &mut [u8]) -> Result<usize, RecordError> {
         self.unopened.start = body.end;
         let inner_bytes = body.len() - TAG_BYTES;
@@ -124,7 +125,7 @@ impl Opener {
             &mut self.spill[..inner_bytes]
         };
         self.key.open(header, &self.arrived[body], inner)?;
-        // Padding is zeros behind the content type.
+        // Padding consists of zeros after the content type.
         let last = inner
             .iter()
             .rposition(|byte| *byte != 0)

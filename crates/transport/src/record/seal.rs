@@ -1,23 +1,23 @@
-//! Seals plaintext into records, many in one buffer, so that one system call sends them.
+//! Seals plaintext into several records in one buffer, so that a single system call sends them.
 //!
-//! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records: the last one announces the next key.
+//! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records. The last one announces the next key.
 
 use super::{
     ALERT, APPLICATION_DATA, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE,
     PLAINTEXT_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
 };
 
-/// The number of full records for one system call. More do not stay in the processor's cache, fewer cost more calls.
+/// Number of full records per system call. More would not stay in the CPU cache; fewer would need more calls.
 const RECORDS_MAX: usize = 16;
 
-/// The most records for one key. AES-GCM may seal 2^24.5 full ones (RFC 8446 §5.5); this stays well below, for all
-/// suites.
+/// Maximum number of records per key. AES-GCM may seal 2^24.5 full records (RFC 8446 §5.5). This limit is well below
+/// that and applies to all cipher suites.
 const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
 
-/// The bytes that a record adds to its plaintext.
+/// Number of bytes that a record adds to its plaintext.
 const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 
-/// Seals plaintext into records that wait to be sent.
+/// Seals plaintext into a buffer of records to be sent.
 pub(crate) struct Sealer {
     key: TrafficKey,
     pub(super) records_per_key_max: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Sealer {
 
 impl Sealer {
     pub(crate) fn new(key: TrafficKey) -> Self {
-        // One record more than the full ones, for a frame's header and head before the data.
+        // Room for one record in addition to the full ones, for the frame's header and head before the data.
         let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
         Self {
             key,
@@ -37,7 +37,7 @@ impl Sealer {
         }
     }
 
-    /// Seals as much of `plaintext` as there is room for; returns how much that was.
+    /// Seals as much of `plaintext` as fits into the buffer. Returns the number of bytes sealed.
     pub(crate) fn seal(&mut self, plaintext: &[u8]) -> usize {
         let mut taken = 0;
         while taken < plaintext.len() && self.waiting.len() - self.used >= ROOM_BYTES_MIN {
@@ -50,17 +50,17 @@ impl Sealer {
         taken
     }
 
-    /// Seals the orderly end, for which the caller must have [made room](Self::clear).
+    /// Seals the end of the stream. The caller must have [emptied the buffer](Self::clear).
     pub(crate) fn close(&mut self) {
         self.push(ALERT, &CLOSE_NOTIFY);
     }
 
-    /// Frees the room: the waiting records have been sent.
+    /// Empties the buffer, after its records have been sent.
     pub(crate) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// The records that wait to be sent.
+    /// Returns the records to be sent.
     pub(crate) fn waiting(&self) -> &[u8] {
         &self.waiting[..self.used]
     }
@@ -82,5 +82,5 @@ impl Sealer {
     }
 }
 
-/// The least room for more: a full record and the change of keys before it.
+/// Minimum free space for another record: a full record and a key update before it.
 const ROOM_BYTES_MIN: usize = RECORD_BYTES_MAX + OVERHEAD_BYTES + KEY_UPDATE.len();

@@ -1,7 +1,8 @@
-//! The server side: a listener, and a handshake for each connection.
+//! The server side: a listener, and one handshake per connection.
 //!
-//! The caller accepts in one task and runs each handshake in a task of its own, a limited number at a time, so that a
-//! slow or hostile client does not block others. **Invariant:** nothing the client sends is parsed here but TLS.
+//! The caller accepts connections in one task and runs each handshake in a separate task, with a limit on concurrent
+//! handshakes. A slow or hostile client therefore does not block others. **Invariant:** of the client's data, this
+//! module parses only TLS.
 
 use std::{
     io,
@@ -27,23 +28,24 @@ use crate::{
     trust::{Identity, server_config},
 };
 
-/// The most connections that the kernel keeps until they are accepted.
+/// Maximum number of connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1024;
 
 /// Listens for clients.
 #[derive(Debug)]
 pub struct Acceptor {
-    /// The listening socket, until it is closed.
+    /// The listening socket. `None` once it is closed.
     listener: Lock<Option<Arc<TcpListener>>>,
     tls: ServerConfig,
 }
 
 impl Acceptor {
-    /// Listens on a socket that another program has bound and made to listen. Runs on the tokio runtime that calls.
+    /// Listens on a listening socket that another program has bound. Must be called in a tokio runtime, which runs the
+    /// listener.
     ///
     /// # Errors
     ///
-    /// The socket is no listening TCP socket, or cannot be set up as configured.
+    /// Returns an error if the socket is not a listening TCP socket, or if it cannot be configured.
     pub fn on(
         listener: std::net::TcpListener,
         identity: &Identity,
@@ -62,11 +64,11 @@ impl Acceptor {
         })
     }
 
-    /// The address that clients can dial.
+    /// Returns the address that clients can dial.
     ///
     /// # Errors
     ///
-    /// The socket is gone.
+    /// Returns an error if the socket is closed.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listening()?.local_addr()
     }
@@ -76,27 +78,29 @@ impl Acceptor {
         listener.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Closes the listening socket, so that another process can listen at its port. Connections go on.
+    /// Closes the listening socket, so that another process can listen on its port. Established connections continue.
     pub fn stop_listening(&self) {
         *self.listener.lock() = None;
     }
 
-    /// The next TCP connection and its address. Dropping the future loses none.
+    /// Waits for the next TCP connection and returns it with its address. Cancellation safe: dropping the future loses
+    /// no connection.
     ///
     /// # Errors
     ///
-    /// The client is gone already, or the system is out of descriptors or memory: pause and go on.
+    /// Returns an error if the client has already gone, or if the system is out of descriptors or memory. The caller
+    /// should pause and retry.
     pub async fn accept_tcp(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, address) = self.listening()?.accept().await?;
         Ok((socket, canonical(address)))
     }
 
-    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint. Calls `spoken` when
-    /// the client's first message has come.
+    /// Performs the handshake, in which the peer proves its key, in at most `deadline`. The caller must then authorize
+    /// the peer by its fingerprint. Calls `spoken` when the client's first message has arrived.
     ///
     /// # Errors
     ///
-    /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
+    /// Returns [`AcceptError`] if the client is too slow, does not speak the zmove protocol, or does not prove a key.
     pub async fn handshake(
         &self,
         socket: TcpStream,
@@ -123,7 +127,7 @@ impl Acceptor {
             .await
             .map_err(handshake_error)?;
         spoken();
-        // From our answer to the client's next message is one round trip.
+        // The client's next message arrives one round trip after our answer.
         let answered = Instant::now();
         let mut stream = hello
             .into_stream(secrets.of_server(&self.tls))
@@ -143,7 +147,7 @@ impl Acceptor {
     }
 }
 
-/// Sends the only message on a connection.
+/// Sends the only message on a connection and closes it.
 async fn send_and_close(
     stream: &mut TlsStream<WholeRecords>,
     message: &[u8],
@@ -152,7 +156,7 @@ async fn send_and_close(
     stream.shutdown().await.map_err(AcceptError::Gone)
 }
 
-/// A socket that listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.
+/// Opens a socket that listens on `address`. Port 0 selects a free port. The IPv6 wildcard `::` also accepts IPv4.
 pub(crate) fn listen(
     address: SocketAddr,
     config: &SocketConfig,
@@ -175,7 +179,7 @@ pub(crate) fn listen(
     Ok(socket.into())
 }
 
-/// The greeting for a client that speaks another version, which reads this side's version there.
+/// Returns the greeting for a client that speaks another version, from which it reads this side's version.
 pub(crate) fn own_greeting() -> [u8; Greeting::BYTES] {
     Greeting::new(Role::Control, TransferId([0; 16])).encode()
 }

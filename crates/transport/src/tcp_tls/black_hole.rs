@@ -1,12 +1,12 @@
-//! Black holes: paths on which full-size packets vanish while small ones arrive.
+//! Black holes: paths on which full-size packets are lost while small packets arrive.
 //!
-//! Both hosts may send packets of 9,000 bytes although a link between them takes only 1,500. The router at that link
-//! reports this by ICMP ("fragmentation needed"). If a filter drops the report, TCP sends the same segment again until
+//! Both hosts may send packets of 9,000 bytes although a link between them carries only 1,500. The router at that link
+//! reports this by ICMP ("fragmentation needed"). If a filter drops the report, TCP retransmits the same segment until
 //! the connection times out.
 //!
-//! To find this out, the dialler makes one exchange twice at the same time: with full-size and with small segments.
-//! **Invariant:** a path counts as a black hole only if the small segments have arrived in both directions while the
-//! full-size ones have not. A path that is slow, lossy or down delays both exchanges alike.
+//! To detect this, the dialer makes the same exchange twice concurrently: with full-size and with small segments.
+//! **Invariant:** a path counts as a black hole only if the small segments arrived in both directions and the full-size
+//! ones did not. A path that is slow, lossy or down delays both exchanges alike.
 
 use std::future::pending;
 use std::pin::pin;
@@ -17,26 +17,27 @@ use tokio::time::{sleep, timeout};
 
 use crate::endpoint::Endpoint;
 
-/// Maximum TCP segment that any path carries: IPv6 guarantees packets of 1,280 bytes, of which the headers take 60.
+/// Maximum TCP segment size that every path carries. IPv6 guarantees packets of 1,280 bytes, of which the headers take
+/// 60.
 pub(crate) const SAFE_SEGMENT_BYTES: u32 = 1_220;
 
-/// Full-size packets vanish on the path to a host.
+/// Full-size packets are lost on the path to a host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "exchange full-size packets with {host} over TCP: they are lost on the path while small ones arrive (a link there \
      has a smaller MTU than both hosts, and the ICMP messages that report it are filtered; see 'zmove doctor {host}')"
 )]
 pub struct BlackHole {
-    /// The host that was dialled.
+    /// The host that was dialed.
     pub host: Endpoint,
 }
 
-/// Maximum segment size of all later connections, once it is limited. Clones share one value.
+/// Maximum segment size of all later connections, once a limit is set. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentLimit(Arc<OnceLock<u32>>);
 
 impl SegmentLimit {
-    /// A limit of this number of bytes.
+    /// Creates a limit of this number of bytes.
     #[must_use]
     pub fn of(bytes: u32) -> Self {
         let limit = Self::default();
@@ -44,31 +45,31 @@ impl SegmentLimit {
         limit
     }
 
-    /// The number of bytes; `None` without a limit.
+    /// Returns the limit in bytes, or `None` if no limit is set.
     #[must_use]
     pub fn get(&self) -> Option<u32> {
         self.0.get().copied()
     }
 
-    /// Limits segments to the size that any path carries.
+    /// Limits segments to a size that every path carries.
     pub(crate) fn set_safe(&self) {
         self.0.get_or_init(|| SAFE_SEGMENT_BYTES);
     }
 }
 
-/// The result of a check.
+/// The result of a path check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PathVerdict {
     /// Full-size segments arrive in both directions.
     Passes,
     /// Only small segments arrive.
     BlackHole,
-    /// The host answers neither exchange, or refuses one.
+    /// The host responded to neither exchange, or refused one.
     Unknown,
 }
 
-/// Compares an exchange with full-size segments and one with small segments. Each returns whether it was completed.
-/// After the small one, the full-size one may take `grace` longer.
+/// Compares an exchange with full-size segments to one with small segments. Each future returns whether its exchange
+/// was completed. After the small exchange, the full-size one gets `grace` more time.
 pub(crate) async fn judge(
     full: impl Future<Output = bool>,
     small: impl Future<Output = bool>,
@@ -94,13 +95,13 @@ pub(crate) async fn judge(
     }
 }
 
-/// How much longer the full-size exchange may take than the small one: enough for several retransmissions.
+/// Returns the additional time for the full-size exchange after the small one. It allows for several retransmissions.
 pub(crate) fn grace(round_trip: Duration) -> Duration {
     GRACE_MIN + round_trip * GRACE_ROUND_TRIPS
 }
 
-/// Resolves once the path is a black hole. A check is made when the number of bytes that were `moved` stays the same
-/// for a while, and no more once a check has passed.
+/// Resolves once the path is found to be a black hole. The path is checked when the number of bytes `moved` does not
+/// change for some time. After a check has passed, no more checks are made.
 pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     moved: impl Fn() -> u64,
     check: impl Fn() -> Checking,
@@ -115,7 +116,7 @@ pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     }
 }
 
-/// Waits until the number of bytes that were moved stays the same for [`STILL_LOOKS`] looks.
+/// Waits until the number of moved bytes is unchanged for [`STILL_LOOKS`] consecutive samples.
 async fn stand_still(moved: impl Fn() -> u64) {
     let mut before = moved();
     let mut still = 0;
@@ -127,14 +128,14 @@ async fn stand_still(moved: impl Fn() -> u64) {
     }
 }
 
-/// The time after which a handshake that is not complete has the path checked.
+/// Duration of a handshake after which the path is checked.
 pub(crate) const HANDSHAKE_LONG: Duration = Duration::from_secs(3);
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const STILL_LOOKS: u32 = 3;
-/// Maximum time for one of the two exchanges to complete.
+/// Maximum duration of each of the two exchanges.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
-/// Pause after a check that has shown nothing.
+/// Pause after a check without a result.
 const CHECK_PAUSE: Duration = Duration::from_secs(10);
 const GRACE_MIN: Duration = Duration::from_secs(3);
 const GRACE_ROUND_TRIPS: u32 = 8;

@@ -1,7 +1,8 @@
-//! The client side: from a host name to a [`Connection`], as often as the run needs one.
+//! The client side: makes any number of [`Connection`]s to a host name.
 //!
-//! Control and lanes dial at once, and again after a break. **Invariant:** all connections of one dialler go to one
-//! address, also where a name stands for several hosts, for lanes must find their control.
+//! Control and lanes are dialed concurrently, and again after an interruption. **Invariant:** all connections of one
+//! dialer use the same address, even if a name stands for several hosts, because lanes must reach the host of their
+//! control connection.
 
 use std::{
     future::pending,
@@ -36,31 +37,32 @@ pub(crate) mod race;
 
 pub(crate) use race::{OneAddress, TcpConnected};
 
-/// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
+/// Maximum time without an answer from an address. The packets of a TCP handshake are retransmitted after one and three
+/// seconds.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// How long a host whose key is unknown may take to name its version, over TCP and QUIC.
+/// Maximum time for a host with an unknown key to send its version, over TCP and QUIC.
 const QUERY_MAX: Duration = Duration::from_secs(5);
 
-/// How long the connection of a path check may take: a lost packet is sent again after one second.
+/// Maximum time to connect for a path check. A lost packet is retransmitted after one second.
 const CHECK_CONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// How long the system may look a name up.
+/// Maximum time for the system to resolve a name.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
-/// A host that has been looked up.
+/// A host that has been resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedHost {
     pub(crate) endpoint: Endpoint,
-    /// The addresses; there is at least one.
+    /// The addresses of the host. At least one.
     pub(crate) addresses: Arc<[SocketAddr]>,
 }
 
 impl ResolvedHost {
-    /// Looks a host up; `name` is a name or an address, IPv6 without brackets.
+    /// Resolves a host. `name` is a host name or an address; an IPv6 address has no brackets.
     ///
     /// # Errors
-    /// The name has no address.
+    /// Returns an error if the name has no address.
     pub(crate) async fn resolve(name: &str, port: u16) -> Result<Self, DialError> {
         Ok(Self {
             endpoint: Endpoint::new(name, port),
@@ -69,7 +71,7 @@ impl ResolvedHost {
     }
 }
 
-/// When a connection must have come up, and how much time it was given.
+/// The time by which a connection must be established, and the time limit from which it was computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) due: Instant,
@@ -84,33 +86,34 @@ impl Deadline {
         }
     }
 
-    /// The same deadline, or one so long from now where that comes sooner.
+    /// Returns the earlier of this deadline and the time `waited` from now.
     fn or_after(self, waited: Duration) -> Self {
         let sooner = Self::after(waited);
         if sooner.due < self.due { sooner } else { self }
     }
 }
 
-/// Makes connections to one host. Cheap to clone; clones go to the same address.
+/// Dials connections to one host. Cheap to clone. Clones use the same address.
 #[derive(Clone, Debug)]
 pub struct Dialler {
     address: OneAddress,
-    /// The round trip of the first connection that came up, before anything was sent on it.
+    /// Round-trip time of the first established connection, before any data was sent on it.
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
     socket: SocketConfig,
-    /// Set once full-size packets are found to vanish on the path.
+    /// Set once full-size packets are found to be lost on the path.
     black_hole: Arc<OnceLock<BlackHole>>,
-    /// Held during a check of the path, so that connections which hang at the same time share one.
+    /// Locked during a path check, so that connections that hang at the same time share one check.
     checking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Dialler {
-    /// Looks the host up, once for all connections. `host` is a name or an address, IPv6 without brackets.
+    /// Resolves the host once for all connections. `host` is a host name or an address; an IPv6 address has no
+    /// brackets.
     ///
     /// # Errors
     ///
-    /// The name has no address, or the socket cannot be set up as configured.
+    /// Returns an error if the name has no address, or if the socket cannot be configured.
     pub async fn new(
         identity: &Identity,
         host: &str,
@@ -126,14 +129,14 @@ impl Dialler {
         )
     }
 
-    /// Like [`new`](Self::new), to a host that has been looked up.
+    /// Like [`new`](Self::new), for a host that has already been resolved.
     pub(crate) fn to(
         identity: &Identity,
         host: ResolvedHost,
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
-        // A setting that the kernel refuses shows here and not at the first connection.
+        // Finds settings that the kernel refuses before the first connection.
         let trial = socket.open(host.addresses[0]);
         trial.map_err(|source| DialError::Socket {
             host: host.endpoint.clone(),
@@ -155,31 +158,32 @@ impl Dialler {
         })
     }
 
-    /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
-    /// next.
+    /// Dials one connection in at most `deadline`. Whether the host accepts this side's key is known only from the data
+    /// that it sends next.
     ///
     /// # Errors
     ///
-    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
+    /// Returns [`DialError`] if no address responds, if the server does not speak the zmove protocol, or if the host's
+    /// key is not accepted.
     pub async fn dial(&self, deadline: Duration) -> Result<Connection, DialError> {
         let deadline = Deadline::after(deadline);
         let connected = self.reach(deadline).await?;
         self.secure(connected, deadline).await
     }
 
-    /// A round trip, as measured by the first connection that came up.
+    /// Returns the round-trip time measured by the first established connection.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.round_trip.get().copied()
     }
 
-    /// Makes a TCP connection: the first half of a dial. Where nothing answers for [`SILENCE_MAX`], nothing will.
+    /// Establishes a TCP connection: the first half of a dial. Gives up if no address answers for [`SILENCE_MAX`].
     pub(crate) async fn reach(&self, deadline: Deadline) -> Result<TcpConnected, DialError> {
         let deadline = deadline.or_after(SILENCE_MAX);
         let connected = timeout_at(deadline.due, self.connect()).await;
         connected.map_err(|_| self.address.timed_out(DialStage::Connecting, deadline))?
     }
 
-    /// Makes the handshake: the second half of a dial.
+    /// Performs the handshake: the second half of a dial.
     pub(crate) async fn secure(
         &self,
         connected: TcpConnected,
@@ -206,7 +210,7 @@ impl Dialler {
         self.address.connect(start).await
     }
 
-    /// Makes the handshake. If it hangs because full-size packets vanish, makes it again with small ones.
+    /// Performs the handshake. If it hangs because full-size packets are lost, performs it again with small packets.
     async fn handshake_by_any_size(
         &self,
         connected: TcpConnected,
@@ -224,13 +228,13 @@ impl Dialler {
         self.handshake(self.connect().await?, &self.tls).await
     }
 
-    /// The black hole that this dialler has found, if any.
+    /// Returns the black hole that this dialer has found, if any.
     pub(crate) fn black_hole(&self) -> Option<&BlackHole> {
         self.black_hole.get()
     }
 
-    /// Resolves once full-size packets are found to vanish on the path, and then limits the segments of all later
-    /// connections. The path is checked when the number of bytes that the lanes have `moved` stays the same.
+    /// Resolves once full-size packets are found to be lost on the path. The segments of all later connections are then
+    /// limited. The path is checked when the number of bytes `moved` on the lanes does not change for some time.
     pub(crate) async fn await_black_hole(&self, moved: impl Fn() -> u64) {
         if self.socket.segment_limit.get().is_some() {
             return pending().await;
@@ -238,7 +242,8 @@ impl Dialler {
         black_hole::watch(moved, || self.check_path()).await;
     }
 
-    /// Checks whether full-size packets vanish on the path. If they do, limits the segments of all later connections.
+    /// Checks whether full-size packets are lost on the path. If they are, limits the segments of all later
+    /// connections.
     pub(crate) async fn check_path(&self) -> PathVerdict {
         let _one_at_a_time = self.checking.lock().await;
         let limit = &self.socket.segment_limit;
@@ -256,8 +261,8 @@ impl Dialler {
         verdict
     }
 
-    /// Exchanges messages that are larger than any packet with the host, on a connection with segments of at most
-    /// `segment_bytes`. Returns whether both have arrived.
+    /// Exchanges messages larger than any packet with the host, on a connection with segments of at most
+    /// `segment_bytes`. Returns whether both messages arrived.
     pub(crate) async fn arrives(&self, segment_bytes: Option<u32>) -> bool {
         let socket = SocketConfig {
             segment_limit: segment_bytes.map(SegmentLimit::of).unwrap_or_default(),
@@ -316,7 +321,7 @@ fn server_name() -> ServerName<'static> {
     ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name")
 }
 
-/// The error for a failed handshake with a host.
+/// Returns the error for a failed handshake with a host.
 pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     match &source {
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
@@ -345,8 +350,9 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     }
 }
 
-/// The outcome of a dial. If the key of the host is unknown, `ask` asks for its version first: nobody needs to judge
-/// the key of a host of another version. The question takes [`QUERY_MAX`] and ends with the deadline of the dial.
+/// Returns the result of a dial. If the host's key is unknown, first calls `ask` to query the host's version, because
+/// users need not judge the key of a host with another version. The query takes at most [`QUERY_MAX`] and ends with the
+/// deadline of the dial.
 pub(crate) async fn unless_other_version<T>(
     made: Result<T, DialError>,
     deadline: Deadline,
@@ -356,7 +362,7 @@ pub(crate) async fn unless_other_version<T>(
         Err(unknown @ DialError::UnknownHost { .. }) => unknown,
         made => return made,
     };
-    // Boxed, because hardly any dial asks.
+    // Boxed, because few dials need the query.
     let deadline = deadline.or_after(QUERY_MAX);
     match timeout_at(deadline.due, Box::pin(ask(deadline))).await {
         Ok(Err(other @ DialError::OtherVersion { .. })) => Err(other),
@@ -364,7 +370,7 @@ pub(crate) async fn unless_other_version<T>(
     }
 }
 
-/// The error for a host with which no version of the protocol was agreed on, and which has sent this greeting.
+/// Returns the error for a host that sent this greeting because no common version of the protocol was found.
 pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
     match greeting.try_into().map(Greeting::decode) {
         Ok(Err(fault @ GreetingError::OtherVersion { .. })) => {
@@ -374,7 +380,7 @@ pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
     }
 }
 
-/// The addresses of a host, those of the two families in turn, in the resolver's order otherwise; at least one.
+/// Resolves a host to at least one address. The two address families alternate; otherwise the resolver's order is kept.
 async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);

@@ -1,7 +1,7 @@
-//! Options of sockets, the same on both sides.
+//! Socket options, which are the same on both sides.
 //!
-//! `TCP_NODELAY` is on, and keepalive finds peers that are gone. **Invariant:** `SO_RCVBUF` and `SO_SNDBUF` are never
-//! set: that would turn the kernel's autotuning off, whose windows grow larger than what a user may set.
+//! `TCP_NODELAY` is on, and keepalive detects peers that have gone. **Invariant:** `SO_RCVBUF` and `SO_SNDBUF` are
+//! never set. Setting them would turn off the kernel's autotuning, whose windows can grow beyond what a user may set.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,24 +11,24 @@ use tokio::net::TcpSocket;
 use super::SegmentLimit;
 use crate::error::SocketError;
 
-/// How long a connection may be idle before the peer is probed, and the time between probes.
+/// Idle time before keepalive probes begin, and the interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// The number of keepalive probes that may stay unanswered before the peer counts as gone.
+/// Number of unanswered keepalive probes after which the peer is considered gone.
 const KEEPALIVE_PROBES: u32 = 5;
 
 /// The settings of sockets.
 #[derive(Clone, Debug, Default)]
 pub struct SocketConfig {
-    /// The congestion control by its kernel name, such as `bbr`. Default: none, the system's own. A name that the
-    /// kernel does not have, or does not let users choose, is an error.
+    /// The congestion control, by its kernel name, such as `bbr`. Default: the system's default. It is an error if the
+    /// kernel does not support the name or does not let users choose it.
     pub congestion: Option<String>,
-    /// Maximum size of a TCP segment of connections that are dialled, in both directions. Default: none, as the MTU of
-    /// both hosts has it. A dialler sets it once full-size packets vanish on the path; clones share it.
+    /// Maximum segment size of dialed connections, in both directions. Default: no limit other than the MTU of both
+    /// hosts. A dialer sets the limit when it finds that full-size packets are lost on the path. Clones share it.
     pub segment_limit: SegmentLimit,
 }
 
 impl SocketConfig {
-    /// A socket for `address` with all options set.
+    /// Opens a socket for `address` with all options set.
     pub(super) fn open(&self, address: SocketAddr) -> Result<TcpSocket, SocketError> {
         let socket = if address.is_ipv6() {
             TcpSocket::new_v6()
@@ -37,14 +37,14 @@ impl SocketConfig {
         }?;
         let options = SockRef::from(&socket);
         self.apply(&options)?;
-        // The SYN tells the peer, which keeps the limit too.
+        // The SYN announces the limit to the peer, which then obeys it as well.
         if let Some(bytes) = self.segment_limit.get() {
             options.set_tcp_mss(bytes)?;
         }
         Ok(socket)
     }
 
-    /// Sets the options that a listener needs too. Connections that it accepts inherit them.
+    /// Sets the options that a listener also needs. Accepted connections inherit them.
     pub(super) fn apply(&self, options: &SockRef<'_>) -> Result<(), SocketError> {
         options.set_tcp_nodelay(true)?;
         options.set_tcp_keepalive(

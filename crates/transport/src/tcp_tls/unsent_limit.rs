@@ -1,12 +1,12 @@
 //! The limit on unsent bytes in a lane's socket.
 //!
-//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become slow would
-//! hold several chunks that others could take. For the same reason a lane takes no frame before its socket has room. In
-//! the beginning the limit is lower: little may be sent before the receiver opens the transfer, and a lane that gets
-//! none of it begins its slow start a round trip after the others.
+//! By default, the kernel buffers up to two windows of the largest size reached so far. A lane that has become slow
+//! would therefore hold several chunks that other lanes could send. For the same reason, a lane takes no frame before
+//! its socket has room. At the beginning the limit is lower: little may be sent before the receiver opens the transfer,
+//! and a lane that gets none of it would begin its slow start one round trip later than the others.
 //!
-//! **Invariant:** at most [`UNSENT_BYTES_MAX`] wait in the socket beyond what the path has been given, and a lane that
-//! waits for room has taken nothing that it could not send.
+//! **Invariant:** at most [`UNSENT_BYTES_MAX`] are buffered in the socket in addition to the bytes in flight. A lane
+//! that waits for room holds nothing that it cannot send.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,21 +14,21 @@ use std::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// The most unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)); the kernel lets a lane go on at half of it.
+/// Maximum number of unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)). The kernel wakes a lane when half of it is left.
 const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
-/// The most unsent bytes while a lane has hardly begun. The first files are few, and its first flight is what TCP
-/// allows without an acknowledgement from the peer (RFC 6928): lanes that had them all in their sockets would leave
-/// others with nothing to begin their slow start with.
+/// Maximum number of unsent bytes while a lane has sent little. The first files are few, and the first flight is the
+/// amount that TCP permits without an acknowledgment (RFC 6928). Lanes that buffered all of the first files in their
+/// sockets would leave other lanes with nothing to begin their slow start with.
 const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
 
-/// The bytes after which a lane has begun: two first flights of a large MTU, or more of a small one.
+/// Number of bytes after which the regular limit applies: two first flights with a large MTU, or more with a small one.
 const BEGUN_BYTES: usize = 192 << 10;
 
 /// The limit of one lane's socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnsentLimit {
-    /// The bytes that are left to [`BEGUN_BYTES`].
+    /// Number of bytes left until [`BEGUN_BYTES`] have been written.
     to_begin: usize,
 }
 
@@ -40,10 +40,10 @@ impl UnsentLimit {
         }
     }
 
-    /// Waits until the socket takes more.
+    /// Waits until the socket accepts more data.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// Returns an error if the connection is lost.
     pub(crate) fn wait(self, socket: &TcpStream) -> io::Result<()> {
         let mut polled = [PollFd::new(socket, PollFlags::OUT)];
         loop {
@@ -62,7 +62,7 @@ impl UnsentLimit {
         }
     }
 
-    /// Notes that so many bytes were written to the socket.
+    /// Records that this number of bytes was written to the socket.
     pub(crate) fn note_written(&mut self, socket: &TcpStream, bytes: usize) {
         if self.to_begin > 0 {
             self.to_begin = self.to_begin.saturating_sub(bytes);
@@ -74,7 +74,7 @@ impl UnsentLimit {
 }
 
 fn set_unsent_max(socket: &TcpStream, bytes: u32) {
-    // A kernel without this option lets a slow lane hold more, and that is all.
+    // A kernel without this option lets a slow lane buffer more, which is acceptable.
     let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
 }
 

@@ -1,11 +1,12 @@
-//! A socket that gives TLS one whole record at a time.
+//! A socket that passes data to TLS one complete record at a time.
 //!
-//! A lane takes a connection over from rustls, which returns its keys but no bytes that it has taken from the socket.
-//! With this type in between it never has any: bytes that have arrived after the record that it was given stay here.
-//! **Invariant:** no part of a record is given before all of it is there, or the socket has ended.
+//! A lane takes a connection over from rustls. rustls returns its keys, but not the bytes that it has read from the
+//! socket. This type ensures that rustls holds no such bytes: data that arrived after the current record stays here.
+//! **Invariant:** no part of a record is returned before the complete record has arrived, unless the socket has ended.
 //!
-//! The length of a record is authenticated only with its end. A flipped bit in it can make it longer than what comes,
-//! and then both sides wait: so a record that stays unfinished is a lost connection.
+//! The length of a record is authenticated only at the record's end. A bit error can increase the length beyond the
+//! data that arrives, and then both sides wait. A record that stays incomplete for too long therefore counts as a lost
+//! connection.
 
 use std::{
     future::Future as _,
@@ -23,19 +24,19 @@ use tokio::{
 };
 
 const HEADER_BYTES: usize = 5;
-/// The longest body in any version of TLS, and so the longest that rustls takes.
+/// Maximum body length in any version of TLS, which is also the maximum that rustls accepts.
 const BODY_BYTES_MAX: usize = (1 << 14) + 2048;
 
-/// A socket between two records.
+/// A socket that returns complete records.
 #[derive(Debug)]
 pub(super) struct WholeRecords {
     socket: TcpStream,
-    /// Bytes that have arrived and were not given yet; there is room for one record at least.
+    /// Received bytes that have not been returned. Has room for at least one record.
     arrived: Vec<u8>,
     filled: usize,
-    /// The number of these bytes that may be given.
+    /// Number of these bytes that may be returned.
     whole: usize,
-    /// The moment from which the record that has begun to arrive counts as one that never ends.
+    /// The time at which an incomplete record is considered lost.
     too_late: Option<Pin<Box<Sleep>>>,
 }
 
@@ -50,7 +51,7 @@ impl WholeRecords {
         }
     }
 
-    /// The socket, and the bytes that have come from it after the last record that was given.
+    /// Returns the socket and the bytes received after the last returned record.
     pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
         if self.whole > 0 {
             return Err(io::Error::other("a TLS record has been read in part"));
@@ -59,7 +60,7 @@ impl WholeRecords {
         Ok((self.socket, self.arrived))
     }
 
-    /// Gives bytes that may be given, as far as they fit.
+    /// Returns available bytes, as many as fit into `out`.
     fn give(&mut self, out: &mut ReadBuf<'_>) {
         let given = self.whole.min(out.remaining());
         out.put_slice(&self.arrived[..given]);
@@ -68,7 +69,7 @@ impl WholeRecords {
         self.whole -= given;
     }
 
-    /// Waits until the rest of a record is overdue; between two records the peer may be silent.
+    /// Waits until the rest of a record is overdue. There is no time limit between two records.
     fn poll_too_late(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         if self.filled == 0 {
             return Poll::Pending;
@@ -82,7 +83,7 @@ impl WholeRecords {
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
-    /// Waits for more bytes; at the socket's end all that have arrived may be given.
+    /// Waits for more bytes. At the end of the socket, all received bytes may be returned.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
         ready!(Pin::new(&mut self.socket).poll_read(context, &mut room))?;
@@ -97,11 +98,11 @@ impl WholeRecords {
     }
 }
 
-/// The longest wait for the rest of a record: as long as a path may be gone before control is given up.
+/// Maximum wait for the rest of a record. Equal to the time after which a silent control connection is given up.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
-/// The length of the first record if all of it is there. Bytes that cannot be a record are given as they are: rustls
-/// returns the error.
+/// Returns the length of the first record if it is complete. Bytes that cannot be a record are passed on unchanged, so
+/// that rustls reports the error.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn whole_bytes(arrived: &[u8]) -> usize {
     let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else {

@@ -1,7 +1,7 @@
-//! The first connection out of several addresses, in the manner of "happy eyeballs" (RFC 8305).
+//! Establishes the first connection to any of several addresses, like "happy eyeballs" (RFC 8305).
 //!
-//! Called by the diallers alone. An address gets a head start over the next; a failure starts the next at once.
-//! **Invariant:** one connection comes out, and all other attempts are dropped.
+//! Used only by the dialers. Each address gets a head start over the next one. A failure starts the next attempt
+//! immediately. **Invariant:** exactly one connection results, and all other attempts are dropped.
 
 use std::{
     io,
@@ -22,21 +22,21 @@ use super::{Deadline, ResolvedHost};
 use crate::endpoint::Endpoint;
 use crate::error::{DialError, DialStage};
 
-/// The head start of an address over the next.
+/// Head start of an address over the next one.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// How long one address may take to accept a TCP connection before it is given up. Less would give dead addresses up
-/// sooner; more would survive more lost packets.
+/// Maximum time for one address to accept a TCP connection. A shorter time would give up dead addresses sooner; a
+/// longer time would tolerate more lost packets.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// A TCP connection and its round trip.
+/// A TCP connection and its round-trip time.
 pub(crate) struct TcpConnected {
     pub(super) socket: TcpStream,
     pub(super) address: SocketAddr,
     pub(super) rtt: Duration,
 }
 
-/// The one address of a host that all connections of a dialler go to: the one that answered first.
+/// The address of a host that all connections of a dialer use: the first one that answered.
 #[derive(Clone, Debug)]
 pub(crate) struct OneAddress {
     pub(super) host: ResolvedHost,
@@ -51,7 +51,7 @@ impl OneAddress {
         }
     }
 
-    /// The host as it was given.
+    /// Returns the host as entered by the user.
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.host.endpoint.clone()
     }
@@ -64,7 +64,8 @@ impl OneAddress {
         }
     }
 
-    /// The result of `start` at the chosen address or, while there is none, at the one that answers first.
+    /// Runs `start` for the chosen address. If none is chosen yet, runs it for all addresses and chooses the first one
+    /// that answers.
     pub(crate) async fn connect<T, F>(
         &self,
         start: impl Fn(SocketAddr) -> F,
@@ -78,7 +79,7 @@ impl OneAddress {
         }
         let (address, connected) = first(&self.host, &start).await?;
         let chosen = *self.chosen.get_or_init(|| address);
-        // Another connection of this run may have been quicker, at another address.
+        // Another connection of this run may have chosen another address in the meantime.
         if chosen == address {
             Ok(connected)
         } else {
@@ -87,7 +88,7 @@ impl OneAddress {
     }
 }
 
-/// The addresses of the two families in turn, beginning with the family that comes first.
+/// Returns the addresses with the two families alternating, starting with the family of the first address.
 pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses = addresses.peekable();
     let preferred = addresses.peek().is_some_and(SocketAddr::is_ipv6);
@@ -103,7 +104,7 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
     mixed
 }
 
-/// The first success of one attempt for each address, with the address; otherwise the most informative failure.
+/// Starts one attempt for each address. Returns the first success with its address, or the most informative failure.
 async fn first<T, F>(
     host: &ResolvedHost,
     start: impl Fn(SocketAddr) -> F,
@@ -144,7 +145,7 @@ where
     }
 }
 
-/// The next outcome, or `None` when the head start is over and there are `others` to start.
+/// Returns the next result, or `None` if the head start is over and `others` remain to be started.
 async fn outcome<T: 'static>(
     running: &mut JoinSet<T>,
     others: usize,
@@ -155,7 +156,7 @@ async fn outcome<T: 'static>(
     }
 }
 
-/// The error of an attempt that a runtime dropped while it shut down; a panic goes on.
+/// Returns the error of an attempt that was dropped by a runtime during its shutdown. Resumes a panic.
 fn cancelled(error: JoinError) -> io::Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -195,12 +196,12 @@ pub(super) async fn attempt(
     }
 }
 
-/// The round trip of a connection that took so long to come up. The kernel has measured it by the handshake's packets.
-/// This process sees the answer later, when it gets a core: on a busy host by milliseconds, by which a short path would
-/// pass for a long one and get as many lanes.
+/// Returns the round-trip time of a connection that took this time to establish. The kernel measured it with the
+/// packets of the handshake. This process sees the answer only when it gets a CPU, which on a busy host is milliseconds
+/// later. A short path would then be mistaken for a long one and get as many lanes.
 fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
     let measured = tcp_info(socket).ok().and_then(|info| info.round_trip);
-    // The kernel may have none where the first packet had to be sent again.
+    // The kernel may have no measurement if the first packet was retransmitted.
     measured
         .filter(|round_trip| !round_trip.is_zero())
         .map_or(took, |round_trip| round_trip.min(took))
