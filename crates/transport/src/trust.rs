@@ -1,8 +1,9 @@
-//! Trust in peers: keys, pins and grants, in the manner of ssh.
+//! Trust in peers by keys, pins and grants, similar to ssh.
 //!
-//! Each side has one key ([`Identity`]), named by its [`Fingerprint`]. The client pins hosts in [`KnownHosts`], the
-//! daemon binds keys to roots in [`AuthorizedKeys`]. All three are files below a home path that the caller chooses.
-//! **Invariant:** a peer's fingerprint counts only after the peer has signed the handshake with that key.
+//! Each side has one key ([`Identity`]), identified by its [`Fingerprint`]. The client pins hosts in [`KnownHosts`],
+//! and the daemon grants keys access to roots in [`AuthorizedKeys`]. All three are files in a home directory that the
+//! caller chooses. **Invariant:** a peer's fingerprint is used only after the peer has signed the handshake with that
+//! key.
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
@@ -34,10 +35,11 @@ pub(crate) use verify::{
     server_config, version_query_config,
 };
 
-/// The name in every certificate and every hello, the same for all: hosts are distinguished by key.
+/// The name in every certificate and every hello. It is always the same, because hosts are distinguished by key.
 pub(crate) const SERVER_NAME: &str = "zmove";
 
-/// AWS-LC with the suites of TLS 1.3, the fastest first on machines with AES instructions.
+/// Returns the AWS-LC provider with the TLS 1.3 cipher suites. The suite that is fastest on CPUs with AES instructions
+/// comes first.
 pub(crate) fn provider() -> CryptoProvider {
     let cipher_suites = vec![
         aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,

@@ -1,10 +1,11 @@
-//! A site's certificate authority: the peers it vouches for, checked by the clock and against its revocation lists.
+//! A site's certificate authority. The certificates that it issued are checked against the clock and its revocation
+//! lists.
 //!
-//! The daemon uses it for clients whose key has no line of its own ([`ClientAuthority::check`]), the client for hosts
-//! that are not pinned ([`HostAuthority`]). Certificates name the holder of a key; that the peer holds it has been
-//! proved by the handshake. **Invariant:** where a revocation list is configured, a certificate passes only if a
-//! current list of its issuer does not have it; a list that cannot be read lets no certificate pass. Of the
-//! certificates that a peer shows only so much is looked at as takes next to no time.
+//! The daemon uses an authority for clients whose key has no line of its own ([`ClientAuthority::check`]). The client
+//! uses it for hosts that are not pinned ([`HostAuthority`]). Certificates name the holder of a key; the handshake has
+//! proved that the peer holds the key. **Invariant:** if a revocation list is configured, a certificate is accepted
+//! only if a current list of its issuer does not contain it. If a list cannot be read, no certificate is accepted. The
+//! number and size of a peer's certificates are limited, so that checking them takes negligible time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,18 +30,18 @@ pub(super) use subject::NamedCertificate;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
-/// The most certificates between a peer's own and its authority. Their order is the peer's, and so are their names:
-/// webpki tries each as the issuer of each other, which for ten of one name takes it seconds.
+/// Maximum number of certificates between a peer's own certificate and its authority. The peer chooses their order and
+/// names. webpki tries each certificate as the issuer of every other one, which takes seconds for ten certificates with
+/// the same name.
 const ISSUERS_MAX: usize = 4;
-/// The longest certificate. One of an RSA key of 4096 bits with a few names is half as long.
+/// Maximum size of a certificate in bytes. A certificate with a 4096-bit RSA key and a few names is half as large.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
-/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to check any
-/// number of certificates.
+/// An authority for clients: its certificates and revocation lists, parsed and ready to check certificates.
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 
-/// Why a certificate is not accepted.
+/// The reason why a certificate is not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFault {
@@ -59,18 +60,18 @@ pub enum CertificateFault {
     /// The certificate is for another host.
     #[error("its certificate is not for this host name")]
     OtherName,
-    /// The certificate is for another purpose: a client's where a host's is needed, or the other way round.
+    /// The certificate is for another purpose, for example a client certificate presented by a host.
     #[error("its certificate is for another purpose")]
     OtherPurpose,
-    /// The revocation list is too old.
+    /// The revocation list is out of date.
     #[error("the authority's revocation list was to be renewed by {0}")]
     StaleList(Expiry),
-    /// The certificate came with more than an authority needs.
+    /// The peer presented too many certificates, or one that is too large.
     #[error(
         "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
     )]
     TooMuch,
-    /// None of the revocation lists is by the certificate's issuer.
+    /// There is no revocation list by the certificate's issuer.
     #[error("there is no revocation list of its certificate's issuer")]
     NoList,
     /// Any other fault.
@@ -79,7 +80,7 @@ pub enum CertificateFault {
 }
 
 impl ClientAuthority {
-    /// Reads certificates and revocation lists, each file with one or more of them in PEM.
+    /// Reads the certificates and revocation lists of an authority. Each file contains one or more of them in PEM form.
     pub(super) fn load(
         certificates: &Path,
         revoked: Option<&Path>,
@@ -99,7 +100,7 @@ impl ClientAuthority {
         Ok(Self(builder.build().map_err(unusable)))
     }
 
-    /// Checks that the authority vouches for a client's certificate, the first of `chain`.
+    /// Checks that the authority issued a client's certificate, which is the first of `chain`.
     pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
@@ -117,21 +118,21 @@ impl ClientAuthority {
     }
 }
 
-/// The authorities by which a client trusts one host. Cheap to clone.
+/// The authorities that a client trusts for one host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HostAuthority {
     verifier: Result<Arc<WebPkiServerVerifier>, CertificateFault>,
-    /// The name that the host's certificate must be for.
+    /// The name that the host's certificate must be valid for.
     name: ServerName<'static>,
 }
 
 impl HostAuthority {
-    /// Reads `known_cas.pem` in `home`, and `known_cas.crl` if it exists; `None` where there is no authority, or where
-    /// `host` is no name that a certificate can have.
+    /// Reads `known_cas.pem` in `home`, and `known_cas.crl` if it exists. Returns `None` if there is no authority, or
+    /// if `host` is not a name that a certificate can contain.
     ///
     /// # Errors
     ///
-    /// A file cannot be read, others can write to it, or it is damaged; see [`AuthorityError`].
+    /// Returns [`AuthorityError`] if a file cannot be read, is writable by other users, or is damaged.
     pub fn load(home: &Path, host: &str) -> Result<Option<Self>, AuthorityError> {
         let certificates = home.join(KNOWN_CAS_FILE);
         let revoked = home.join(KNOWN_CAS_CRL);
@@ -151,7 +152,7 @@ impl HostAuthority {
         Ok(name.map(|name| Self { verifier, name }))
     }
 
-    /// Checks that the authorities vouch for the host's certificate.
+    /// Checks that one of the authorities issued the host's certificate.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
@@ -167,7 +168,7 @@ impl HostAuthority {
     }
 }
 
-/// Checks that a peer has shown little enough to be looked at.
+/// Checks the number and size of a peer's certificates.
 fn check_size(
     own: &CertificateDer<'_>,
     issuers: &[CertificateDer<'_>],
@@ -196,7 +197,8 @@ fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
     }
 }
 
-/// The revocation lists in a file, at least one, and all of them usable: a file without any would revoke nothing.
+/// Parses the revocation lists in a file. Fails if the file contains no list or an invalid one, because an empty file
+/// would revoke nothing.
 fn lists(
     path: &Path,
     bytes: &[u8],
@@ -207,12 +209,12 @@ fn lists(
 }
 
 fn unix(now: SystemTime) -> UnixTime {
-    // A clock before 1970 finds no certificate valid.
+    // If the clock is before 1970, no certificate is valid.
     UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// The fault of an authority whose verifier could not be made: only a revocation list that cannot be read is the
-/// reason.
+/// Returns the fault of an authority whose verifier could not be created. The only possible cause is an unreadable
+/// revocation list.
 fn unusable(error: VerifierBuilderError) -> CertificateFault {
     CertificateFault::Other(Error::General(error.to_string()))
 }

@@ -1,30 +1,30 @@
-//! The keys a daemon serves, and what each may do: the file `authorized_keys`.
+//! The file `authorized_keys`: the keys that a daemon serves and the rights of each key.
 //!
-//! One key in a line; fields are separated by spaces, the order after the key is free:
+//! Each line holds one key. Fields are separated by spaces, and their order after the key is free:
 //!
 //! ```text
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read`
-//! where it may read as well; without both it may read. `read-root=` is a directory that it may only read, `to=` a
-//! daemon (`HOST` or `HOST:PORT`) that it may have files sent to from here, `set-ids` stands where files keep their
-//! setuid and setgid bits, `lead` where the key may lead jobs of several receivers, `max-rate=` and `expires=` (see
-//! [`Expiry`]) where there is a limit.
-//! In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits
-//! (`%20`).
+//! `name=` appears once. `root=` (an absolute path without `..`) may be repeated, and a line needs at least one `root=`
+//! or `read-root=`. `write` permits writing to the roots; `read` in addition to `write` permits reading them as well.
+//! Without `write`, the key may only read. `read-root=` is a directory that the key may only read. `to=` is a daemon
+//! (`HOST` or `HOST:PORT`) to which the key may have files sent from here. `set-ids` lets files keep their setuid and
+//! setgid bits. `set-owner` lets entries be given owners and groups. `lead` lets the key lead jobs with several
+//! receivers. `max-rate=` and `expires=` (see [`Expiry`]) are optional limits. In a value, a space, a `%`, a control
+//! character, or a byte that is not valid UTF-8 is written as `%` and two hex digits (`%20`).
 //!
-//! In the place of a key a line may name a certificate authority, and which of the holders that it vouches for is
-//! meant:
+//! Instead of a key, a line may name a certificate authority and one of the holders that the authority certifies:
 //!
 //! ```text
 //! ca=/etc/zmove/site-ca.pem crl=/etc/zmove/site-ca.crl cn=alice name=alice root=/data/alice write
 //! ```
 //!
-//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing is
-//! revoked. `cn=` is the common name in the certificate's subject, and its only one; or `san=` one of its alternative
-//! names of hosts. A key that has a line of its own is judged by that alone. Empty lines and lines that begin with `#`
-//! are kept and skipped. **Invariant:** a list with a malformed line grants nothing to anybody.
+//! `ca=` and `crl=` are PEM files. Relative paths are relative to the directory of this file. Without `crl=`, no
+//! certificate is revoked. `cn=` is the only common name of the certificate's subject, and `san=` is one of its
+//! alternative host names. A line must have either `cn=` or `san=`. If a key has a line of its own, only that line
+//! applies to it. Empty lines and lines that begin with `#` are preserved and ignored. **Invariant:** a list with a
+//! malformed line grants nothing to any key.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -51,17 +51,17 @@ pub use line::GrantFault;
 const AUTHORIZED_KEYS_FILE: &str = "authorized_keys";
 const LOCK_FILE: &str = "authorized_keys.lock";
 
-/// The keys that may connect, as the list had them when it was loaded.
+/// The keys that may connect, as listed when the file was loaded.
 #[derive(Debug, Default)]
 pub struct AuthorizedKeys {
     grants: Vec<Grant>,
-    /// The place of each key among the grants.
+    /// The index of each key's grant.
     keys: HashMap<Fingerprint, usize>,
     vouchers: Vouchers,
     writable_roots: Arc<[PathBuf]>,
 }
 
-/// The list of a daemon, which is checked for changes at each connection and read again only when it has changed.
+/// The list of a daemon. Each connection checks the file for changes, and the file is reread only if it has changed.
 #[derive(Debug)]
 pub struct KeyList {
     home: PathBuf,
@@ -73,23 +73,23 @@ pub struct KeyList {
 pub enum Holder {
     /// The holder of this key.
     Key(Fingerprint),
-    /// The one that an authority vouches for under this name.
+    /// The holder that an authority certifies under this name.
     Certified {
         /// The file with the authority's certificates.
         authority: PathBuf,
-        /// The file with the authority's revocation lists, if there is one.
+        /// The file with the authority's revocation lists, if any.
         revoked: Option<PathBuf>,
-        /// The name.
+        /// The name in the certificate.
         subject: Subject,
     },
 }
 
-/// The name in a certificate that a grant is for.
+/// The name in a certificate to which a grant applies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// The only common name of the certificate's subject.
     CommonName(String),
-    /// One of the certificate's alternative names of hosts.
+    /// One of the certificate's alternative host names.
     Host(String),
 }
 
@@ -100,32 +100,32 @@ pub struct Grant {
     pub holder: Holder,
     /// The name of the holder in logs and reports.
     pub name: String,
-    /// The directories that the holder may reach, each with all below it: absolute, without `..`.
+    /// The directories that the holder may access, including everything below them. Absolute paths without `..`.
     pub roots: Vec<PathBuf>,
-    /// What the holder may do there.
+    /// The holder's permissions in `roots`.
     pub access: Access,
-    /// Directories that the holder may only read, each with all below it: absolute, without `..`.
+    /// Directories that the holder may only read, including everything below them. Absolute paths without `..`.
     pub read_roots: Vec<PathBuf>,
-    /// The daemons, as `HOST` or `HOST:PORT`, that the holder may have files sent to from here. Default: none.
+    /// The daemons, as `HOST` or `HOST:PORT`, to which the holder may have files sent from here. Default: none.
     pub to: Vec<String>,
-    /// Whether files from the holder keep their setuid and setgid bits, with which whoever runs them has the rights of
-    /// the receiver's user. Default: no.
+    /// Whether files from the holder keep their setuid and setgid bits. Anyone who runs such a file gets the privileges
+    /// of the receiver's user. Default: no.
     pub set_ids: bool,
-    /// Whether entries that it sends may get owners and groups, with setuid and setgid bits where they do, and
-    /// whether it may make devices and set attributes that take rights, as far as the receiver's user may.
-    /// Default: no.
+    /// Whether entries from the holder may be given owners and groups, with the setuid and setgid bits of these
+    /// entries, and whether the holder may create device nodes and set privileged attributes. Limited by the privileges
+    /// of the receiver's user. Default: no.
     pub set_owner: bool,
     /// Whether the holder may lead jobs that several receivers write together: begin and end them, and sign grants for
     /// their nodes. Default: no.
     pub lead: bool,
-    /// What all its connections together may send. Default: as much as they can.
+    /// Maximum rate of all connections of the holder together. Default: no limit.
     pub max_rate: Option<RateLimit>,
-    /// When the grant expires. Default: never.
+    /// The time at which the grant expires. Default: never.
     pub expires: Option<Expiry>,
 }
 
 impl Grant {
-    /// A grant for a key, without limits of rate and time.
+    /// Creates a grant for a key, without a rate limit or an expiry.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
         let holder = Holder::Key(fingerprint);
@@ -144,12 +144,12 @@ impl Grant {
         }
     }
 
-    /// All directories that the holder may reach.
+    /// Returns all directories that the holder may access.
     pub fn every_root(&self) -> impl Iterator<Item = &PathBuf> {
         self.roots.iter().chain(&self.read_roots)
     }
 
-    /// The key of the grant, unless it is for a holder that an authority vouches for.
+    /// Returns the key of the grant. Returns `None` if the holder is certified by an authority.
     #[must_use]
     pub const fn key(&self) -> Option<Fingerprint> {
         match &self.holder {
@@ -179,11 +179,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Why a key is not admitted.
+/// The reason why a key is not admitted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
-    /// The list does not have the key.
+    /// The key is not in the list.
     #[error("unknown key {key}")]
     Unknown {
         /// The key.
@@ -196,10 +196,10 @@ pub enum Denial {
         key: Fingerprint,
         /// The name of its holder.
         name: String,
-        /// When it expired.
+        /// The time at which the grant expired.
         expires: Expiry,
     },
-    /// There is a line for the name in the peer's certificate, and the authority does not vouch for it.
+    /// The list has a line for the name in the peer's certificate, but the authority's check of the certificate failed.
     #[error("{name} ({key}): {fault}")]
     Certificate {
         /// The key.
@@ -209,15 +209,15 @@ pub enum Denial {
         /// The fault of the certificate.
         fault: CertificateFault,
     },
-    /// The list does not have the key, and the grant that it shows is not good.
+    /// The key is not in the list, and the grant that it presented is not valid.
     #[error("unknown key {key}, with a grant that does not count: {fault}")]
     JobGrant {
         /// The key.
         key: Fingerprint,
-        /// What is wrong with the grant, in words.
+        /// The fault of the grant, in words.
         fault: String,
     },
-    /// There is a line for the name in the peer's certificate, and the authority's files cannot be used.
+    /// The list has a line for the name in the peer's certificate, but the authority's files cannot be used.
     #[error("{source}")]
     Authority {
         /// The error of the files.
@@ -225,25 +225,25 @@ pub enum Denial {
     },
 }
 
-/// What a key may do below its roots.
+/// The permissions of a key in its roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
     /// Fetch files.
     ReadOnly,
-    /// Store files, compare them and list them.
+    /// Store, compare and list files.
     WriteOnly,
-    /// Both.
+    /// Both of the above.
     ReadWrite,
 }
 
 impl Access {
-    /// Whether files may be fetched.
+    /// Returns whether files may be fetched.
     #[must_use]
     pub const fn reads(self) -> bool {
         matches!(self, Self::ReadOnly | Self::ReadWrite)
     }
 
-    /// Whether files may be stored.
+    /// Returns whether files may be stored.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::WriteOnly | Self::ReadWrite)
@@ -251,11 +251,11 @@ impl Access {
 }
 
 impl AuthorizedKeys {
-    /// Reads the list in `home`; a missing one has no keys.
+    /// Reads the list in `home`. A missing list has no keys.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, others can write to it, or it has a malformed line; see [`AuthorizedKeysError`].
+    /// Returns [`AuthorizedKeysError`] if the file cannot be read, is writable by other users, or has a malformed line.
     pub fn load(home: &Path) -> Result<Self, AuthorizedKeysError> {
         let lines = read_lines(&home.join(AUTHORIZED_KEYS_FILE))?;
         let grants: Vec<_> = lines.into_iter().filter_map(|line| line.grant).collect();
@@ -271,24 +271,23 @@ impl AuthorizedKeys {
         })
     }
 
-    /// Like [`load`](Self::load), for a daemon that runs as `user`: only root and that user may be able to change the
-    /// list.
+    /// Like [`load`](Self::load), for a daemon that runs as `user`. Fails if any user other than root and `user` can
+    /// change the list.
     ///
     /// # Errors
     ///
-    /// Like [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
+    /// Same as [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_guarded(home: &Path, user: u32) -> Result<Self, AuthorizedKeysError> {
         strict_modes::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
         Self::load(home)
     }
 
-    /// Adds a key to the list in `home`, on disk at once, and returns its grant as it is now. A key that is in the list
-    /// already gets the new name, the rights of both, and the new limits, where there are new
-    /// ones.
+    /// Adds a key to the list in `home`, immediately on disk, and returns its resulting grant. If the key is already in
+    /// the list, it gets the new name and the rights of both grants. New limits replace the old ones.
     ///
     /// # Errors
     ///
-    /// The grant is invalid, or the list cannot be read or written.
+    /// Returns an error if the grant is invalid, or if the list cannot be read or written.
     pub fn allow(home: &Path, grant: Grant) -> Result<Grant, AuthorizedKeysError> {
         line::check(&grant).map_err(|fault| AuthorizedKeysError::Invalid {
             holder: grant.holder.to_string(),
@@ -297,11 +296,11 @@ impl AuthorizedKeys {
         rewrite(home, |lines| merge(lines, grant))
     }
 
-    /// Takes a key, or all keys of a name, out of the list in `home`, on disk at once. Returns their grants.
+    /// Removes a key, or all keys with a name, from the list in `home`, immediately on disk. Returns their grants.
     ///
     /// # Errors
     ///
-    /// The list cannot be read or written.
+    /// Returns an error if the list cannot be read or written.
     pub fn remove(home: &Path, key_or_name: &str) -> Result<Vec<Grant>, AuthorizedKeysError> {
         let key = key_or_name.parse::<Fingerprint>().ok();
         let meant = |grant: &Grant| match key {
@@ -314,11 +313,11 @@ impl AuthorizedKeys {
         })
     }
 
-    /// The grant of a connection's peer, if it is valid now.
+    /// Returns the grant of a connection's peer, if it is valid now.
     ///
     /// # Errors
     ///
-    /// The reason why there is none.
+    /// Returns the reason if the peer has no valid grant.
     pub fn authorize(&self, claim: &Claim, now: SystemTime) -> Result<&Grant, Denial> {
         let key = claim.key;
         let grant = match self.find(&key) {
@@ -335,8 +334,8 @@ impl AuthorizedKeys {
         }
     }
 
-    /// The grant of a key, expired or not; `None` where it has none. Only [`authorize`](Self::authorize) looks at the
-    /// expiry.
+    /// Returns the grant of a key, even if it has expired, or `None` if the key has no grant. Only
+    /// [`authorize`](Self::authorize) checks the expiry.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
         self.keys
@@ -344,13 +343,13 @@ impl AuthorizedKeys {
             .map(|number| &self.grants[*number])
     }
 
-    /// All grants, in the order of the list.
+    /// Returns all grants, in the order of the list.
     #[must_use]
     pub fn grants(&self) -> &[Grant] {
         &self.grants
     }
 
-    /// The roots that a holder may write to, of all grants, expired or not.
+    /// Returns the roots of all grants to which a holder may write. Includes those of expired grants.
     #[must_use]
     pub fn writable_roots(&self) -> Arc<[PathBuf]> {
         Arc::clone(&self.writable_roots)
@@ -358,7 +357,7 @@ impl AuthorizedKeys {
 }
 
 impl KeyList {
-    /// The list in `home`.
+    /// Creates the list in `home`.
     #[must_use]
     pub fn new(home: PathBuf) -> Self {
         Self {
@@ -367,11 +366,11 @@ impl KeyList {
         }
     }
 
-    /// The present list.
+    /// Returns the present list.
     ///
     /// # Errors
     ///
-    /// Like [`AuthorizedKeys::load_guarded`].
+    /// Same as [`AuthorizedKeys::load_guarded`].
     pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
         let path = self.home.join(AUTHORIZED_KEYS_FILE);
         let in_the_file = |error: &_| matches!(error, AuthorizedKeysError::Damaged { .. });
@@ -380,19 +379,19 @@ impl KeyList {
     }
 }
 
-/// A line of the file, with its grant if it is not empty or a comment.
+/// A line of the file, with its grant unless the line is empty or a comment.
 struct ListLine {
     text: String,
     grant: Option<Grant>,
 }
 
-/// Changes the list, on disk at once, and keeps other writers out meanwhile.
+/// Changes the list, immediately on disk, while other writers are locked out.
 fn rewrite<T>(
     home: &Path,
     change: impl FnOnce(&mut Vec<ListLine>) -> T,
 ) -> Result<T, AuthorizedKeysError> {
     let path = home.join(AUTHORIZED_KEYS_FILE);
-    // The list itself is replaced, so a lock on it would not keep writers apart.
+    // The list itself is replaced, so a lock on it would not exclude other writers.
     let lock = file::open_locked(&home.join(LOCK_FILE))?;
     let mut lines = read_lines(&path)?;
     let changed = change(&mut lines);
@@ -462,7 +461,7 @@ fn merge(lines: &mut Vec<ListLine>, new: Grant) -> Grant {
 fn union(old: Grant, new: Grant) -> Grant {
     let writes = both(write_roots(&old), write_roots(&new));
     let reads = both(read_roots(&old), read_roots(&new));
-    // no more than what was granted each time
+    // No more rights than the two grants gave.
     let (roots, access, read_roots) = match (writes.is_empty(), reads.len() == writes.len()) {
         (true, _) => (reads, Access::ReadOnly, Vec::new()),
         (false, true) if reads.iter().all(|root| writes.contains(root)) => {

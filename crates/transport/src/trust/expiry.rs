@@ -1,7 +1,7 @@
-//! The moment at which a permission ends: text ↔ seconds since 1970, always in UTC.
+//! The time at which a permission expires: conversion between text and seconds since 1970, always in UTC.
 //!
-//! It is written as a date, which means the begin of that day, or as RFC 3339 with `Z`. **Invariant:** a printed moment
-//! is read as the same moment.
+//! The text is a date, which means the beginning of that day, or an RFC 3339 timestamp with `Z`. **Invariant:** a
+//! formatted time is parsed as the same time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,14 +10,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// A moment, to the second, from which on something is not valid any more.
+/// A time, with a resolution of one second, from which something is no longer valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Expiry(
-    /// The moment, not before 1970, in UTC.
+    /// The time in UTC, not before 1970.
     OffsetDateTime,
 );
 
-/// The text is neither a date nor a time in UTC.
+/// The error for text that is neither a date nor a timestamp in UTC.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
 pub struct ParseExpiryError {
@@ -25,7 +25,7 @@ pub struct ParseExpiryError {
 }
 
 impl Expiry {
-    /// The moment `span` after `now`; `None` where the calendar ends.
+    /// Returns the time `span` after `now`, or `None` if it is out of range.
     #[must_use]
     pub fn after(now: SystemTime, span: Duration) -> Option<Self> {
         let seconds = now
@@ -38,7 +38,8 @@ impl Expiry {
             .map(Self)
     }
 
-    /// Whether the moment has come; with a clock before 1970, which is wrong, no moment has.
+    /// Returns whether the time has been reached. If the clock is before 1970, and thus wrong, no time has been
+    /// reached.
     #[must_use]
     pub fn has_come(self, now: SystemTime) -> bool {
         self.0 <= now
@@ -56,7 +57,7 @@ impl FromStr for Expiry {
 }
 
 fn parse(text: &str) -> Option<OffsetDateTime> {
-    // RFC 3339 has other forms too: other zones, and parts of a second.
+    // RFC 3339 has other forms as well, with other time zones and with fractions of a second.
     let whole = match text.split_once('T') {
         Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => {
             text.to_owned()
@@ -65,7 +66,7 @@ fn parse(text: &str) -> Option<OffsetDateTime> {
         None => format!("{text}T00:00:00Z"),
     };
     let moment = OffsetDateTime::parse(&whole, &Rfc3339).ok()?;
-    // A leap second is read as a part of the second before it.
+    // A leap second is parsed as a fraction of the second before it.
     (moment.year() >= 1970 && moment.nanosecond() == 0).then_some(moment)
 }
 

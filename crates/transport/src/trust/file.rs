@@ -1,7 +1,8 @@
-//! Small private files that several processes may write at once.
+//! Small private files that several processes may write at the same time.
 //!
-//! Used for the key, the known hosts and the authorized keys; none is larger than [`FILE_BYTES_MAX`].
-//! **Invariant:** a file is created or replaced whole and flushed, or not at all, also where several processes write.
+//! Used for the key, the known hosts and the authorized keys. No file may be larger than [`FILE_BYTES_MAX`].
+//! **Invariant:** a file is created or replaced completely and flushed, or not at all, even if several processes write
+//! it.
 
 use std::{
     ffi::OsString,
@@ -19,11 +20,11 @@ use tempfile::NamedTempFile;
 
 use crate::error::KeyFileError;
 
-/// The largest of these files that is read.
+/// Maximum size of a file that is read, in bytes.
 pub(super) const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 const FILE_MODE: u32 = 0o600;
-/// The mode of a list in a directory that all may enter.
+/// The mode of a list in a directory that all users can enter.
 const LIST_MODE: u32 = 0o644;
 const HOME_MODE: u32 = 0o700;
 
@@ -34,9 +35,9 @@ pub(super) struct Contents {
     pub(super) mode: u32,
 }
 
-/// Reads a file; `None` where there is none.
+/// Reads a file. Returns `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
-    // A FIFO must not keep anybody waiting.
+    // `NONBLOCK`, so that opening a FIFO does not block.
     let opened = File::options()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -51,7 +52,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
     })
 }
 
-/// Reads a file, if it exists, by which peers are trusted: only its owner may be able to write to it.
+/// Reads a file that determines the trusted peers, if it exists. Fails if users other than its owner can write to it.
 pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError> {
     match read(path)? {
         Some(Contents { mode, .. }) if mode & 0o022 != 0 => Err(KeyFileError::Writable {
@@ -62,7 +63,7 @@ pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError>
     }
 }
 
-/// Reads a file from its start; the mode is that of the very file that is read.
+/// Reads an open file from its start. The mode is that of the same file.
 pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     let found = file.metadata()?;
     if !found.is_file() {
@@ -77,7 +78,7 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     Ok(Contents { bytes, mode })
 }
 
-/// The error for a file that cannot be written, for use in `map_err`.
+/// Returns a function that makes the error for a file that cannot be written, for use in `map_err`.
 pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
     |source| KeyFileError::Write {
         path: path.into(),
@@ -85,7 +86,7 @@ pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
     }
 }
 
-/// Makes the home directory, for this user alone, unless it exists.
+/// Creates the home directory with access for this user only, unless it exists.
 fn create_home_of(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -93,7 +94,7 @@ fn create_home_of(path: &Path) -> io::Result<()> {
         .create(directory_of(path))
 }
 
-/// Stores a file that does not exist yet; a file that another process stored meanwhile stays as it is.
+/// Creates a file, unless it exists. If another process has created it in the meantime, that file is kept.
 pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let create = || {
         create_home_of(path)?;
@@ -105,18 +106,19 @@ pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     create().map_err(unwritten(path))
 }
 
-/// Stores a file in the place of any that has its name.
+/// Writes a file and replaces any file with the same name.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace_with(path, bytes, |_| Ok(()))
 }
 
-/// Stores a list that a daemon of another user reads: whoever may enter its directory may read it. A directory with the
-/// setgid bit gives it its group.
+/// Writes a list that is read by a daemon of another user. Users who can enter its directory can read it. In a
+/// directory with the setgid bit, the file gets the directory's group.
 pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace_with(path, bytes, |new| share(new, path))
 }
 
-/// Stores a file, which replaces any file of its name. Calls `prepare` with the new file before it gets the name.
+/// Writes a file and replaces any file with the same name. Calls `prepare` with the new file before it is renamed into
+/// place.
 fn replace_with(
     path: &Path,
     bytes: &[u8],
@@ -131,8 +133,8 @@ fn replace_with(
     replace().map_err(unwritten(path))
 }
 
-/// Opens a file to append to it, and holds its [`lock`]. A file that has been replaced meanwhile is left for the one
-/// that has its name now. A link is not followed, and a file that has another owner or a second name is refused.
+/// Opens a file for appending and [locks](lock) it. If the file was replaced in the meantime, opens its replacement
+/// instead. Does not follow a symbolic link, and refuses a file that has another owner or a second hard link.
 pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     let open = || {
         create_home_of(path)?;
@@ -158,14 +160,14 @@ pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     open().map_err(unwritten(path))
 }
 
-/// Lets those read a list who may read its directory.
+/// Lets the users who can read a list's directory read the list.
 fn share(file: &File, path: &Path) -> io::Result<()> {
     let directory = fs::metadata(directory_of(path))?.mode();
     file.set_permissions(Permissions::from_mode(FILE_MODE | (directory & LIST_MODE)))
 }
 
-/// Checks that a file is a regular one of this user, with one name. Root works only where nobody else can make names,
-/// so for root any owner is right.
+/// Checks that a file is a regular file of this user without other hard links. Any owner is accepted if this process
+/// runs as root, because root uses only directories in which no other user can create names.
 fn check_own(file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     let user = rustix::process::geteuid();
@@ -193,8 +195,8 @@ fn is_named(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Waits for the exclusive lock on `file`, held until it is closed. Where the file system has no locks, goes on
-/// without.
+/// Waits for the exclusive lock on `file`, which is held until the file is closed. Continues without a lock if the file
+/// system does not support locks.
 fn lock(file: &File) -> io::Result<()> {
     loop {
         match flock(file, FlockOperation::LockExclusive) {
@@ -215,8 +217,8 @@ fn directory_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// A flushed file of this user alone under a temporary name beside `target`, which is removed when this is dropped. It
-/// is locked, so that [`remove_unfinished`] leaves it alone.
+/// Writes and flushes a file under a temporary name next to `target`. Only this user has access to it. It is removed
+/// when the result is dropped, and is locked so that [`remove_unfinished`] does not remove it.
 fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     remove_unfinished(target);
     loop {
@@ -233,8 +235,8 @@ fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Removes the temporary files of `target` that processes left behind when they were killed. Where the file system has
-/// no locks, all stay.
+/// Removes temporary files of `target` that were left by killed processes. Removes nothing if the file system does not
+/// support locks.
 pub(super) fn remove_unfinished(target: &Path) {
     let prefix = unfinished(target);
     let entries = fs::read_dir(directory_of(target)).into_iter().flatten();
@@ -255,13 +257,13 @@ pub(super) fn remove_unfinished(target: &Path) {
             && let Ok(file) = open()
             && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            // It is removed the next time otherwise.
+            // If this fails, the file is removed the next time.
             let _best_effort = fs::remove_file(entry.path());
         }
     }
 }
 
-/// The prefix of the names of the temporary files of `target`.
+/// Returns the name prefix of the temporary files of `target`.
 fn unfinished(target: &Path) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(target.file_name().unwrap_or_default());

@@ -1,7 +1,8 @@
-//! The contents of files, parsed once for each time that they change.
+//! A cache of parsed files, which are parsed again only when they have changed.
 //!
-//! A daemon needs them for each connection, also of strangers, and the work that these can cause must not grow with the
-//! files. **Invariant:** the result is of the files' contents when they were asked for, or later.
+//! A daemon needs the files for every connection, including those of unknown peers. The work that such peers can cause
+//! must not grow with the size of the files. **Invariant:** a result reflects the contents of the files at the time of
+//! the request or later.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,7 +15,7 @@ use zmove_types::Lock;
 use super::strict_modes;
 use crate::error::KeyFileError;
 
-/// The parsed contents of some files, as they were when they were last looked at.
+/// The parsed contents of some files, as of the last check.
 #[derive(Debug)]
 pub(super) struct FileCache<T, E>(Lock<Option<CachedFiles<T, E>>>);
 
@@ -34,10 +35,10 @@ struct Stamp {
     ctime: (i64, i64),
 }
 
-/// The time in which a file may change once more without another time: as long as the kernel's clock for file times
-/// stands still.
+/// Time during which a file may change again without a change of its timestamps: the resolution of the kernel's clock
+/// for file timestamps.
 const TICK: Duration = Duration::from_millis(50);
-/// The time in which a file may change once more without another time, where times are in steps of one or two seconds.
+/// The same time for file systems whose timestamps have a resolution of one or two seconds.
 const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for FileCache<T, E> {
@@ -47,8 +48,8 @@ impl<T, E> Default for FileCache<T, E> {
 }
 
 impl<T, E> FileCache<T, E> {
-    /// The result of `parse` for the present state of `files`. An error is kept like a result if it is `lasting`:
-    /// another try could not end otherwise.
+    /// Returns the result of `parse` for the present state of `files`. An error is cached like a result if it is
+    /// `lasting`, which means that retrying could not succeed.
     fn get(
         &self,
         files: &[&Path],
@@ -56,7 +57,7 @@ impl<T, E> FileCache<T, E> {
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
         let mut seen = self.0.lock();
-        // Look before parsing: the contents are then never older than this state.
+        // The state is read before parsing, so the contents are never older than the state.
         let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
         if let Some(seen) = &*seen
             && stamps.as_ref() == Some(&seen.stamps)
@@ -75,14 +76,14 @@ impl<T, E> FileCache<T, E> {
 }
 
 impl<T, E: From<KeyFileError>> FileCache<T, E> {
-    /// Reads files as [`get`](Self::get) does, if only root and this user can change them.
+    /// Reads files like [`get`](Self::get), but fails if any user other than root and this user can change them.
     pub(super) fn get_strict(
         &self,
         files: &[&Path],
         parse: impl FnOnce() -> Result<T, E>,
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
-        // The directories on the way can change without the files.
+        // The directories above the files can change without the files.
         files
             .iter()
             .try_for_each(|file| strict_modes::check(file))
@@ -92,7 +93,7 @@ impl<T, E: From<KeyFileError>> FileCache<T, E> {
 }
 
 impl Stamp {
-    /// The state of a file; `None` where there is none, or where it cannot be looked at.
+    /// Returns the state of a file, or `None` if it does not exist or cannot be read.
     fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
         Some(Self {
@@ -104,7 +105,7 @@ impl Stamp {
         })
     }
 
-    /// Whether the next change will give the file another time.
+    /// Returns whether any further change will change the file's timestamps.
     fn is_settled(&self) -> bool {
         let (seconds, nanos) = self.ctime;
         let since = Duration::new(

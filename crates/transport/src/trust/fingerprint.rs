@@ -1,7 +1,7 @@
-//! The name of a key: SHA-256 of the public key as it stands in the certificate.
+//! The identifier of a key: the SHA-256 hash of the public key as encoded in the certificate.
 //!
-//! Printed as ssh does, `SHA256:` and 43 characters of base64 without padding.
-//! **Invariant:** two certificates of one key have one fingerprint; parsing accepts exactly what is printed.
+//! Formatted like ssh fingerprints: `SHA256:` followed by 43 characters of base64 without padding. **Invariant:** all
+//! certificates of one key have the same fingerprint. Parsing accepts exactly the formatted form.
 
 use std::{fmt, str::FromStr};
 
@@ -11,12 +11,12 @@ use rustls_pki_types::CertificateDer;
 
 const PREFIX: &str = "SHA256:";
 
-/// SHA-256 of a certificate's `SubjectPublicKeyInfo` in DER.
+/// The SHA-256 hash of a certificate's `SubjectPublicKeyInfo` in DER form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of the key in `certificate`, of which nothing else is looked at.
+    /// Returns the fingerprint of the key in `certificate`. Other fields of the certificate are ignored.
     pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
         let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());
@@ -53,7 +53,7 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// The text is not `SHA256:` with 43 characters of base64.
+/// The error for text that is not `SHA256:` with 43 characters of base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a key fingerprint (`SHA256:` and 43 characters of base64)")]
 pub struct ParseFingerprintError;

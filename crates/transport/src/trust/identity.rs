@@ -1,7 +1,7 @@
-//! This side's own key and the certificate that carries it.
+//! This side's own key and its certificate.
 //!
-//! Called once at the start of every command; the first call on a machine makes the key.
-//! **Invariant:** processes that race at first use end with one identity, and no file that others can read is used.
+//! Loaded once at the start of every command. The first call on a host creates the key. **Invariant:** processes that
+//! race to create the key all end up with the same identity. A key file that other users can read is never used.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -21,8 +21,8 @@ pub use job_grant::job_grant_signer;
 const KEY_FILE: &str = "key.pem";
 /// The file with the key before the last `replace`.
 const KEY_OLD: &str = "key.pem.old";
-/// The file with the certificates for the key: the one that an authority has issued, then those between it and the
-/// authority.
+/// The file with the certificates for the key: first the one issued by an authority, then the intermediate
+/// certificates.
 const CERTIFICATE_FILE: &str = "cert.pem";
 const CERTIFICATE_OLD: &str = "cert.pem.old";
 const SIGNED_CONTEXT: &[u8] = b"zmove signed text v1\0";
@@ -38,13 +38,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the key and its self-signed certificate from `key.pem` in `home`; makes both, for this user alone, where
-    /// that does not exist. Where there is a `cert.pem` beside it, peers are shown that instead of the self-signed
-    /// certificate.
+    /// Reads the key and its self-signed certificate from `key.pem` in `home`. If the file does not exist, creates it
+    /// with access for this user only. If there is also a `cert.pem`, its certificates are presented to peers instead
+    /// of the self-signed certificate.
     ///
     /// # Errors
     ///
-    /// The file cannot be read or written, others can read it, or it is damaged; see [`IdentityError`].
+    /// Returns [`IdentityError`] if the file cannot be read or written, is readable by other users, or is damaged.
     pub fn load_or_create(home: &Path) -> Result<Self, IdentityError> {
         let identity = Self::own(home)?;
         let path = home.join(CERTIFICATE_FILE);
@@ -56,25 +56,25 @@ impl Identity {
         }
     }
 
-    /// Like [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`: no other user may be able to
-    /// choose its key.
+    /// Like [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`. Fails if any other user except
+    /// root can choose its key.
     ///
     /// # Errors
     ///
-    /// Like [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
+    /// Same as [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_or_create_guarded(home: &Path, user: u32) -> Result<Self, IdentityError> {
         for file in [KEY_FILE, CERTIFICATE_FILE] {
             strict_modes::check_for(&home.join(file), user)?;
         }
         let identity = Self::load_or_create(home)?;
-        // A key that was just made must be found in the same place again.
+        // A key that was just created must be safe from other users as well.
         strict_modes::check_for(&home.join(KEY_FILE), user)?;
         Ok(identity)
     }
 
     fn own(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
-        // A private key must not stay under a name that nobody knows.
+        // A private key must not remain in a leftover temporary file.
         for name in [KEY_FILE, KEY_OLD] {
             file::remove_unfinished(&home.join(name));
         }
@@ -82,27 +82,27 @@ impl Identity {
             return Self::parse(&path, &contents);
         }
         file::create(&path, new_pem()?.as_bytes())?;
-        // Another process may have been first: the file's present contents count.
+        // Another process may have created the file first, so its present contents count.
         let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
     }
 
-    /// A new key that is not stored in a file.
+    /// Generates a new key without storing it in a file.
     ///
     /// # Errors
     ///
-    /// No key could be made.
+    /// Returns an error if no key could be generated.
     pub fn for_once() -> Result<Self, IdentityError> {
         let (key, certificate) = generate().map_err(IdentityError::Generate)?;
         let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
         Self::new(key, certificate.der().clone()).map_err(IdentityError::Fresh)
     }
 
-    /// Whether `home` has a key, usable or not.
+    /// Returns whether `home` contains a key, usable or not.
     ///
     /// # Errors
     ///
-    /// The file exists and cannot be looked at.
+    /// Returns an error if the existence of the file cannot be determined.
     pub fn exists(home: &Path) -> Result<bool, IdentityError> {
         let path = home.join(KEY_FILE);
         Ok(path
@@ -110,12 +110,12 @@ impl Identity {
             .map_err(|source| KeyFileError::Read { path, source })?)
     }
 
-    /// Makes a new key in the place of the one in `home`, which is kept in `key.pem.old`, and its `cert.pem`, if there
-    /// is one, in `cert.pem.old`. There is a whole key under the name at any moment.
+    /// Replaces the key in `home` with a new one. The old key is kept in `key.pem.old`, and its `cert.pem`, if any, in
+    /// `cert.pem.old`. A complete key exists under its name at all times.
     ///
     /// # Errors
     ///
-    /// The old key cannot be read, or the new one cannot be made or stored; see [`IdentityError`].
+    /// Returns [`IdentityError`] if the old key cannot be read, or if the new one cannot be generated or stored.
     pub fn replace(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
         let Some(old) = file::read(&path)? else {
@@ -128,17 +128,17 @@ impl Identity {
         Self::load_or_create(home)
     }
 
-    /// The fingerprint by which peers know this key.
+    /// Returns the fingerprint by which peers know this key.
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Signs a text for others, who find the key in the certificate.
+    /// Signs a text for other parties, who find the key in the certificate.
     ///
     /// # Errors
     ///
-    /// The key cannot sign.
+    /// Returns an error if the key cannot sign.
     pub fn sign(&self, text: &[u8]) -> Result<Signed, rustls::Error> {
         let signature = self.signature_of(&signed_text(text))?;
         Ok(Signed {
@@ -155,7 +155,7 @@ impl Identity {
         signer.sign(bytes)
     }
 
-    /// The same key with the certificates in `pem`; `None` where they are damaged or for another key.
+    /// Returns the same key with the certificates in `pem`, or `None` if they are damaged or for another key.
     fn certified_by(self, pem: &[u8]) -> Option<Self> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
@@ -165,12 +165,12 @@ impl Identity {
         same.then_some(Self { certified, ..self })
     }
 
-    /// Key and certificate in the form for TLS.
+    /// Returns the key and its certificates in the form that TLS needs.
     pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.certified)
     }
 
-    /// A secret for one use, which stays the same as long as the key does.
+    /// Derives a secret for one purpose. The secret does not change until the key is replaced.
     pub(crate) fn derive(&self, context: &str) -> [u8; 32] {
         blake3::derive_key(context, &self.seed)
     }
@@ -209,24 +209,24 @@ impl Identity {
     }
 }
 
-/// A signature, and the certificate of the key that has made it.
+/// A signature and the certificate of the key that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// The certificate in DER.
+    /// The certificate in DER form.
     pub certificate: Vec<u8>,
     /// The signature.
     pub signature: Vec<u8>,
 }
 
 impl Signed {
-    /// The key that has signed `text`; `None` where the signature is not right.
+    /// Returns the key that signed `text`, or `None` if the signature is not valid.
     #[must_use]
     pub fn signer_of(&self, text: &[u8]) -> Option<Fingerprint> {
         signer_of(&self.certificate, &self.signature, &signed_text(text))
     }
 }
 
-/// The key whose certificate this is and which has signed these bytes; `None` where the signature is not right.
+/// Returns the key of this certificate if it signed `bytes`, or `None` if the signature is not valid.
 fn signer_of(certificate: &[u8], signature: &[u8], bytes: &[u8]) -> Option<Fingerprint> {
     let certificate = CertificateDer::from(certificate);
     let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;
@@ -235,7 +235,7 @@ fn signer_of(certificate: &[u8], signature: &[u8], bytes: &[u8]) -> Option<Finge
     Fingerprint::of_certificate(&certificate).ok()
 }
 
-/// What is signed: no text of another protocol begins like this.
+/// Returns the bytes to sign. Their prefix distinguishes them from signed texts of other protocols.
 fn signed_text(text: &[u8]) -> Vec<u8> {
     [SIGNED_CONTEXT, text].concat()
 }
@@ -248,7 +248,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Renames a file, if it exists.
+/// Renames a file if it exists.
 fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     match std::fs::rename(path, old) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -258,13 +258,14 @@ fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     }
 }
 
-/// The contents of a new key file: the key, then its certificate.
+/// Returns the contents of a new key file: the key followed by its certificate.
 fn new_pem() -> Result<String, IdentityError> {
     let (key, certificate) = generate().map_err(IdentityError::Generate)?;
     Ok(key.serialize_pem() + &certificate.pem())
 }
 
-/// A new key and its certificate, valid for two millennia: the pin decides, not the calendar.
+/// Generates a key and its certificate. The certificate is valid for two millennia, because trust depends on the pin
+/// and not on a date.
 fn generate() -> Result<(KeyPair, Certificate), rcgen::Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut certificate = CertificateParams::new([SERVER_NAME.to_owned()])?;

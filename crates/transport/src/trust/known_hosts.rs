@@ -1,9 +1,9 @@
-//! The hosts a client knows, and the key of each: the file `known_hosts`.
+//! The file `known_hosts`: the hosts that a client knows and the key of each host.
 //!
-//! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin
-//! with `#` are kept and skipped. Called by a client before it dials, and after it accepted a new host.
-//! **Invariant:** a pin is never replaced: it is removed only by the user, and a list with a damaged line is not used
-//! at all.
+//! Each line holds one host as `HOST:PORT SHA256:…`, with an IPv6 address in brackets. Empty lines and lines that begin
+//! with `#` are preserved and ignored. A client uses the list before it dials and after it has accepted a new host.
+//! **Invariant:** a pin is never replaced. Only the user can remove it, and a list with a damaged line is not used at
+//! all.
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,10 @@ use crate::error::{KeyFileError, KnownHostsError};
 pub(crate) mod fuzzing;
 
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
-/// The file with the list as it was before a host was taken out.
+/// The file with the list as it was before a host was removed.
 const KNOWN_HOSTS_OLD: &str = "known_hosts.old";
 
-/// The known hosts, as read when opened.
+/// The known hosts, as read when the list was opened.
 #[derive(Clone, Debug)]
 pub struct KnownHosts {
     home: PathBuf,
@@ -33,11 +33,11 @@ pub struct KnownHosts {
 }
 
 impl KnownHosts {
-    /// Reads the list in `home`; a missing one is empty.
+    /// Reads the list in `home`. A missing list is empty.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or has a malformed line; see [`KnownHostsError`].
+    /// Returns [`KnownHostsError`] if the file cannot be read or has a malformed line.
     pub fn open(home: &Path) -> Result<Self, KnownHostsError> {
         let path = home.join(KNOWN_HOSTS_FILE);
         let bytes = file::read(&path)?.map(|contents| contents.bytes);
@@ -48,12 +48,12 @@ impl KnownHosts {
         })
     }
 
-    /// Adds a host to the list, on disk at once. Does nothing if it is there with the same key.
+    /// Adds a host to the list, immediately on disk. Does nothing if the host is already listed with the same key.
     ///
     /// # Errors
     ///
-    /// The host has another key in the list, also one that another process added meanwhile; or the file cannot be
-    /// read or extended.
+    /// Returns an error if the list has another key for the host, which another process may have added in the meantime,
+    /// or if the file cannot be read or extended.
     pub fn pin(
         &mut self,
         host: &str,
@@ -86,12 +86,12 @@ impl KnownHosts {
         }
     }
 
-    /// Takes a host out of the list, on disk at once, and keeps the list as it was in `known_hosts.old`. Returns the
-    /// key that the host had, or `None` where it was not in the list.
+    /// Removes a host from the list, immediately on disk, and keeps the previous list in `known_hosts.old`. Returns the
+    /// key of the host, or `None` if it was not in the list.
     ///
     /// # Errors
     ///
-    /// The file cannot be read or rewritten.
+    /// Returns an error if the file cannot be read or rewritten.
     pub fn remove(
         &mut self,
         host: &str,
@@ -109,7 +109,7 @@ impl KnownHosts {
         Ok(Some(pin.fingerprint))
     }
 
-    /// All hosts as `HOST:PORT`, with their keys, in the order of their names.
+    /// Returns all hosts as `HOST:PORT` with their keys, sorted by name.
     #[must_use]
     pub fn pins(&self) -> Vec<(String, Fingerprint)> {
         let pins = self.pins.iter();
@@ -120,7 +120,7 @@ impl KnownHosts {
         pins
     }
 
-    /// The key of a host, if known. Upper and lower case are the same.
+    /// Returns the key of a host, if known. The host name is not case-sensitive.
     #[must_use]
     pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
         let host_key = Endpoint::canonical(host, port)?;
@@ -128,17 +128,17 @@ impl KnownHosts {
     }
 }
 
-/// The fault of a line of the list.
+/// The fault of a line in the list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostLineFault {
-    /// The line has no two fields, or is not text.
+    /// The line does not have two fields, or is not text.
     #[error("not of the form `HOST:PORT SHA256:…`")]
     Form,
-    /// The first field is no host and port.
+    /// The first field is not a host and port.
     #[error("{0:?} is not HOST:PORT")]
     Host(String),
-    /// The second field is no fingerprint.
+    /// The second field is not a fingerprint.
     #[error("{field:?} is {fault}")]
     Fingerprint {
         /// The field.
@@ -146,10 +146,10 @@ pub enum HostLineFault {
         /// The fault of the field.
         fault: ParseFingerprintError,
     },
-    /// An earlier line gives the same host another key.
+    /// An earlier line has another key for the same host.
     #[error("another key for the host of line {earlier}; remove one of the two")]
     Conflict {
-        /// The earlier line.
+        /// The number of the earlier line.
         earlier: usize,
     },
 }
@@ -157,13 +157,13 @@ pub enum HostLineFault {
 #[derive(Clone, Copy, Debug)]
 struct Pin {
     fingerprint: Fingerprint,
-    /// The number of its line, from 1; 0 when it was added since.
+    /// The number of its line, starting at 1. 0 if the pin was added after the list was read.
     line: usize,
 }
 
-/// The present list, which no other process changes while the file is open.
+/// Reads the present list. No other process can change it while the returned file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
-    // Users keep lists elsewhere, with a link in the home; the lock is for the list itself.
+    // The file in the home directory may be a symbolic link to a list elsewhere. The lock is for the list itself.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let file = file::open_locked(path)?;
     let contents = file::read_open(&file).map_err(|source| KeyFileError::Read {
@@ -197,7 +197,7 @@ fn add_line(
     let text = std::str::from_utf8(bytes)
         .map_err(|_| HostLineFault::Form)?
         .trim();
-    // A power cut before the flush of an appended line may leave its length and not its bytes.
+    // A power loss before an appended line was flushed may leave the file extended by zero bytes.
     let never_written = bytes.iter().all(|byte| *byte == 0);
     if never_written || text.is_empty() || text.starts_with('#') {
         return Ok(());
@@ -224,7 +224,7 @@ fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
     Ok((host_key, fingerprint))
 }
 
-/// The list without the lines of one host.
+/// Returns the list without the lines of one host.
 fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
     let of_host = |line: &[u8]| {
         let text = std::str::from_utf8(line).unwrap_or_default().trim();
@@ -238,7 +238,8 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
         .collect()
 }
 
-/// Adds one line in one write; where a crash or an editor left the last line without its end, adds that first.
+/// Appends a line in a single write. If the last line has no line break, because of a crash or an editor, adds the line
+/// break first.
 fn append(
     mut file: &File,
     before: &[u8],

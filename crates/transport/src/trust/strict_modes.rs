@@ -1,7 +1,6 @@
-//! A check of who could change the files that a daemon reads, like sshd's `StrictModes`.
+//! Checks who can change the files that a daemon reads, like sshd's `StrictModes`.
 //!
-//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put another in its
-//! place.
+//! **Invariant:** a path passes only if nobody except root and the user of the daemon can change or replace the file.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -10,20 +9,20 @@ use std::path::Path;
 
 use crate::error::KeyFileError;
 
-/// Checks a file and every directory on the way to it; a file that does not exist passes.
+/// Checks a file and every directory above it. A file that does not exist passes.
 ///
 /// # Errors
 ///
-/// The first entry on the way that others can change.
+/// Returns an error for the first entry that other users can change.
 pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
     check_for(path, rustix::process::geteuid().as_raw())
 }
 
-/// Like [`check`], for a file that another user is going to read.
+/// Like [`check`], for a file that another user will read.
 ///
 /// # Errors
 ///
-/// The first entry on the way that others can change.
+/// Returns an error for the first entry that other users can change.
 pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
     let look = |source| KeyFileError::Look {
         path: path.into(),
@@ -35,7 +34,7 @@ pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(look(error)),
     };
-    // Links on the way count too: the owner of one decides where it leads.
+    // Symbolic links in the path are checked too, because the owner of a link decides where it leads.
     check_way(&real, user)?;
     if absolute == real {
         Ok(())
@@ -67,8 +66,8 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     })
 }
 
-/// The user that should own an entry: a directory that the reader does not own already stays with root, and so does a
-/// file in a directory of root's. Otherwise the reader could change what root reads there.
+/// Returns the user who should own an entry. A directory that the reader does not already own should belong to root,
+/// and so should a file in one of root's directories. Otherwise the reader could change files that root reads there.
 fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
     let parent = path.parent().and_then(|parent| fs::metadata(parent).ok());
     let is_of_user = parent.is_some_and(|parent| parent.uid() == user);
@@ -79,8 +78,8 @@ fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
     }
 }
 
-/// Whether others may change an entry. In a directory with the sticky bit others may make files, but neither remove nor
-/// rename those of other users.
+/// Returns whether other users may change an entry. In a directory with the sticky bit, they can create files, but
+/// cannot remove or rename files of other users.
 fn others_may_write(found: &Metadata) -> bool {
     let sticky = found.is_dir() && found.mode() & 0o1000 != 0;
     !found.is_symlink() && !sticky && found.mode() & 0o022 != 0

@@ -1,9 +1,9 @@
-//! TLS 1.3 with pinned keys: the demands of both sides in the handshake.
+//! TLS 1.3 with pinned keys: the checks of both sides during the handshake.
 //!
-//! The client compares the host's key with its [`HostPolicy`]; the server accepts any key, and its caller looks the
-//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates count only where an
-//! [authority](super::authority) is used; otherwise the key counts. **Invariant:** both sides verify the peer's
-//! signature over the handshake, so a copied certificate is worth nothing.
+//! The client checks the host's key against its [`HostPolicy`]. The server accepts any key, and its caller looks up the
+//! fingerprint before any byte is parsed. Names, dates and issuers in certificates matter only if an
+//! [authority](super::authority) is used; otherwise only the key matters. **Invariant:** both sides verify the peer's
+//! signature over the handshake, so a copied certificate is worthless.
 
 use std::sync::{Arc, OnceLock};
 
@@ -31,29 +31,29 @@ use super::{fingerprint::Fingerprint, identity::Identity, provider};
 /// The keys that a client accepts from a host.
 #[derive(Clone, Debug)]
 pub enum HostPolicy {
-    /// This key only.
+    /// Only this key.
     Pinned(Fingerprint),
-    /// The first key that a connection of this run proves, then only that one.
+    /// The first key that a connection of this run proves. Afterwards, only that key.
     AcceptNew(FirstKey),
-    /// No key: the handshake fails with the key in the error, so that the user can decide.
+    /// No key. The handshake fails with the host's key in the error, so that the user can decide.
     RefuseUnknown,
-    /// Keys that the site's authority vouches for; others are unknown.
+    /// Keys that the site's authority certifies. All others are unknown.
     Vouched(HostAuthority),
 }
 
-/// The key that the first connection of a run has met. Clones share one value.
+/// The key that the first connection of a run has proved. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct FirstKey(Arc<OnceLock<Fingerprint>>);
 
 impl FirstKey {
-    /// The key, once a connection has been made.
+    /// Returns the key, once a connection has been made.
     #[must_use]
     pub fn get(&self) -> Option<Fingerprint> {
         self.0.get().copied()
     }
 }
 
-/// Why a host's key is not accepted.
+/// The reason why a host's key is not accepted.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum HostKeyFault {
     #[error("the host's key {found} is not known")]
@@ -67,13 +67,13 @@ pub(crate) enum HostKeyFault {
     Certificate { fault: CertificateFault },
 }
 
-/// The fingerprint of a peer that has completed its handshake.
+/// Returns the fingerprint of a peer that has completed its handshake.
 pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Error> {
     let certificate = session.peer_certificates().and_then(<[_]>::first);
     Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
 }
 
-/// Why a host was not accepted, for a connector that loses that error. Clones share one value.
+/// The reason why a host was not accepted, for a connector that does not return this error. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
 
@@ -87,12 +87,12 @@ impl HandshakeFault {
     }
 }
 
-/// The names in ALPN, the preferred one first.
+/// Returns the ALPN protocol names, the preferred one first.
 fn protocol_names() -> Vec<Vec<u8>> {
     [PROTOCOL_NAME, ANY_PROTOCOL_NAME].map(Vec::from).into()
 }
 
-/// The names in the ALPN of a path check: its own, and others that fill the hello.
+/// Returns the ALPN protocol names of a path check: its own name, and others that enlarge the hello.
 fn path_check_names() -> Vec<Vec<u8>> {
     const NAME_BYTES_MAX: usize = 255;
     let filler = vec![b'-'; NAME_BYTES_MAX];
@@ -101,7 +101,8 @@ fn path_check_names() -> Vec<Vec<u8>> {
     names
 }
 
-/// The TLS settings of a client: no resumption, which would bypass the check of the key, and no early data.
+/// Returns the TLS settings of a client. Session resumption is disabled because it would bypass the check of the key.
+/// Early data is disabled too.
 pub(crate) fn client_config(
     provider: CryptoProvider,
     identity: &Identity,
@@ -124,8 +125,8 @@ pub(crate) fn client_config(
     config
 }
 
-/// The settings of a client that asks a host for its version: all versions agree on the protocol that it names, and any
-/// key is accepted and none pinned, since the client reads a greeting and sends nothing.
+/// Returns the settings of a client that queries a host's version. All versions support the protocol name that it
+/// offers. Any key is accepted and none is pinned, because the client only reads a greeting and sends nothing.
 pub(crate) fn version_query_config(config: &ClientConfig) -> ClientConfig {
     let algorithms = config.crypto_provider().signature_verification_algorithms;
     let mut config = config.clone();
@@ -140,15 +141,15 @@ pub(crate) fn version_query_config(config: &ClientConfig) -> ClientConfig {
     config
 }
 
-/// The settings of a client that checks the path to a host: its hello is larger than any packet.
+/// Returns the settings of a client that checks the path to a host. Its hello is larger than any packet.
 pub(crate) fn path_check_config(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.alpn_protocols = path_check_names();
     config
 }
 
-/// The TLS settings of a server: no tickets, which a client that never reads would leave in its socket, so that the
-/// close resets the connection and destroys data in flight.
+/// Returns the TLS settings of a server. It sends no session tickets. A client that never reads would leave them in its
+/// socket, and closing a socket with unread data resets the connection and destroys data in flight.
 pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
@@ -164,7 +165,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     config
 }
 
-/// The proof that a peer has signed with the key that it shows.
+/// The proof that a peer has signed with the key that it presents.
 type Proof = Result<HandshakeSignatureValid, Error>;
 
 /// The client's check of a host.
@@ -176,13 +177,13 @@ struct HostVerifier {
 }
 
 impl HostVerifier {
-    /// Checks by the policy that `found` may be the host's key.
+    /// Checks against the policy whether `found` may be the host's key.
     fn apply_policy(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         let expected = match &self.policy {
             HostPolicy::Pinned(expected) => *expected,
             HostPolicy::AcceptNew(first) => first.get().unwrap_or(found),
             HostPolicy::RefuseUnknown => return Err(HostKeyFault::Unknown { found }),
-            // The authority has checked the certificate before.
+            // The authority has already checked the certificate.
             HostPolicy::Vouched(_) => found,
         };
         if expected == found {
@@ -204,7 +205,7 @@ impl HostVerifier {
                 .check(certificate, issuers, now)
                 .map_err(|fault| {
                     refused(match fault {
-                        // A host of no certificate by the authority counts as unknown.
+                        // A host without a certificate by the authority counts as unknown.
                         CertificateFault::NotIssued => HostKeyFault::Unknown { found },
                         fault => HostKeyFault::Certificate { fault },
                     })
@@ -217,7 +218,7 @@ impl HostVerifier {
     /// Accepts the key of a host that has just proved it.
     fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         if let HostPolicy::AcceptNew(first) = &self.policy {
-            // Of connections that race, one sets the key and the others are held to it.
+            // If connections race, one of them sets the key, and the others must match it.
             first.0.get_or_init(|| found);
         }
         self.apply_policy(found)
@@ -249,7 +250,7 @@ impl ServerCertVerifier for HostVerifier {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
-    /// A new key is pinned here and not earlier: a host that merely copied a certificate must not set the pin.
+    /// Pins a new key here and not earlier, because a host that merely copied a certificate must not set the pin.
     fn verify_tls13_signature(
         &self,
         message: &[u8],
@@ -270,7 +271,8 @@ impl ServerCertVerifier for HostVerifier {
     }
 }
 
-/// The server's check of a client: it has a key, and holds it. By default rustls demands one.
+/// The server's check of a client: it must have a key and prove that it holds it. By default, rustls requires a client
+/// certificate.
 #[derive(Debug)]
 struct AnyClientVerifier {
     algorithms: WebPkiSupportedAlgorithms,

@@ -1,40 +1,41 @@
 //! The names in a certificate.
 //!
-//! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which
-//! one counts.
+//! **Invariant:** a certificate with two common names has none here, because readers would disagree on the name that
+//! counts.
 
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
-/// A certificate, by whatever issuer, and the names it is for.
+/// A certificate by any issuer, and the names that it contains.
 pub(in crate::trust) struct NamedCertificate<'a>(EndEntityCert<'a>);
 
 impl<'a> NamedCertificate<'a> {
-    /// Reads a certificate; `None` where it is malformed or longer than [`CERTIFICATE_BYTES_MAX`].
+    /// Parses a certificate. Returns `None` if it is malformed or larger than [`CERTIFICATE_BYTES_MAX`].
     pub(in crate::trust) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let fits = certificate.len() <= CERTIFICATE_BYTES_MAX;
         fits.then(|| EndEntityCert::try_from(certificate).ok().map(Self))
             .flatten()
     }
 
-    /// The common name in its subject, if there is exactly one and it is text.
+    /// Returns the common name of the subject, if there is exactly one and it is text.
     pub(in crate::trust) fn common_name(&self) -> Option<String> {
         only_common_name(self.0.subject())
     }
 
-    /// The alternative host names in it, some of which may begin with `*.`; addresses are not among them.
+    /// Returns the alternative DNS names, some of which may begin with `*.`. IP addresses are not included.
     pub(in crate::trust) fn hosts(&self) -> impl Iterator<Item = &str> {
         self.0.valid_dns_names()
     }
 
-    /// Whether `name` is among its alternative names of hosts.
+    /// Returns whether `name` is among the certificate's alternative names, which may be DNS names or IP addresses.
     pub(in crate::trust) fn is_for_host(&self, name: &str) -> bool {
         let name = ServerName::try_from(name);
         name.is_ok_and(|name| self.0.verify_is_valid_for_subject_name(&name).is_ok())
     }
 }
 
-/// The only common name of a subject, which is a sequence of sets, each of pairs of an object identifier and a value.
+/// Returns the only common name of a subject. A subject is a sequence of sets of pairs, each with an object identifier
+/// and a value.
 fn only_common_name(mut subject: &[u8]) -> Option<String> {
     let mut found = None;
     while !subject.is_empty() {
@@ -62,7 +63,7 @@ fn expect<'a>(bytes: &mut &'a [u8], expected: u8) -> Option<&'a [u8]> {
         .map(|(_, value)| value)
 }
 
-/// Takes one value of DER off `bytes`: its tag and its contents.
+/// Removes one DER value from the start of `bytes` and returns its tag and contents.
 fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&[tag, length], rest) = bytes.split_first_chunk()?;
     let (length, rest) = match length {
@@ -81,7 +82,7 @@ fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     Some((tag, value))
 }
 
-/// The longest certificate whose names are looked at. One with a hundred of them has some 4 KiB.
+/// Maximum size of a certificate whose names are read. A certificate with a hundred names has about 4 KiB.
 const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 
 const SET: u8 = 0x31;
@@ -89,7 +90,7 @@ const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 /// 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
-/// `UTF8String`, `PrintableString` and `IA5String`, all of which are UTF-8.
+/// `UTF8String`, `PrintableString` and `IA5String`, all of which are valid UTF-8.
 const TEXT_TAGS: [u8; 3] = [0x0c, 0x13, 0x16];
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! `authorized_keys` for `crates/fuzz`.
+//! A fuzz target of `authorized_keys` for `crates/fuzz`.
 
 use std::path::Path;
 
 use super::{line, parse_lines, render};
 
-/// Reads any bytes as a file, and checks that lines without a fault stay unchanged, and mean the same when they are
-/// rewritten.
+/// Reads arbitrary bytes as a file. Checks that valid lines are preserved, and that a rewritten line has the same
+/// meaning.
 ///
-/// # Panics When they do not.
+/// # Panics
+/// Panics if a check fails.
 pub fn authorized_keys(bytes: &[u8]) {
     let path = Path::new("authorized_keys");
     let Ok(lines) = parse_lines(path, bytes) else {

@@ -1,6 +1,6 @@
-//! One line of `authorized_keys`: text ↔ [`Grant`].
+//! One line of `authorized_keys`: conversion between text and [`Grant`].
 //!
-//! The form is described in the parent module. A value is percent-encoded byte by byte, so that any path fits.
+//! The parent module describes the format. Values are percent-encoded byte by byte, so that any path can be written.
 //! **Invariant:** `parse(render(grant)) == grant` for every grant that passes `check`.
 
 use std::{
@@ -14,60 +14,60 @@ use std::{
 use super::{Access, Grant, Holder, Subject};
 use crate::trust::fingerprint::ParseFingerprintError;
 
-/// The fault of a grant, or of the line that should hold one.
+/// The fault of a grant, or of the line that should contain one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantFault {
-    /// The line is not UTF-8.
+    /// The line is not valid UTF-8.
     #[error("not UTF-8 text; write other bytes as % and two hex digits")]
     NotText,
-    /// The first field is no fingerprint.
+    /// The first field is not a fingerprint.
     #[error("{field:?} is {fault}")]
     Fingerprint {
         /// The field.
         field: String,
-        /// Why the field is no fingerprint.
+        /// The reason why the field is not a fingerprint.
         fault: ParseFingerprintError,
     },
-    /// A line that begins with an authority names none of the holders that the authority vouches for, or more than one.
+    /// A line with an authority names no holder, or more than one.
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
     /// This version does not know the field.
     #[error("unknown field {0:?}")]
     UnknownField(String),
-    /// A field that may stand only once is repeated.
+    /// A field that may appear only once is repeated.
     #[error("repeated field {0:?}")]
     RepeatedField(String),
     /// A `%` is not followed by two hex digits.
     #[error("field {0:?} has a % without two hex digits")]
     Escape(String),
-    /// The rate cannot be read.
+    /// The rate cannot be parsed.
     #[error("field {0:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
     Rate(String),
-    /// The moment cannot be read.
+    /// The time cannot be parsed.
     #[error("field {0:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
     Expiry(String),
-    /// A daemon to send to is not printable text.
+    /// A destination is empty or not printable text.
     #[error("field {0:?} names no host: write HOST or HOST:PORT")]
     Destination(String),
-    /// There is no name, or an empty one, or one that is not printable text.
+    /// The name is missing, empty, or not printable text.
     #[error("no printable name=")]
     Name,
     /// There is no root.
     #[error("no root=")]
     NoRoot,
-    /// A root is relative, has `..`, or has a NUL.
+    /// A root is relative, or contains `..` or a NUL byte.
     #[error("root={} is not an absolute path without `..`", .0.display())]
     Root(PathBuf),
-    /// The key stands in an earlier line already.
+    /// An earlier line is for the same holder.
     #[error("the key of line {earlier} again; join the two lines")]
     Duplicate {
-        /// The earlier line.
+        /// The number of the earlier line.
         earlier: usize,
     },
 }
 
-/// Names of all fields after the first one.
+/// The names of all fields after the first one.
 const FIELDS: [&str; 14] = [
     "name",
     "root",
@@ -85,12 +85,12 @@ const FIELDS: [&str; 14] = [
     "san",
 ];
 
-/// Reads a line that is neither empty nor a comment.
+/// Parses a line that is neither empty nor a comment.
 pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     let mut fields = line.split_ascii_whitespace();
     let first = fields.next().unwrap_or_default();
     let mut fields = Fields(fields.collect());
-    // Report a misspelt field itself, and not the field that is missing because of it.
+    // Reports a misspelled field itself instead of the field that is missing because of it.
     let is_unknown = |field: &&&str| !FIELDS.contains(&field.split('=').next().unwrap_or_default());
     if let Some(unknown) = fields.0.iter().find(is_unknown) {
         return Err(GrantFault::UnknownField((*unknown).into()));
@@ -134,7 +134,7 @@ pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     Ok(grant)
 }
 
-/// Writes a grant as a line without its end.
+/// Formats a grant as a line without a line break.
 pub(super) fn render(grant: &Grant) -> String {
     let mut fields = render_holder(&grant.holder);
     fields.push(encoded("name", &grant.name));
@@ -174,7 +174,7 @@ fn render_holder(holder: &Holder) -> Vec<String> {
     fields
 }
 
-/// Checks what every grant must satisfy, whether read or made.
+/// Checks the requirements for every grant, whether parsed or newly created.
 pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     if grant.name.is_empty() || grant.name.chars().any(char::is_control) {
         return Err(GrantFault::Name);
@@ -207,11 +207,11 @@ fn is_safe_root(root: &Path) -> bool {
     root.is_absolute() && !climbs && !root.as_os_str().as_bytes().contains(&0)
 }
 
-/// The fields of a line that have not been read yet.
+/// The fields of a line that have not been parsed yet.
 struct Fields<'a>(Vec<&'a str>);
 
 impl<'a> Fields<'a> {
-    /// Takes the values of all fields of this name.
+    /// Removes all fields with this name and returns their values.
     fn each<T>(
         &mut self,
         name: &str,
@@ -225,7 +225,7 @@ impl<'a> Fields<'a> {
             .collect()
     }
 
-    /// Takes a field that may stand only once.
+    /// Removes a field that may appear only once.
     fn one(&mut self, name: &str) -> Result<Option<Field<'a>>, GrantFault> {
         match self.each(name, Ok)?[..] {
             [] => Ok(None),
@@ -243,7 +243,7 @@ impl<'a> Fields<'a> {
         self.one(name)?.map(parsed).transpose()
     }
 
-    /// Takes a field without a value; returns whether there is one.
+    /// Removes a field without a value. Returns whether the field was present.
     fn has(&mut self, name: &str) -> Result<bool, GrantFault> {
         match self.0.extract_if(.., |field| *field == name).count() {
             0 => Ok(false),
@@ -274,12 +274,12 @@ impl<'a> Field<'a> {
         Some(Self { field, value })
     }
 
-    /// The value as a path; a relative one is looked for beside the list.
+    /// Returns the value as a path. A relative path is relative to the directory of the list.
     fn path(self) -> Result<PathBuf, GrantFault> {
         Ok(OsString::from_vec(self.bytes()?).into())
     }
 
-    /// The value as printable text that is not empty.
+    /// Returns the value as printable text that is not empty.
     fn text(self) -> Result<String, GrantFault> {
         let text = String::from_utf8(self.bytes()?).map_err(|_| GrantFault::Subject)?;
         let printable = !text.is_empty() && !text.chars().any(char::is_control);
@@ -295,7 +295,8 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A field with its value: text as it is, other bytes as `%` and two hex digits.
+/// Formats a field with its value. Whitespace, control characters, `%` and bytes that are not valid UTF-8 are written
+/// as `%` and two hex digits.
 fn encoded(field: &str, value: impl AsRef<OsStr>) -> String {
     let mut encoded = format!("{field}=");
     for chunk in value.as_ref().as_bytes().utf8_chunks() {

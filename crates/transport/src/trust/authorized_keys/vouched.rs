@@ -1,8 +1,8 @@
-//! The holders that the authorities of the list vouch for.
+//! The holders that are certified by the authorities in the list.
 //!
-//! This is used for every stranger, so the work for one is bounded: the lines for the names in a certificate are looked
-//! up, not searched, and each authority that they name checks the certificate once, with revocation lists that were
-//! parsed before.
+//! This code runs for every unknown peer, so its work per peer is bounded. The lines for the names in a certificate are
+//! found by lookup instead of a search. Each authority in these lines checks the certificate only once, with revocation
+//! lists that have already been parsed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,21 +16,21 @@ use crate::error::AuthorityError;
 use crate::trust::authority::{CertificateFault, ClientAuthority, NamedCertificate};
 use crate::trust::file_cache::FileCache;
 
-/// The lines with authorities, by the names that they are for.
+/// The lines with authorities, indexed by the names to which they apply.
 #[derive(Debug, Default)]
 pub(super) struct Vouchers {
     authorities: Vec<Voucher>,
-    /// The lines for a common name; each line is its number among the grants and that of its authority.
+    /// The lines for each common name.
     common_names: HashMap<String, Vec<VouchedLine>>,
-    /// The lines for the name of a host, in lower case.
+    /// The lines for each host name, in lower case.
     hosts: HashMap<String, Vec<VouchedLine>>,
-    /// The lines for names of hosts by the part after the first dot, for certificates with a `*` before it.
+    /// The lines for host names, by the part after the first dot. Used for certificates with a wildcard (`*.`).
     domains: HashMap<String, Vec<VouchedLine>>,
-    /// The lines for the address of a host.
+    /// The lines for IP addresses.
     addresses: Vec<VouchedLine>,
 }
 
-/// An authority, read when it is needed first, and again when its files have changed.
+/// An authority. Its files are read when it is first needed, and reread when they have changed.
 #[derive(Debug)]
 struct Voucher {
     certificates: PathBuf,
@@ -44,7 +44,7 @@ struct VouchedLine {
     authority: usize,
 }
 
-/// The most lines for one certificate; those that come after them in the list do not count.
+/// Maximum number of lines checked for one certificate. Further lines in the list are ignored.
 const LINES_MAX: usize = 64;
 
 impl Vouchers {
@@ -102,7 +102,7 @@ impl Vouchers {
         }
     }
 
-    /// The grant of the first line whose authority vouches for the certificates of a key.
+    /// Returns the grant of the first line whose authority accepts the certificates of a key.
     pub(super) fn authorize<'a>(
         &self,
         grants: &'a [Grant],
@@ -137,7 +137,7 @@ impl Vouchers {
         Err(denial)
     }
 
-    /// The lines for a name in the first of these certificates, by whatever issuer, in the order of the list.
+    /// Returns the lines for the names in the peer's first certificate, by any issuer, in the order of the list.
     fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<VouchedLine> {
         let Some(named) = claim.chain.first().and_then(NamedCertificate::read) else {
             return Vec::new();

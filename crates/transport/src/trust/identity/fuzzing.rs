@@ -1,10 +1,10 @@
-//! `key.pem` for `crates/fuzz`.
+//! A fuzz target of `key.pem` for `crates/fuzz`.
 
 use std::path::Path;
 
 use super::{Identity, file, new_pem};
 
-/// Reads any bytes as a file: the result is a key, or an error that can be printed.
+/// Reads arbitrary bytes as a file. The result must be a key, or an error that can be displayed.
 pub fn identity(bytes: &[u8]) {
     let contents = file::Contents {
         bytes: bytes.to_vec(),
@@ -16,10 +16,10 @@ pub fn identity(bytes: &[u8]) {
     }
 }
 
-/// The contents of a file with a new key.
+/// Returns the contents of a file with a new key.
 ///
 /// # Panics
-/// When the system has no random numbers.
+/// Panics if the system has no random numbers.
 #[must_use]
 pub fn new_identity() -> Vec<u8> {
     new_pem().expect("a key can be made").into_bytes()

@@ -1,6 +1,6 @@
-//! The grants of jobs of many nodes: how the head signs one, and how a node shows it.
+//! The grants of jobs with many nodes: signing by the head, and presentation by a node.
 //!
-//! **Invariant:** what is signed as a grant can be taken for nothing else that is signed here.
+//! **Invariant:** a signed grant cannot be mistaken for any other text that is signed here.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::channel::Claim;
 const CONTEXT: &[u8] = b"zmove job grant v1\0";
 
 impl Identity {
-    /// Signs a grant, with what an authority has certified of this key.
+    /// Signs a grant. The result includes this key's certificates, including those issued by an authority.
     ///
     /// # Errors
     ///
-    /// The key cannot sign.
+    /// Returns an error if the key cannot sign.
     pub fn sign_job_grant(&self, grant: JobGrant) -> Result<SignedJobGrant, rustls::Error> {
         let text = grant.encode();
         let signature = self.signature_of(&[CONTEXT, &text].concat())?;
@@ -36,7 +36,7 @@ impl Identity {
         })
     }
 
-    /// The same key, which shows this grant with its certificates.
+    /// Returns the same key, with this grant presented in addition to its certificates.
     #[must_use]
     pub fn with_job_grant(&self, grant: &SignedJobGrant) -> Self {
         let mut chain = self.certified.cert.clone();
@@ -49,8 +49,8 @@ impl Identity {
     }
 }
 
-/// What is claimed by whoever has signed a grant: the key, with its certificates. `None` where the signature is not
-/// right.
+/// Returns the claim of the signer of a grant: the key with its certificates. Returns `None` if the signature is not
+/// valid.
 #[must_use]
 pub fn job_grant_signer(signed: &SignedJobGrant) -> Option<Claim> {
     let bytes = [CONTEXT, &signed.text].concat();

@@ -1,12 +1,14 @@
-//! `known_hosts` for `crates/fuzz`.
+//! A fuzz target of `known_hosts` for `crates/fuzz`.
 
 use std::path::Path;
 
 use super::{Endpoint, parse, parse_line};
 
-/// Reads any bytes as a file, and checks that each host in it is found again by its name and by its rewritten line.
+/// Reads arbitrary bytes as a file. Checks that each host in it is found again by its name, and that its rewritten line
+/// can be parsed.
 ///
-/// # Panics When one is not.
+/// # Panics
+/// Panics if a check fails.
 pub fn known_hosts(bytes: &[u8]) {
     let Ok(pins) = parse(Path::new("known_hosts"), bytes) else {
         return;
