@@ -200,8 +200,8 @@ impl Copies {
             .map(|kept| kept.result.clone())
     }
 
-    /// Returns the state or the result of a client's copy. If `stop` is set, a running copy is told to stop and an
-    /// unused grant is revoked.
+    /// Returns the state or the result of a client's copy. If `stop` is set, tells a running copy to stop, and revokes
+    /// the grants of a copy that this daemon receives.
     pub(crate) fn result(
         &self,
         client: Fingerprint,

@@ -34,7 +34,7 @@ pub struct Moved {
     pub failures: Vec<Failures>,
 }
 
-/// The category of the reason for rejecting a connection.
+/// The category of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

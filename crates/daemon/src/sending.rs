@@ -115,7 +115,7 @@ impl From<WireError> for SendingError {
 }
 
 impl SendingError {
-    /// Returns the kind of reason in one word, for metrics.
+    /// Returns the kind of error in one word, for metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

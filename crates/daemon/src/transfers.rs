@@ -223,7 +223,7 @@ impl Transfers {
             .fold(book.ended, |sum, live| sum.and(&live.reading()))
     }
 
-    /// Returns the same values for each key name.
+    /// Returns the totals and the present state for each key name.
     #[must_use]
     pub fn read_by_name(&self) -> BTreeMap<String, MeterReading> {
         let book = self.0.lock();

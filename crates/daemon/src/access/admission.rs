@@ -202,7 +202,7 @@ impl Admissions {
         })
     }
 
-    /// Gives slots to queued transfers in their order, for as long as the limits permit it.
+    /// Gives slots to queued transfers in their order, while the limits permit it.
     fn seat_those_in_line(&self) {
         let mut admitted = Vec::new();
         let mut book = self.0.book.lock();

@@ -122,7 +122,7 @@ impl Around {
     }
 }
 
-/// Maximum time between a grant and the beginning of its run.
+/// Maximum time from giving a grant to the beginning of its run.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// Maximum duration of a run.
 const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
