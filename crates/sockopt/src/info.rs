@@ -114,7 +114,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
         .map(|long| u64::from_ne_bytes(*long))
 }
 
-/// Buffer size for the structure. No kernel fills as many bytes yet.
+/// Size of the buffer for the structure, in bytes. Current kernels fill less.
 const ROOM_BYTES: usize = 512;
 
 /// The state `TCP_ESTABLISHED`, found in the first byte. The constants below are offsets, which are stable because the
