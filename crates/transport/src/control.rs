@@ -21,7 +21,7 @@ use frames::Listening;
 
 /// Receives messages.
 pub struct ControlReader {
-    /// The connection, as long as only the greeting has been read.
+    /// The connection, while only the greeting has been read.
     unheard: Option<Unheard>,
     listening: Option<Listening>,
     /// The peer's greeting, once it has been read.

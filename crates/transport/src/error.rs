@@ -105,7 +105,7 @@ pub enum DialError {
         /// The host that was dialed.
         host: Endpoint,
     },
-    /// The host's certificate must be issued by the site's authority but is not valid.
+    /// The host's certificate should have been issued by the site's authority, but its check failed.
     #[error("trust {host}: {fault}")]
     HostCertificate {
         /// The host that was dialed.

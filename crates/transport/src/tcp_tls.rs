@@ -45,8 +45,8 @@ use whole_records::WholeRecords;
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
 /// Receive window before the peer has proved a key. A lane's first data arrives together with its first message and
-/// must not be limited by the initial window of 64 KiB. The window is opened early because it grows with the kernel's
-/// acknowledgments, while a later window update is sent only after more data has arrived.
+/// must not be limited by the initial window of 64 KiB. If the window is opened this early, the acknowledgments of the
+/// handshake announce it. A separate window update would be sent only after more data has arrived.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.

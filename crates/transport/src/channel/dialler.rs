@@ -114,8 +114,8 @@ impl ChannelDialler {
                     return Ok(Channel::quic(connection));
                 }
                 Err(error) if !error.retryable() => return Err(error),
-                // Another connection of this run has settled on TCP, or this attempt failed even if another one
-                // succeeded over QUIC.
+                // Continue below: another connection of this run has settled on TCP, or this attempt by QUIC has
+                // failed.
                 _ => {}
             }
         }
@@ -138,7 +138,7 @@ impl ChannelDialler {
         self.tcp.as_ref()?.round_trip()
     }
 
-    /// Returns the black hole that this dialer has found on the path, if any. Segments are limited since then.
+    /// Returns the black hole that this dialer has found on the path, if any. Segments have been limited since then.
     #[must_use]
     pub fn black_hole(&self) -> Option<BlackHole> {
         self.tcp.as_ref()?.black_hole().cloned()

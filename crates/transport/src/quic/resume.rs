@@ -136,7 +136,7 @@ impl WindowAllowance {
     }
 }
 
-/// Maximum ratio of a round-trip time to the saved one. If it is longer, the path has changed.
+/// Maximum ratio of a round-trip time to the saved one. A larger ratio means that the path has changed.
 const LONGER_TIMES_MAX: u32 = 10;
 
 /// The Careful Resume state of one connection.

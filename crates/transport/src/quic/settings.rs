@@ -35,8 +35,9 @@ const HEADER_BYTES_V6: u32 = 48;
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Size of a connection's first flight, which is paced. Equal to TCP's first flight with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// Interval of keep-alives. A peer that waits for an answer learns in this time, from a reset, that the daemon was
-/// restarted. NATs need less, because they may forget a UDP flow only after half a minute.
+/// Interval of keep-alives. If the daemon was restarted, a peer that waits for an answer learns this from a reset in at
+/// most this time. For NATs, a longer interval would suffice, because they keep a UDP flow for about 30 seconds or
+/// longer.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Maximum time without packets from a peer, after which its connection is lost.
 const IDLE_MAX: Duration = Duration::from_secs(30);

@@ -196,9 +196,9 @@ pub(super) async fn attempt(
     }
 }
 
-/// Returns the round-trip time of a connection that took this time to establish. The kernel measured it with the
+/// Returns the round-trip time of a connection that took the time `took` to establish. The kernel measured it with the
 /// packets of the handshake. This process sees the answer only when it gets a CPU, which on a busy host is milliseconds
-/// later. A short path would then be mistaken for a long one and get as many lanes.
+/// later. Based on that time, a short path would be mistaken for a long one and get too many lanes.
 fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
     let measured = tcp_info(socket).ok().and_then(|info| info.round_trip);
     // The kernel may have no measurement if the first packet was retransmitted.
