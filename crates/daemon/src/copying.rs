@@ -507,7 +507,8 @@ mod tests {
     use super::*;
     use zmove_wire::Open;
 
-    /// The only blocking thread is at work, so a search that has an answer at once was made by the runtime's own.
+    /// The only blocking thread is busy, so a search that finishes immediately must have run on a thread of the
+    /// runtime.
     #[test]
     fn sources_are_looked_for_again_beside_the_runtime() {
         let key = Fingerprint([1; 32]);
@@ -543,7 +544,7 @@ mod tests {
             assert!(first.is_none(), "{first:?}");
             release.send(()).unwrap();
             working.await.unwrap().unwrap();
-            // that key may have nothing sent anywhere
+            // This key may not have files sent to any host.
             assert!(searching.await.is_err());
         });
     }

@@ -88,7 +88,7 @@ mod tests {
     const NODE: Fingerprint = Fingerprint([1; 32]);
     const RECEIVER: Fingerprint = Fingerprint([2; 32]);
 
-    /// A receiver that lets in a head, whose rights are these.
+    /// A receiver that authorizes a head with these rights.
     struct Site {
         home: tempfile::TempDir,
         authorizer: Arc<Authorizer>,
@@ -170,7 +170,7 @@ mod tests {
                 .unwrap_err()
         }
 
-        /// The session of a node with this grant.
+        /// Returns the session of a node with this grant.
         fn session(&self, grant: JobGrant) -> NodeSession {
             let authorized = self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap();
             let (rate, rates, quotas, granter) = Default::default();
@@ -271,7 +271,7 @@ mod tests {
         );
     }
 
-    /// Whose keys are let in is nobody's to find out.
+    /// Nobody may find out which keys are authorized.
     #[test]
     fn nothing_is_told_of_the_head_s_line_without_its_signature() {
         let site = Site::new(Access::WriteOnly);
@@ -299,7 +299,7 @@ mod tests {
         let judged = |bytes: &[u8]| site.judge(bytes, (NODE, RECEIVER));
         judged(&encoded).unwrap();
         let text_bytes = usual().encode().len();
-        // the certificate has fields that nobody looks at
+        // The certificate has fields that are not checked.
         for bit in 0..8 * (20 + text_bytes) {
             let mut flipped = encoded.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);

@@ -396,7 +396,7 @@ mod tests {
         let telling = Arc::clone(&relaying);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
         let waiting_bytes = || relaying.waiting.bytes.load(Ordering::Relaxed);
-        // Nobody reads until as much waits as may.
+        // No messages are read until the maximum number of bytes is queued.
         while waiting_bytes() < WAITING_BYTES_MAX {
             assert!(!thread.is_finished());
             std::thread::yield_now();

@@ -632,7 +632,7 @@ mod tests {
         for source in ["out/", "out/etc", "out/*", "out/etc/pass*"] {
             let refusal = refused(&[source]);
             assert_eq!(refusal.code, RefusalCode::Target, "{source}");
-            // nor are names told that lie there
+            // The text must not contain names of entries outside the root.
             assert!(
                 refusal
                     .text
@@ -656,7 +656,7 @@ mod tests {
         }
     }
 
-    /// The quota of a key that may have so many descriptors, and the least memory.
+    /// Returns the quota of a key with this limit on descriptors and the minimum amount of memory.
     fn quota(files_per_identity: usize) -> Quota {
         let memory_per_identity = zmove_types::ByteCount(64 << 20);
         let limits = Limits {
@@ -730,7 +730,7 @@ mod tests {
             quota.book_memory(64 << 20).is_ok(),
             "all has been given back"
         );
-        // names that only lead to others, of which there are none
+        // Names that match the glob but do not contain the last component.
         let _booked = quota.book_memory(63 << 20).unwrap();
         assert_eq!(
             find(home.path(), &["b/*/none"; 200], &quota)

@@ -375,7 +375,7 @@ mod tests {
         admissions.enqueue(key).unwrap().at_once().unwrap()
     }
 
-    /// The limit that one more transfer of a key meets.
+    /// Returns the limit that prevents another transfer of a key.
     fn full(admissions: &Admissions, key: Fingerprint) -> Full {
         let mut place = admissions.enqueue(key).unwrap();
         assert!(place.at_once().is_none());
@@ -428,7 +428,7 @@ mod tests {
         drop(slots);
     }
 
-    /// With the default limits a key reaches that of its transfers before that of its lanes.
+    /// With the default limits, a key reaches the limit on transfers before the limit on lanes.
     #[test]
     fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
         let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
@@ -497,7 +497,7 @@ mod tests {
         assert!(waiting.at_once().is_some());
     }
 
-    /// A slot that was given away and never taken is given back.
+    /// A slot that was assigned but never taken is returned.
     #[test]
     fn a_dropped_slot_makes_room() {
         let [one, other] = keys();

@@ -423,7 +423,7 @@ mod tests {
         }
     }
 
-    /// Lets so much time pass, and begins what that allows.
+    /// Advances the clock by `time` and begins the handshakes that can then begin.
     async fn wait(pending: &PendingHandshakes, time: Duration) {
         tokio::time::advance(time).await;
         pending.begin_those_that_can();
@@ -506,8 +506,8 @@ mod tests {
         pending.enter(one, 2).try_recv().unwrap();
     }
 
-    /// Asserts that a client keeps all the lanes that it dials at once, while another client has a new address for each
-    /// connection.
+    /// Asserts that a client keeps all the lanes that it dials together, while another client uses a new address for
+    /// each connection.
     async fn assert_kept(addresses: impl Iterator<Item = String>) {
         let pending = PendingHandshakes::default();
         let client = address("2001:db8:1::1");
@@ -519,7 +519,7 @@ mod tests {
             .collect();
         all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
-            // Others are closed, however many connections the client has by then.
+            // Other connections are closed, even though this client has many connections by then.
             wait(&pending, SILENCE_MAX).await;
             lanes.iter().for_each(|lane| lane.has_spoken()());
             all.push(pending.enter(client, 64));
@@ -587,7 +587,7 @@ mod tests {
         assert!(!is_taken(&mut client).await);
     }
 
-    /// Queued connections of the same few networks do not delay a newcomer until all of them have had their turn.
+    /// Queued connections of a few networks do not delay a new network until all of them have been served.
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_passes_a_queue_of_those_that_stall() {
         let pending = PendingHandshakes::default();

@@ -644,7 +644,7 @@ mod tests {
     use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
     use zmove_types::ByteCount;
 
-    /// Two clients have given grants for one host: each session is booked on the client whose grant it has named.
+    /// Two clients have given grants to one host. Each session is charged to the client whose grant it names.
     #[test]
     fn a_session_is_booked_on_the_client_of_its_grant_and_keeps_its_rate() {
         let home = tempfile::tempdir().unwrap();
@@ -682,7 +682,7 @@ mod tests {
             copies.grants.give(&claim, &authorized, order).unwrap()
         };
         let [token, _others] = [client, other].map(give);
-        // before it is taken up, too: the host that sends may not have found its way here yet
+        // Also before the grant is used, because the sending host may still be trying to connect.
         let result = |key| copies.grants.result(key, [7; 16]);
         assert_eq!([client, source].map(result), [Some(CopyResult::Runs), None]);
         let limits = Limits {
@@ -710,7 +710,7 @@ mod tests {
             [client, other].map(|key| quotas.is_crowded(key)),
             [true, false]
         );
-        // its lanes keep the rate of that client, whether or not the host that sends does
+        // The session's lanes share the rate of that client, even if the sending host has no rate limit.
         let (now, limit) = (Instant::now(), "1MB".parse().unwrap());
         assert_eq!(rate.wait_to_begin(now), None);
         assert!(rates.of(client, limit).wait_to_begin(now).is_some());

@@ -126,7 +126,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A proxy can hold a greeting back until the operator has removed the key and has ended its transfers.
+    /// A proxy can delay a greeting until the operator has removed the key and ended its transfers.
     #[tokio::test]
     async fn a_key_that_was_removed_before_its_greeting_begins_nothing() {
         let home = tempfile::tempdir().unwrap();
