@@ -145,14 +145,14 @@ mod tests {
 
     use super::*;
 
-    /// The state of a connection on which 1000 bytes were sent and one was received.
+    /// Returns the statistics of a connection on which 1000 bytes were sent and one byte was received.
     fn info_of_an_exchange() -> TcpInfo {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut far, _) = listener.accept().unwrap();
         near.write_all(&[7; 1000]).unwrap();
         far.read_exact(&mut [0; 1000]).unwrap();
-        // An answer carries the acknowledgement with it.
+        // The answer also carries the acknowledgment.
         far.write_all(&[1]).unwrap();
         near.read_exact(&mut [0]).unwrap();
         tcp_info(&near).unwrap()
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_kernel_counts_what_was_sent() {
-        // A host that stalls for 200 ms may send the bytes again.
+        // A host that stalls for 200 ms may retransmit the bytes.
         let info = std::iter::repeat_with(info_of_an_exchange)
             .take(10)
             .find(|info| info.segments_retransmitted == Some(0))
