@@ -329,7 +329,8 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_are_refused_where_nobody_takes_them() {
-        // This takes datagrams from another port alone: all others are refused, and nobody else gets its port.
+        // This socket accepts datagrams only from one other port. All other datagrams are refused, and no other process
+        // can get its port.
         let only_own = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         only_own.connect("127.0.0.1:1").await.unwrap();
         let nobody = only_own.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Pings between messages, over a pair of connected streams.
+//! Tests of pings between messages, over a pair of connected streams.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,7 +39,7 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
     far.1.greet(&greeting()).await.unwrap();
     near.0.greeting().await.unwrap();
     far.0.greeting().await.unwrap();
-    // an opening that waits in the queue, and pings behind it, from both sides
+    // An opening that waits in the queue, followed by pings from both sides.
     near.1.send(&message(9)).await.unwrap();
     for value in [0, 7, u64::MAX] {
         ping(&near.1.pinger(), value).await;
@@ -82,7 +82,7 @@ async fn no_pong_goes_before_the_greeting() {
     near.1.greet(&greeting()).await.unwrap();
     near.1.send(&encode_ping(5)).await.unwrap();
     far.0.greeting().await.unwrap();
-    // as soon as the ping may have been read
+    // Gives the other task a chance to read the ping first.
     tokio::task::yield_now().await;
     far.1.greet(&greeting()).await.unwrap();
     let mut pongs = near.1.pinger().pongs();
@@ -90,7 +90,7 @@ async fn no_pong_goes_before_the_greeting() {
     pongs.wait_for(|pong| *pong == Some(5)).await.unwrap();
 }
 
-/// A session hands its writer over, and pings from another task.
+/// A session moves its writer to another task and pings from this one.
 #[tokio::test]
 async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_before_the_greeting() {
     let (mut near, mut far) = pair(1 << 10);
@@ -112,7 +112,7 @@ async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_befo
     assert_eq!(heard, message(9)[4..]);
 }
 
-/// Two threads may come to the pinger in another order than they took their values.
+/// Two threads may reach the pinger in a different order than they took their values.
 #[tokio::test]
 async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     let (mut near, mut far) = pair(1 << 10);
@@ -129,7 +129,7 @@ async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     assert_eq!(*pong, Some(2));
 }
 
-/// Each would wait for the other if reading waited for writing.
+/// Each peer would wait for the other if reading waited for writing.
 #[tokio::test]
 async fn pings_are_answered_between_peers_who_both_send_more_than_fits() {
     let (near, far) = pair(64);
@@ -203,7 +203,7 @@ async fn a_peer_that_reads_nothing_is_lost() {
     assert!(matches!(error, ControlError::Closed), "{error}");
 }
 
-/// The end of this direction is written too.
+/// Shutting down this direction is a write too.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_no_end_is_lost() {
     struct Stuck;
@@ -241,7 +241,7 @@ async fn a_peer_that_reads_no_end_is_lost() {
     assert!(matches!(error, ControlError::Unread), "{error}");
 }
 
-/// Each ping is answered, and nobody reads the answers.
+/// Each ping is answered, but the peer does not read the answers.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silent() {
     let (near, far) = tokio::io::duplex(16);
@@ -259,7 +259,7 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     let began = tokio::time::Instant::now();
     for value in 0..10 {
         far.write_all(&encode_ping(value)).await.unwrap();
-        // until it has been read, and its pong written if there is room
+        // Waits until the ping has been read and, if there is room, its pong has been written.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let error = near.0.receive().await.unwrap_err();
@@ -268,7 +268,7 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     drop((unread, far));
 }
 
-/// A message goes slowly and is not cut off: the limit is for a peer that reads nothing.
+/// A message that is transferred slowly is not cut off. The limit is only for a peer that reads nothing.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_slowly_is_not_lost() {
     let (near, far) = tokio::io::duplex(PORTION_BYTES);
@@ -288,7 +288,7 @@ async fn a_peer_that_reads_slowly_is_not_lost() {
     assert_eq!(heard, bytes);
 }
 
-/// A host in whose queue this side waits does not read a long order.
+/// A host does not read a long order while the transfer is queued.
 #[tokio::test(start_paused = true)]
 async fn an_order_waits_for_as_long_as_its_peer_is_there() {
     let (near, mut far) = tokio::io::duplex(16);

@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// The bytes that a sender of three frames writes, frame by frame, the end last.
+    /// Returns the bytes that a sender of three frames writes, one item per frame, followed by the end of the lane.
     fn said(key: [u8; blake3::KEY_LEN]) -> Vec<Vec<u8>> {
         let (near, mut far) = sockets();
         let mut sink = lane(near, key, OTHER_KEY);
@@ -330,13 +330,14 @@ mod tests {
         pieces
     }
 
-    /// The number of frames in `pieces`, perhaps altered on the way, that a receiver accepts, and how its lane ends.
+    /// Returns the number of frames in `pieces` that a receiver accepts, and how its lane ends. The pieces may have
+    /// been modified.
     fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
         let (frames, ended) = heard_frames(pieces);
         (frames.len() as u64, ended)
     }
 
-    /// The frames in `pieces` that a receiver accepts, and how its lane ends.
+    /// Returns the frames in `pieces` that a receiver accepts, and how its lane ends.
     fn heard_frames(pieces: &[Vec<u8>]) -> (Vec<Frame>, Result<(), LaneError>) {
         let (mut near, far) = sockets();
         near.write_all(&pieces.concat()).unwrap();
@@ -388,7 +389,7 @@ mod tests {
         }
     }
 
-    /// The receiver compares contents with the digest, which is unchanged.
+    /// The digest is unchanged. The receiver later compares it to the contents.
     #[test]
     fn flipped_contents_keep_their_digest() {
         let mut pieces = said(KEY);

@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A rate of which lanes carry so many bytes per second.
+    /// Creates a rate at which lanes carry this number of bytes per second.
     fn rate(bytes_per_second: u64) -> SharedRate {
         let rate = SharedRate::default();
         rate.0
@@ -329,7 +329,7 @@ mod tests {
         let (one, begun) = (rate(10_000_000), Instant::now());
         let other = one.clone();
         let first = one.spend(1_000_000, begun).unwrap();
-        // at most the burst is given away
+        // The first bytes are early by at most one burst.
         assert!(first + BURST >= begun + Duration::from_millis(100));
         assert_eq!(
             other.spend(500_000, begun),
@@ -362,7 +362,7 @@ mod tests {
         assert!(!rate.is_spent(now));
     }
 
-    /// Else each of 64 lanes would hold a frame, and the first would be there when all are.
+    /// Otherwise each of 64 lanes would hold a frame, and the first frame would arrive only together with the last one.
     #[test]
     fn frames_are_begun_one_after_the_other_while_the_rate_is_used() {
         let (rate, begun) = (rate(1_000_000), Instant::now());

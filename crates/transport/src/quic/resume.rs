@@ -432,7 +432,7 @@ mod tests {
         }))
     }
 
-    /// A connection on a path of 90 ms that has more to send than it may.
+    /// A connection on a path of 90 ms, with more to send than its window permits.
     struct Path {
         resume: Resume,
         allowance: Arc<WindowAllowance>,
@@ -459,7 +459,7 @@ mod tests {
             }
         }
 
-        /// One that has jumped to half of what was saved.
+        /// Returns a connection that has jumped to half of the saved window.
         fn jumped() -> Self {
             let mut path = Self::new(allowance(1));
             assert_eq!(path.acked(TRIP, 10 * DATAGRAM), None);
@@ -467,7 +467,7 @@ mod tests {
             path
         }
 
-        /// One that has sent all of its jump and waits for what becomes of it.
+        /// Returns a connection that has sent all of its jump and waits for the acknowledgments.
         fn validating() -> Self {
             let mut path = Self::jumped();
             path.sent(SAVED / 2 - INITIAL);
@@ -489,7 +489,7 @@ mod tests {
             self.resume.sent(bytes, &self.moment);
         }
 
-        /// An acknowledgement of what was sent so long ago.
+        /// Acknowledges bytes that were sent `ago`.
         fn acked(&mut self, ago: Duration, bytes: u64) -> Option<Start> {
             self.moment.now += Duration::from_millis(1);
             self.resume.acked(self.moment.now - ago, bytes);
@@ -578,7 +578,7 @@ mod tests {
         );
     }
 
-    /// Else a millisecond decides whether a lane jumps in this round trip or in the next.
+    /// Otherwise a millisecond would decide whether a lane jumps in this round trip or in the next.
     #[test]
     fn who_has_said_little_jumps_too_when_more_is_under_way_by_then() {
         let jumps = |said: u64| {
@@ -685,7 +685,7 @@ mod tests {
         path.acked(TRIP, 2 * DATAGRAM);
         assert!(path.congested() && path.is_refuted());
         assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));
-        // more of it, and what arrives, does not move the window
+        // Further congestion and acknowledgments do not change the window.
         assert!(path.congested());
         path.acked(TRIP, 100 * DATAGRAM);
         assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));

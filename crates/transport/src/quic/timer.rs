@@ -127,7 +127,7 @@ mod tests {
     async fn a_timer_is_not_early_and_comes_before_that_of_tokio() {
         let mut timer = FineRuntime.new_timer(Instant::now() + HOUR);
         let mut coarse = TokioRuntime.new_timer(Instant::now() + HOUR);
-        // On a busy host this thread may see both late, so a few that differ are enough.
+        // On a busy host, this thread may see both timers late. A few rounds with a difference are therefore enough.
         let mut earlier = 0;
         for round in 0..1_000 {
             let due = Instant::now() + Duration::from_micros(1_000 + 37 * (round % 60));

@@ -292,7 +292,7 @@ mod tests {
         (tolerant, now)
     }
 
-    /// Whether the window is smaller after `packets` have been lost one after the other.
+    /// Returns whether the window shrinks after `packets` have been lost one after the other.
     fn gives_way(mut tolerant: Tolerant, now: Instant, packets: u32) -> bool {
         let before = tolerant.window();
         for number in 1..=packets {
@@ -386,7 +386,7 @@ mod tests {
         );
     }
 
-    /// What is no congestion otherwise is none in a jump.
+    /// A loss that does not count as congestion otherwise does not count during a jump either.
     #[test]
     fn a_retreat_answers_congestion_in_the_place_of_cubic() {
         let ends = PathEnds {
@@ -415,6 +415,6 @@ mod tests {
         );
     }
 
-    /// Fills 90 ms of more than 1 Gbit/s.
+    /// A window that fills a path of 90 ms at more than 1 Gbit/s.
     const FULL: u64 = 16 << 20;
 }

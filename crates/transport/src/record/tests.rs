@@ -1,4 +1,4 @@
-//! The record layer against stock rustls peers, and against peers that break the rules.
+//! Tests of the record layer with unmodified rustls peers, and with peers that violate the protocol.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl End {
         traffic_keys(self.session, &self.secrets).unwrap()
     }
 
-    /// Records of `plaintext`, made by rustls.
+    /// Returns records of `plaintext`, made by rustls.
     fn write(&mut self, mut plaintext: &[u8]) -> Vec<u8> {
         let mut records = Vec::new();
         while !plaintext.is_empty() {
@@ -57,7 +57,7 @@ impl End {
         records
     }
 
-    /// The plaintext that rustls opens from `records`, and whether they contain the peer's orderly end.
+    /// Returns the plaintext that rustls opens from `records`, and whether they end the stream.
     fn read(&mut self, mut records: &[u8]) -> (Vec<u8>, bool) {
         let mut plaintext = Vec::new();
         while !records.is_empty() {
@@ -77,7 +77,8 @@ impl End {
     }
 }
 
-/// The client's end and the server's, both stock rustls with this crate's configuration.
+/// Returns the client's end and the server's end. Both are unmodified rustls connections with this crate's
+/// configuration.
 fn connected(suite: SupportedCipherSuite) -> [End; 2] {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
@@ -141,7 +142,7 @@ fn seal_all(sealer: &mut Sealer, mut plaintext: &[u8]) -> Vec<u8> {
     records
 }
 
-/// A record with this inner content type; `plaintext` may bring an earlier one and padding.
+/// Seals a record with this inner content type. `plaintext` may already contain another type and padding.
 fn record(key: &mut TrafficKey, content_type: u8, plaintext: &[u8]) -> Vec<u8> {
     let mut body = vec![0; plaintext.len() + 1 + TAG_BYTES];
     let header = header(body.len());
@@ -149,7 +150,7 @@ fn record(key: &mut TrafficKey, content_type: u8, plaintext: &[u8]) -> Vec<u8> {
     [&header[..], &body].concat()
 }
 
-/// Reads to the last of `records`, which come `piece` at a time, into slices of `want`.
+/// Opens all of `records`, which arrive in pieces of `piece` bytes, and reads them into slices of `want` bytes.
 fn open_all(
     opener: &mut Opener,
     records: &[u8],
@@ -296,7 +297,7 @@ fn every_flipped_bit_is_refused() {
         changed[bit / 8] ^= 1 << (bit % 8);
         let key = TrafficKey::first(&aead::CHACHA20_POLY1305, &secrets);
         let mut opener = Opener::new(key, Vec::new(), &[]);
-        // With a length that became larger, it waits for bytes that never come.
+        // If the length has become larger, the opener waits for bytes that never arrive.
         let opened = open_all(&mut opener, &changed, WHOLE);
         match opened {
             Err(_) => {}

@@ -150,7 +150,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// An exchange that ends after so many seconds.
+    /// An exchange that ends after this number of seconds.
     async fn after(seconds: u32, is_complete: bool) -> bool {
         sleep(SECOND * seconds).await;
         is_complete
@@ -160,14 +160,14 @@ mod tests {
     async fn only_small_segments_that_arrive_alone_show_a_black_hole() {
         let grace = 3 * SECOND;
         let cases = [
-            // A healthy path, however slow, and one that has lost a few segments of the full-size exchange.
+            // A healthy path of any speed, and one that has lost a few segments of the full-size exchange.
             (after(0, true), after(0, true), PathVerdict::Passes),
             (after(9, true), after(9, true), PathVerdict::Passes),
             (after(8, true), after(6, true), PathVerdict::Passes),
-            // The full-size exchange is not complete in time.
+            // The full-size exchange is not completed in time.
             (after(60, true), after(1, true), PathVerdict::BlackHole),
             (after(60, true), after(9, true), PathVerdict::BlackHole),
-            // A host that is down or refuses connections.
+            // The host is down or refuses connections.
             (after(60, true), after(60, true), PathVerdict::Unknown),
             (after(1, false), after(2, true), PathVerdict::Unknown),
             (after(60, true), after(1, false), PathVerdict::Unknown),

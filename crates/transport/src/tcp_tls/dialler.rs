@@ -407,7 +407,7 @@ mod tests {
 
     use super::*;
 
-    /// TCP and QUIC ask alike.
+    /// TCP and QUIC query the version in the same way.
     #[tokio::test(start_paused = true)]
     async fn a_host_that_does_not_name_its_version_is_not_waited_for_beyond_the_dial() {
         let unknown = || -> Result<(), DialError> {
@@ -438,7 +438,7 @@ mod tests {
         let mut dialler = Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
             .await
             .unwrap();
-        // Nobody else gets the port while the second socket has it, which does not listen.
+        // The second socket does not listen, but prevents other processes from getting the port.
         let first = TcpSocket::new_v4().unwrap();
         first.set_reuseport(true).unwrap();
         first.bind("127.0.0.1:0".parse().unwrap()).unwrap();

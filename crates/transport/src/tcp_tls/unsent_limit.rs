@@ -101,7 +101,7 @@ mod tests {
             == 1
     }
 
-    /// The number of bytes that a peer which reads nothing is given before there is no room.
+    /// Fills the socket of a peer that reads nothing. Returns the number of bytes written until there was no room left.
     fn filled(sender: &mut TcpStream) -> usize {
         let mut bytes = 0;
         sender.set_nonblocking(true).unwrap();
@@ -118,7 +118,7 @@ mod tests {
         let mut limit = UnsentLimit::new(&sender);
         filled(&mut sender);
         limit.note_written(&sender, BEGUN_BYTES - 1);
-        // A late acknowledgement may have made room.
+        // A late acknowledgment may have made room.
         filled(&mut sender);
         assert!(!has_room(&sender));
         limit.note_written(&sender, 1);

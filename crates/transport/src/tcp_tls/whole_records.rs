@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(whole.into_parts().unwrap().1, rest);
     }
 
-    /// A bit of the record's length has flipped: nothing else follows it.
+    /// A bit of the record's length was flipped, and no other record follows.
     #[tokio::test(start_paused = true)]
     async fn record_that_does_not_end_is_a_lost_connection() {
         let (mut peer, mut whole) = connected().await;

@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// A certificate for a name, of a new key, with so many bytes more.
+    /// Creates a certificate for a name with a new key, enlarged by `more` bytes.
     fn certificate(
         issuer: &Issuer<'_, KeyPair>,
         name: &str,
@@ -285,7 +285,7 @@ mod tests {
         Issuer::new(params, KeyPair::generate().unwrap())
     }
 
-    /// An authority's verdicts on a chain, as a client's and as a host's.
+    /// Returns an authority's results for a chain, as a client's and as a host's.
     fn verdicts(chain: &[CertificateDer<'static>]) -> [CertificateFault; 2] {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&issuer("site"), "site", 0)).unwrap();

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     const DAY_SECONDS: u64 = 24 * 60 * 60;
-    /// The end of the year 9999, after which years have five digits.
+    /// The end of the year 9999. Later years have five digits.
     const SECONDS_MAX: u64 = 253_402_300_800;
 
     fn seconds(text: &str) -> Option<i64> {
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn dates_and_times_are_read() {
-        // The expected numbers are by `date -u -d TEXT +%s`.
+        // The expected numbers are from `date -u -d TEXT +%s`.
         for (text, expected) in [
             ("1970-01-01", 0),
             ("2000-02-29", 951_782_400),

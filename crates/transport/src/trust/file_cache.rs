@@ -124,7 +124,7 @@ impl Stamp {
 mod tests {
     use super::*;
 
-    /// Reads until nothing is parsed any more: the file system's clock has moved on.
+    /// Reads until the result is cached, which means that the file system's clock has advanced.
     fn settle(cache: &FileCache<String, std::io::Error>, path: &Path) -> String {
         loop {
             let mut parsed = false;
@@ -146,7 +146,7 @@ mod tests {
         let path = home.path().join("f");
         let cache = FileCache::default();
         for text in ["one", "two", "six"] {
-            // The new text has the same length, is in the same inode, and comes within the same tick.
+            // The new text has the same length and inode, and is written during the same clock tick.
             fs::write(&path, text).unwrap();
             let said = cache
                 .get(&[&path], || fs::read_to_string(&path), |_| false)

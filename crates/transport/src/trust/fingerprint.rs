@@ -83,7 +83,7 @@ mod tests {
     fn refuses_every_other_form() {
         let padded = format!("{TEXT}=");
         let lower = TEXT.replace("SHA256", "sha256");
-        // With 9 instead of 8 the two bits after the last byte are not zero.
+        // With 9 instead of 8, the two bits after the last byte are not zero.
         let loose_bits = TEXT.replace("Hh8", "Hh9");
         let short = &TEXT[..TEXT.len() - 1];
         let bare = &TEXT[7..];

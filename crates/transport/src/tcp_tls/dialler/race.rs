@@ -226,15 +226,15 @@ mod tests {
         OneAddress::of(host).connect(start).await
     }
 
-    /// A socket that refuses connections: it has an address, and does not listen.
+    /// Returns a socket that refuses connections, because it has an address but does not listen.
     fn refusing() -> TcpSocket {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         socket
     }
 
-    /// Connects to two addresses: `first` says what becomes of the first, and the second answers at once. Returns the
-    /// one that has answered, and the time that passed on a virtual clock.
+    /// Connects to two addresses. `first` returns the result for the first address, and the second one answers
+    /// immediately. Returns the address that answered and the time that passed on a virtual clock.
     async fn connect_after<F>(first: impl Fn() -> F) -> (SocketAddr, Duration)
     where
         F: Future<Output = Result<SocketAddr, DialError>> + Send + 'static,

@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// `tag`, length and `value`.
+    /// Encodes `tag`, the length, and `value`.
     fn der(tag: u8, value: &[u8]) -> Vec<u8> {
         let length = u8::try_from(value.len()).unwrap();
         assert!(length < 0x80);
