@@ -33,7 +33,7 @@ mod tests {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let before = std::fs::read_link(&path).unwrap();
         close(file).unwrap();
-        // Another test may have opened a file of that number by now.
+        // Another test may have opened a file with this descriptor number in the meantime.
         assert_ne!(std::fs::read_link(path).ok(), Some(before));
     }
 }
