@@ -310,7 +310,7 @@ mod tests {
         Stamp::of(&file.path().metadata().unwrap()).unwrap()
     }
 
-    /// Writes other contents of the same length, and sets the time back.
+    /// Writes other contents of the same length and restores the modification time.
     fn written_again(file: &tempfile::NamedTempFile, text: &str) -> Stamp {
         let before = stamp_of(file);
         let modified = file.path().metadata().unwrap().modified().unwrap();
@@ -385,21 +385,21 @@ mod tests {
         let batch = ledger.take(9, |_| Some(one));
         assert!(!batch.is_by_contents());
         ledger.settle(batch, |_| false, now, |_| Some(one));
-        // the kernel tells that it was closed
+        // The kernel reports that the file was closed.
         ledger.closed("a".into());
         assert!(ledger.take(9, |_| Some(one)).is_by_contents());
-        // or a walk finds that something was changed
+        // Or a walk finds that the file has changed.
         let two = written_again(&file, "two");
         ledger.walk_begins();
         ledger.met("a".into(), two, true, now);
         ledger.walk_ends(true);
         assert!(ledger.take(9, |_| Some(two)).is_by_contents());
-        // another file of that name is sent in any case
+        // A file that was not handed out before is not compared by contents.
         ledger.closed("b".into());
         assert!(!ledger.take(9, |_| Some(two)).is_by_contents());
     }
 
-    /// What the batch has moved, or whether it has moved anything, is then not known.
+    /// The version that the batch moved, if any, is then unknown.
     #[test]
     fn what_was_written_again_while_its_batch_ran_is_compared_by_contents() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// For a moment a file that is written again has another size, which a walk may see.
+    /// While a file is rewritten, a walk may see it with another size for a moment.
     #[test]
     fn what_a_walk_meets_between_two_versions_that_look_the_same_is_compared_by_contents() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! The watch of real directories.
+//! Tests of watches on real directories.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ fn terms(rest: Duration) -> Terms {
     }
 }
 
-/// A watch that has walked the tree once, by which nothing has rested.
+/// Returns a watch that has walked the tree once and has found no rested files.
 fn watched(root: &Path, terms: Terms) -> Watch {
     let watch = Watch::begin(root, terms).unwrap();
     wait_for(|| watch.state().has_walked);
@@ -36,7 +36,7 @@ fn wait_for(holds: impl Fn() -> bool) {
     }
 }
 
-/// Takes batches until these files have come, each once.
+/// Takes batches until each of these files has been handed out, exactly once.
 #[track_caller]
 fn assert_come(watch: &Watch, paths: &[&str]) {
     let wanted: BTreeSet<PathBuf> = paths.iter().map(PathBuf::from).collect();
@@ -53,7 +53,7 @@ fn assert_come(watch: &Watch, paths: &[&str]) {
     assert_eq!(come, wanted);
 }
 
-/// Moves a whole file to that place.
+/// Renames a complete file to `path`.
 fn put(path: PathBuf) {
     let outside = tempfile::tempdir().unwrap();
     let whole = outside.path().join("whole");
@@ -61,7 +61,7 @@ fn put(path: PathBuf) {
     fs::rename(whole, path).unwrap();
 }
 
-/// Moves in a file with that name: whatever has not come when that comes was left out.
+/// Renames a file with this name into the tree. Files that are not handed out before it are not ready.
 #[track_caller]
 fn assert_only_comes(watch: &Watch, name: &str) {
     put(watch.root.join(name));
@@ -90,18 +90,18 @@ fn files_come_when_they_are_closed() {
     let watch = watched(root.path(), terms(LONG));
     let mut file = File::create(root.path().join("d/f")).unwrap();
     file.write_all(b"x").unwrap();
-    // It is open.
+    // The file is still open.
     assert_only_comes(&watch, "first");
     drop(file);
     assert_come(&watch, &["d/f"]);
     fs::write(root.path().join("d/f"), "more").unwrap();
     assert_come(&watch, &["d/f"]);
     std::os::unix::fs::symlink("d", root.path().join("l")).unwrap();
-    // A link is closed by nobody, and rests.
+    // A link is never closed, so it must rest.
     assert_only_comes(&watch, "second");
 }
 
-/// A directory that nobody here may read is told once, and the rest of the tree is watched.
+/// A directory that this user cannot read is reported once, and the rest of the tree is watched.
 #[test]
 fn a_directory_that_cannot_be_read_leaves_the_others_watched() {
     let root = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn a_directory_that_cannot_be_read_leaves_the_others_watched() {
         fs::create_dir(directory).unwrap();
     }
     fs::set_permissions(&closed, PermissionsExt::from_mode(0o311)).unwrap();
-    // The watch's thread gets the rights of this one. Root may read any directory.
+    // The watch's thread inherits the capabilities of this thread. Root can read any directory.
     let watch_as_any_user = || {
         let mut own = capabilities(None).unwrap();
         let reading = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
@@ -204,7 +204,7 @@ fn what_no_event_tells_a_walk_finds() {
     put(root.path().join("c/f"));
     put(root.path().join("b/f"));
     assert_come(&watch, &["b/f", "c/f"]);
-    // Each of these is found by a later walk, which finds the others unchanged.
+    // Each of these files is found by a later walk, which finds the other files unchanged.
     assert_only_comes(&watch, "first");
     assert_only_comes(&watch, "second");
     assert!(watch.notes().is_empty(), "each is told once");
@@ -236,7 +236,7 @@ fn the_queue_may_overflow() {
         .parse()
         .unwrap();
     let watch = watched(root.path(), terms(SHORT));
-    // Nothing is read meanwhile: whoever reads needs the account.
+    // No events are read in the meantime, because reading requires this lock.
     let held = watch.shared.account();
     fs::write(root.path().join("first"), "x").unwrap();
     let names: Vec<_> = (0..most / 2).map(|number| format!("f{number}")).collect();
@@ -277,7 +277,8 @@ fn the_root_may_go_and_come_back() {
     wait_for(|| !watch.state().is_there);
     fs::rename(above.path().join("elsewhere"), &root).unwrap();
     wait_for(|| watch.state().is_there);
-    // The walk of the other directory has not met it; whoever moves it finds it at the target.
+    // The walk of the other directory has not found the file, so it is handed out again. The transfer finds it at the
+    // target.
     assert_come(&watch, &["f"]);
     assert!(
         watch
