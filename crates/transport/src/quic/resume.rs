@@ -18,9 +18,8 @@
 //!
 //! *Initial data* is a first window of RFC 9002. For a connection that had less to send, it is the data sent in half a
 //! round trip after the handshake. Such a connection jumps as soon as it has sent a first window of further data.
-//! *Congestion* is what `tolerant.rs`, which uses this module, treats as congestion. The *pipe* is the number of bytes
-//! that were in flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round
-//! trip.
+//! *Congestion* is defined by `tolerant.rs`, which uses this module. The *pipe* is the number of bytes that were in
+//! flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round trip.
 //!
 //! **Invariant:** all connections of a run together jump by at most half of the saved window. Once one of them has met
 //! congestion, no other connection jumps ([`WindowAllowance`]). Nothing here relies on data from the peer.
