@@ -3,7 +3,7 @@
 //! Counts are accumulated and sent ten times a second; all other messages are sent immediately. Messages that the
 //! receiver has not read are queued and charged to its key's quota. When too many bytes are queued, a thread that sends
 //! a message waits, and so does its scan or preview. Tasks of the runtime never wait. If far too many bytes are queued,
-//! the session is ended.
+//! the session is ended or the listener is dropped ([`Listeners`]).
 //!
 //! **Invariant:** queued messages are bounded and charged, and no message follows the account.
 
