@@ -1,8 +1,10 @@
-//! Owned payload buffers and the bounded pool they come from.
+//! Owned payload buffers and the bounded pool that allocates them.
 //!
-//! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound on payload
-//! memory. **Invariant:** a pool never has more than `buffers_max` buffers out at once, and only [`BufferPool::raise`]
-//! changes that number. Each buffer begins at a page, as reads and writes past the page cache demand.
+//! A buffer travels from the disk through a queue to a lane and returns to its pool when it is dropped. The size of the
+//! pool therefore bounds the payload memory.
+//!
+//! **Invariant:** at most `buffers_max` buffers of a pool exist at a time, and only [`BufferPool::raise`] changes that
+//! number. Each buffer starts at a page boundary, as direct I/O (reads and writes that bypass the page cache) requires.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,22 +12,22 @@ use std::sync::{Arc, Condvar, PoisonError, Weak};
 
 use crate::lock::Lock;
 
-/// Bytes that belong to one owner; goes back to its pool when dropped.
+/// A byte buffer with a single owner. It returns to its pool when dropped.
 pub struct Buffer {
     memory: Memory,
     len: usize,
     pool: Option<Arc<Shared>>,
 }
 
-/// The identity of a buffer's memory: tells whether two buffers are the same memory, also when one of them is long
-/// gone. It keeps no memory from being freed.
+/// The identity of a buffer's memory. It tells whether two buffers share the same memory, even if one of them was
+/// dropped long ago. It does not keep the memory allocated.
 #[derive(Clone, Debug)]
 pub struct MemoryId(Weak<()>);
 
-/// The alignment of buffers in memory, in bytes.
+/// Alignment of buffers in memory, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A piece of memory that is never moved or resized. It begins at a page.
+/// A page-aligned block of memory that is never moved or resized.
 #[derive(Default)]
 struct Memory {
     bytes: Vec<u8>,
@@ -34,7 +36,7 @@ struct Memory {
     id: Option<Arc<()>>,
 }
 
-/// A bounded number of equal buffers, made when first needed and reused.
+/// A pool with a bounded number of equally sized buffers, which are allocated on first use and then reused.
 #[derive(Clone)]
 pub struct BufferPool(Arc<Shared>);
 
@@ -49,13 +51,13 @@ struct State {
     free: Vec<Memory>,
     made: usize,
     closed: bool,
-    /// How often somebody has waited for a buffer.
+    /// Number of times that a thread has waited for a buffer.
     #[cfg(test)]
     waits: usize,
 }
 
 impl BufferPool {
-    /// A pool of at most `buffers_max` buffers of `buffer_bytes` each.
+    /// Creates a pool of at most `buffers_max` buffers of `buffer_bytes` each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Self {
         let state = Lock::new(State {
@@ -73,14 +75,14 @@ impl BufferPool {
         }))
     }
 
-    /// Raises the number of buffers that there may be to `buffers_max`, if that is more than before.
+    /// Raises the maximum number of buffers to `buffers_max`. Does nothing if the maximum is already that high.
     pub fn raise(&self, buffers_max: usize) {
         let mut state = self.0.state.lock();
         state.buffers_max = state.buffers_max.max(buffers_max);
         self.0.returned.notify_all();
     }
 
-    /// Waits for a free buffer; `None` once the pool is [closed](Self::close).
+    /// Waits for a free buffer. Returns `None` once the pool is [closed](Self::close).
     #[must_use]
     pub fn take(&self) -> Option<Buffer> {
         let mut state = self.0.state.lock();
@@ -109,7 +111,7 @@ impl BufferPool {
         }
     }
 
-    /// Ends the pool: every [`take`](Self::take), waiting or later, gets no buffer.
+    /// Closes the pool: current and later calls of [`take`](Self::take) return `None`.
     pub fn close(&self) {
         self.0.state.lock().closed = true;
         self.0.returned.notify_all();
@@ -117,7 +119,7 @@ impl BufferPool {
 }
 
 impl State {
-    /// A free buffer; `Some(None)` where the caller may make one; `None` when all are out.
+    /// Returns a free buffer, `Some(None)` if the caller may allocate a new one, or `None` if all buffers are in use.
     fn take_or_make(&mut self) -> Option<Option<Memory>> {
         if let Some(memory) = self.free.pop() {
             return Some(Some(memory));
@@ -132,7 +134,8 @@ impl State {
 impl Memory {
     fn new(room_bytes: usize) -> Self {
         let bytes = vec![0; room_bytes + PAGE_BYTES];
-        // `align_offset` may find no page; the memory then serves as it is, since nothing relies on pages but speed.
+        // `align_offset` is allowed to find no page boundary. The unaligned block is then used, because alignment
+        // matters only for speed.
         let start =
             Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
         Self {
@@ -145,7 +148,7 @@ impl Memory {
 }
 
 impl Buffer {
-    /// A buffer of no pool that holds nothing.
+    /// Returns an empty buffer that belongs to no pool.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -155,7 +158,7 @@ impl Buffer {
         }
     }
 
-    /// A buffer of no pool that holds a copy of `bytes`.
+    /// Returns a buffer with a copy of `bytes` that belongs to no pool.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let mut buffer = Self {
@@ -167,13 +170,13 @@ impl Buffer {
         buffer
     }
 
-    /// How many bytes fit.
+    /// Returns the capacity of the buffer, in bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.memory.room_bytes
     }
 
-    /// The identity of this buffer's memory.
+    /// Returns the identity of this buffer's memory.
     #[must_use]
     pub fn memory_id(&self) -> MemoryId {
         MemoryId(
@@ -184,10 +187,10 @@ impl Buffer {
         )
     }
 
-    /// Declares the first `len` bytes to be the content.
+    /// Sets the length of the content to the first `len` bytes.
     ///
     /// # Panics
-    /// When `len` is more than the [`capacity`](Self::capacity).
+    /// Panics if `len` exceeds the [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
         assert!(
             len <= self.capacity(),
@@ -197,7 +200,7 @@ impl Buffer {
         self.len = len;
     }
 
-    /// The whole room, to be filled before [`set_len`](Self::set_len).
+    /// Returns the whole capacity as a slice, to be filled before [`set_len`](Self::set_len).
     pub fn room(&mut self) -> &mut [u8] {
         let Memory {
             bytes,
@@ -210,7 +213,7 @@ impl Buffer {
 }
 
 impl MemoryId {
-    /// Whether the memory has been freed.
+    /// Returns whether the memory has been freed.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0

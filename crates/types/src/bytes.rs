@@ -1,11 +1,11 @@
-//! Byte strings, names and paths within messages: a length and the bytes, parsed while decoding.
+//! Serde helpers for byte strings, names and paths in messages: a length followed by the bytes, parsed during decoding.
 
 use std::fmt::Display;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Writes bytes.
+/// Serializes a byte string.
 ///
 /// # Errors
 /// The serializer fails.
@@ -16,10 +16,10 @@ pub fn serialize<T: AsRef<[u8]>, S: Serializer>(
     serializer.serialize_bytes(bytes.as_ref())
 }
 
-/// Reads bytes.
+/// Deserializes a byte string into `T`.
 ///
 /// # Errors
-/// The bytes are not such a value, or the deserializer fails.
+/// The bytes are not a valid `T`, or the deserializer fails.
 pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: TryFrom<&'de [u8], Error: Display>,
@@ -28,10 +28,10 @@ where
     T::try_from(<&[u8]>::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-/// Reads bytes of which there may be no more than `MAX`.
+/// Deserializes a byte string of at most `MAX` bytes.
 ///
 /// # Errors
-/// There are more bytes, or the deserializer fails.
+/// The string is longer, or the deserializer fails.
 pub fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<u8>, D::Error> {
@@ -42,7 +42,7 @@ pub fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
     Ok(bytes.to_vec())
 }
 
-/// Writes the first `MAX` characters of a text, since a person would read no more of it.
+/// Serializes the first `MAX` characters of a text. Nobody would read a longer message.
 ///
 /// # Errors
 /// The serializer fails.
@@ -51,10 +51,10 @@ pub fn cut<const MAX: usize, S: Serializer>(text: &str, serializer: S) -> Result
     serializer.serialize_str(end.map_or(text, |(end, _)| &text[..end]))
 }
 
-/// Reads a text of at most `MAX` characters.
+/// Deserializes a text of at most `MAX` characters.
 ///
 /// # Errors
-/// The text has more characters, or the deserializer fails.
+/// The text is longer, or the deserializer fails.
 pub fn text<'de, const MAX: usize, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<String, D::Error> {

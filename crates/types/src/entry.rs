@@ -1,4 +1,4 @@
-//! An entry of a tree: its path, its attributes, and its contents.
+//! A directory tree's entries: paths, attributes and contents.
 
 pub(crate) mod data_ranges;
 pub(crate) mod digest;

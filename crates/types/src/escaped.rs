@@ -1,33 +1,32 @@
-//! Names and paths as text for people.
+//! File names, paths and text from other hosts, formatted for display.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
-/// Bytes of a name or path as one line of text that stands for exactly these bytes and commands no terminal:
-/// bytes that are no UTF-8 are shown as `\xe9`, a backslash as `\\`, and characters that [cannot be
-/// shown](is_unprintable) as `\n` or `\u{202e}`.
+/// Formats a name or path as a single line that is safe to print and can be mapped back to the bytes. Invalid UTF-8 is
+/// printed as `\xe9`, a backslash as `\\`, and [unprintable](is_unprintable) characters as `\n` or `\u{202e}`.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
 impl<'a> Escaped<'a> {
-    /// A path, to be shown.
+    /// Formats a path.
     #[must_use]
     pub fn path(path: &'a (impl AsRef<OsStr> + ?Sized)) -> Self {
         Self(path.as_ref().as_bytes())
     }
 }
 
-/// Whether a character would do something else than stand in its line: a control character, one that ends a
-/// line, or one that turns the direction in which others are shown.
+/// Returns whether a character could affect other output: control characters, line separators, and characters that
+/// change the text direction.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-/// A text that another host has sent, in whose place of each character that [cannot be shown](is_unprintable) stands a
-/// replacement character. Names in it have been escaped by that host, if it is honest.
+/// Replaces each [unprintable](is_unprintable) character in a text from another host with the replacement character. An
+/// honest host has already escaped the names in the text.
 #[must_use]
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -35,7 +34,7 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Text in which characters that would command the terminal are escaped.
+/// Formats text with control characters escaped, so that it cannot control the terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<T>(pub T);
 

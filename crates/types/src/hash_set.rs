@@ -1,10 +1,10 @@
-//! Sets that keep hashes of things and not the things, which may be many and long.
+//! A set that stores only the hashes of its values, for large numbers of long values.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, RandomState};
 
-/// A set of things by their hashes, in about 16 bytes each: of two with the same hash one is not told from the other.
-/// The key of the hashes is random for each set, so that nobody can choose things of equal hashes.
+/// A set that stores only hashes, in about 16 bytes per value. Values with equal hashes count as the same value. Each
+/// set has its own random hash key, so that nobody can craft colliding values.
 #[derive(Debug, Default)]
 pub struct HashOnlySet {
     hashes: HashSet<u64>,
@@ -12,23 +12,23 @@ pub struct HashOnlySet {
 }
 
 impl HashOnlySet {
-    /// Adds a thing; returns whether it is new.
+    /// Adds a value. Returns whether it is new.
     pub fn insert(&mut self, thing: &(impl Hash + ?Sized)) -> bool {
         self.hashes.insert(self.key.hash_one(thing))
     }
 
-    /// Whether the set has this thing.
+    /// Returns whether the set contains a value.
     pub fn contains(&self, thing: &(impl Hash + ?Sized)) -> bool {
         !self.hashes.is_empty() && self.hashes.contains(&self.key.hash_one(thing))
     }
 
-    /// How many things the set has.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Whether the set has nothing.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes, shown as two lower-case hexadecimal digits each.
+/// Formats each byte as two lower-case hexadecimal digits.
 #[derive(Clone, Copy, Debug)]
 pub struct Hex<'a>(pub &'a [u8]);
 
@@ -12,7 +12,8 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// The bytes that these lower-case digits show; `None` where they are others, or not as many.
+/// Parses lower-case hexadecimal digits. Returns `None` if another character occurs or if there are not exactly `2 * N`
+/// digits.
 #[must_use]
 pub fn from_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {

@@ -1,6 +1,6 @@
-//! Identifiers that cross the wire: transfers, lanes, work items and large files.
+//! Identifiers that are sent over the wire: transfers, lanes, work items and large files.
 //!
-//! All are chosen by the client; the receiver treats them as opaque keys within one transfer.
+//! The client chooses all of them. The receiver treats them as opaque keys of one transfer.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
 
-/// One job, named by 128 random bits so that lanes can find their control connection.
+/// A transfer, identified by 128 random bits with which lanes find their control connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TransferId(pub [u8; 16]);
 
@@ -24,7 +24,7 @@ impl fmt::Debug for TransferId {
     }
 }
 
-/// A job that several senders and receivers work at, named by 128 random bits.
+/// A job with several senders and receivers, identified by 128 random bits.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -36,28 +36,28 @@ impl fmt::Display for SharedJobId {
     }
 }
 
-/// Whether a session may begin such a job at the target.
+/// Whether a session is allowed to start a shared job at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beginning {
-    /// The session is refused where the job is not under way.
+    /// The session is refused unless the job is already running.
     UnderWay,
-    /// The session begins the job where that is not under way.
+    /// The session starts the job if it is not running yet.
     Allowed,
 }
 
-/// A work item of such a job. Work that is handed out again has the same id, so that it counts once.
+/// A work item of a shared job. Work that is assigned again keeps its id, so that it is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);
 
-/// The number of a data connection within its transfer, from 0.
+/// The number of a data connection (lane) of a transfer, starting at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u16);
 
-/// One unit of work that is acknowledged as a whole: a batch of small files or one chunk. What is damaged or lost goes
-/// again as a new item, a late chunk under its own id.
+/// A unit of work that is acknowledged as a whole: a batch of small files or one chunk. Damaged or lost data is sent
+/// again as a new item. A late chunk keeps its id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ItemId(pub u64);
 
-/// A file that is sent in chunks.
+/// A large file, which is sent in chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);

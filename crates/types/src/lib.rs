@@ -1,7 +1,8 @@
-//! The vocabulary of zmove as types: sizes, identifiers, relative paths, digests, events.
+//! The basic types of zmove: sizes, identifiers, relative paths, digests and events.
 //!
-//! Every other crate uses these; this one does no I/O, knows no runtime and depends only on serde.
-//! **Invariant:** a value of one of these types is always valid; each is parsed once, at the border.
+//! All other crates use these types. This crate does no I/O, needs no async runtime and depends only on serde.
+//!
+//! **Invariant:** a value of one of these types is always valid. Input is parsed once, where it enters the program.
 //!
 //! ```
 //! use zmove_types::RelPath;

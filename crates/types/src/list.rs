@@ -1,4 +1,4 @@
-//! Lists within messages: a list that is too long is refused before memory is taken for it.
+//! Serde helpers for lists in messages. A list that is too long is refused before memory is allocated for it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a list of at most `MAX` elements.
+/// Deserializes a list of at most `MAX` elements.
 ///
 /// # Errors
 /// The list has more elements, or the deserializer fails.
@@ -32,7 +32,7 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
         if told > MAX {
             return Err(A::Error::invalid_length(told, &self));
         }
-        // The announced length is only a claim, so memory is taken as elements come.
+        // The peer may announce any length, so memory is allocated as elements arrive.
         let mut list = Vec::with_capacity(told.min(UNSEEN_MAX));
         while let Some(element) = elements.next_element()? {
             if list.len() == MAX {
@@ -40,11 +40,11 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
             }
             list.push(element);
         }
-        // The list may be kept for long, so it gives back what it does not use.
+        // The list may live for a long time, so unused capacity is freed.
         list.shrink_to_fit();
         Ok(list)
     }
 }
 
-/// The number of elements for which memory is taken before they have come.
+/// Maximum number of elements for which memory is allocated before they arrive.
 const UNSEEN_MAX: usize = 64;

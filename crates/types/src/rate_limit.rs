@@ -1,33 +1,34 @@
-//! A rate that a push must not pass, as it is typed.
+//! A rate limit for a push, as typed by the user.
 //!
-//! Bits and bytes are a factor of eight apart and both are usual, so the unit must say which is meant.
-//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second.
+//! Bits and bytes differ by a factor of eight, and both are common for rates. The unit is therefore mandatory.
+//!
+//! **Invariant:** a limit is at least [`RateLimit::BYTES_MIN`] per second.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::units::ByteCount;
 
-/// A rate that must not be exceeded, in bytes per second.
+/// A rate limit, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit(u64);
 
-/// A rate on the command line that cannot be read.
+/// The command line contains an invalid rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseRateError(String);
 
 impl RateLimit {
-    /// The lowest limit, in bytes per second.
+    /// Minimum limit, in bytes per second.
     pub const BYTES_MIN: u64 = 1000;
     const BYTES_MAX: u64 = 1_000_000_000_000_000;
 
-    /// The limit of all lanes together, in bytes per second.
+    /// Returns the limit for all lanes together, in bytes per second.
     #[must_use]
     pub const fn bytes_per_second(self) -> u64 {
         self.0
     }
 
-    /// The limit of so many bytes per second, or the nearest one that is allowed.
+    /// Returns the allowed limit that is closest to `bytes_per_second`.
     #[must_use]
     pub fn nearest(bytes_per_second: u64) -> Self {
         Self(bytes_per_second.clamp(Self::BYTES_MIN, Self::BYTES_MAX))
@@ -37,7 +38,7 @@ impl RateLimit {
 impl FromStr for RateLimit {
     type Err = ParseRateError;
 
-    /// Reads `500Mbit`, `2.5Gbit`, `100MB` (1000-based), `100MiB` (1024-based), each with or without `/s`.
+    /// Parses `500Mbit`, `2.5Gbit`, `100MB` (decimal) or `100MiB` (binary), each with or without `/s`.
     fn from_str(text: &str) -> Result<Self, ParseRateError> {
         read(text)
             .map(Self)
@@ -83,7 +84,8 @@ fn power(prefix: &str) -> Option<i32> {
 }
 
 impl fmt::Display for RateLimit {
-    /// Writes the limit in bits, by the largest unit that leaves a whole number, so that it can be read back.
+    /// Formats the limit in bits with the largest unit that yields a whole number, so that it can be parsed again
+    /// without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.0 * 8;
         let units = [

@@ -1,4 +1,4 @@
-//! What a transfer reports: its stages, its events, its counters, and what it has brought.
+//! Reports of a transfer: stages, events, counters, and the data delivered by its sessions.
 
 pub(crate) mod brought;
 pub(crate) mod counters;

@@ -1,47 +1,48 @@
-//! Bytes, rates, the group and the paper's size classes.
+//! Bytes, rates, the group and the size classes of files.
 //!
-//! Bytes print in binary units (KiB, MiB), rates of a path in bits (Mbit/s, decimal), never a bare "M".
+//! Byte counts are formatted in binary units (KiB, MiB) and rates of a path in decimal bits (Mbit/s), never with a bare
+//! "M".
 
 use std::fmt;
 use std::time::Duration;
 
-/// The hash unit: every file is hashed, split, verified and resumed in aligned groups of this many bytes.
+/// Size of a group, in bytes. Every file is hashed, split, verified and resumed in aligned groups of this size.
 pub const GROUP_BYTES: u64 = 4 << 20;
 
-/// A number of bytes, shown in binary units.
+/// A number of bytes, formatted in binary units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub u64);
 
-/// Bytes per second, shown as bits per second in decimal units.
+/// Bytes per second, formatted as bits per second in decimal units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct ByteRate(pub f64);
 
-/// The size classes of "When to use rsync" (Fang, Cottrell, Kissel).
+/// The file size classes of the paper "When to use rsync" (Fang, Cottrell, Kissel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SizeClass {
-    /// Lots of small files: below 1 MiB.
+    /// Below 1 MiB ("lots of small files").
     Losf,
     /// From 1 MiB to below 1 GiB.
     Medium,
-    /// From 1 GiB.
+    /// 1 GiB and above.
     Large,
 }
 
-/// One group of a file: its number and its length.
+/// A group of a file: its number and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupSpan {
-    /// The group's number in its file, from 0.
+    /// Number of the group in its file, starting at 0.
     pub index: u32,
-    /// The group's length; only a file's last group is shorter than [`GROUP_BYTES`].
+    /// Length of the group, in bytes. Only the last group of a file is shorter than [`GROUP_BYTES`].
     pub len: u32,
 }
 
-/// A size on the command line that cannot be read.
+/// The command line contains an invalid size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSizeError(String);
 
 impl SizeClass {
-    /// The class of a file of this many bytes.
+    /// Returns the class of a file of `bytes` bytes.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         match bytes {
@@ -53,13 +54,13 @@ impl SizeClass {
 }
 
 impl GroupSpan {
-    /// The group's first byte in its file.
+    /// Returns the offset of the group in its file.
     #[must_use]
     pub fn offset(self) -> u64 {
         u64::from(self.index) * GROUP_BYTES
     }
 
-    /// Group `index` of a file of `file_bytes`, or `None` past its end.
+    /// Returns group `index` of a file of `file_bytes`, or `None` if it is past the end.
     #[must_use]
     pub fn of(file_bytes: u64, index: u32) -> Option<Self> {
         let offset = u64::from(index) * GROUP_BYTES;
@@ -73,7 +74,7 @@ impl GroupSpan {
         })
     }
 
-    /// How many groups a file of `file_bytes` has; `None` when it is too large to number (16 PiB).
+    /// Returns the number of groups in a file of `file_bytes`, or `None` if the file is too large (16 PiB and more).
     #[must_use]
     pub fn count(file_bytes: u64) -> Option<u32> {
         u32::try_from(file_bytes.div_ceil(GROUP_BYTES)).ok()
@@ -81,7 +82,7 @@ impl GroupSpan {
 }
 
 impl ByteRate {
-    /// The rate of `bytes` moved in `time`; zero when no time has passed.
+    /// Returns the rate of `bytes` moved in `time`, or zero if no time has passed.
     #[must_use]
     pub fn new(bytes: u64, time: Duration) -> Self {
         let seconds = time.as_secs_f64();
@@ -94,14 +95,14 @@ impl ByteRate {
 }
 
 impl ByteCount {
-    /// The count as a float, for rates and shares (exact up to 2⁵³).
+    /// Returns the count as a float, for rates and shares. Exact up to 2⁵³.
     #[must_use]
     pub fn as_f64(self) -> f64 {
         self.0 as f64
     }
 }
 
-/// A share between 0 and 1 in percent.
+/// Converts a share between 0 and 1 to percent.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -136,7 +137,7 @@ impl fmt::Display for ByteRate {
     }
 }
 
-/// `value` divided by `base` until it is below it, with the matching unit and three digits.
+/// Divides `value` by `base` until it is below `base`. Formats it with three significant digits and the matching unit.
 fn scaled(value: f64, base: f64, units: &[&str]) -> String {
     let mut value = value / base;
     let mut unit = 0;
@@ -152,11 +153,12 @@ fn scaled(value: f64, base: f64, units: &[&str]) -> String {
     format!("{value:.digits$} {}", units[unit])
 }
 
-/// Reads a size: `4096`, `64KiB` (1024-based), `64KB` (1000-based), `2GiB`; `K`, `M`, `G`, `T` alone are binary,
-/// as `dd` and `rsync` read them.
+/// Parses a size: `4096`, `64KiB` (binary), `64KB` (decimal), `2GiB`. `K`, `M`, `G`, `T` and `P` alone are binary, as
+/// in `dd` and `rsync`.
 ///
 /// # Errors
-/// [`ParseSizeError`] quoting the text when it is not a number with a known unit, or passes 2⁶⁴.
+/// Returns a [`ParseSizeError`] that quotes the text if it is not a number with a known unit. Whole numbers must be
+/// below 2⁶⁴ bytes, and numbers with a fraction at most 9 × 10¹⁸ bytes.
 pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     let fail = || ParseSizeError(text.to_owned());
     let split = text
@@ -179,7 +181,7 @@ pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     Ok(ByteCount(value as u64))
 }
 
-/// Reads a span of time: `500ms`, `90s`, `5min`, `1.5h`, `7d`, `2w`, or `0`. Returns `None` for any other text.
+/// Parses a time span: `500ms`, `90s`, `5min`, `1.5h`, `7d`, `2w` or `0`. Returns `None` for any other text.
 #[must_use]
 pub fn parse_span(text: &str) -> Option<Duration> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');

@@ -1,21 +1,22 @@
-//! Where a file has data: what is not there is a hole, which reads as zeros and takes no storage.
+//! The data ranges of a sparse file. Everything outside them is a hole, which reads as zeros and takes no storage.
 //!
-//! The sender finds the ranges, the head of the file carries them, and both sides leave out what is not in them.
-//! **Invariant:** ranges ascend, none is empty or touches the next, none passes the end of the file, there are at most
-//! [`DataRanges::MAX`], and there is a hole.
+//! The sender determines the ranges and sends them in the file's header. Both sides skip everything outside them.
+//!
+//! **Invariant:** the ranges are in ascending order, non-empty, separated by holes and inside the file. There are at
+//! most [`DataRanges::MAX`] of them, and the file has at least one hole.
 
 use std::ops::Range;
 
 use crate::units::{GROUP_BYTES, GroupSpan};
 
-/// The ranges of a file that hold data.
+/// The ranges of a file that contain data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataRanges {
     file_bytes: u64,
     ranges: Vec<Range<u64>>,
 }
 
-/// Ranges that are being found, in ascending order.
+/// Collects the data ranges of a file in ascending order.
 #[derive(Clone, Debug, Default)]
 pub struct DataRangesFinder {
     ranges: Vec<Range<u64>>,
@@ -23,10 +24,10 @@ pub struct DataRangesFinder {
 }
 
 impl DataRanges {
-    /// The most ranges of a file. Of a file that has more the smallest holes become data.
+    /// Maximum number of ranges per file. If a file has more, its smallest holes are treated as data.
     pub const MAX: usize = 8192;
 
-    /// These ranges of a file of `file_bytes`; `None` where they break the invariant.
+    /// Creates the ranges of a file of `file_bytes`. Returns `None` if they violate the invariant.
     #[must_use]
     pub fn new(file_bytes: u64, ranges: Vec<Range<u64>>) -> Option<Self> {
         let ascend = ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
@@ -39,19 +40,19 @@ impl DataRanges {
         valid.then_some(Self { file_bytes, ranges })
     }
 
-    /// The ranges, in ascending order.
+    /// Returns the ranges in ascending order.
     #[must_use]
     pub fn ranges(&self) -> &[Range<u64>] {
         &self.ranges
     }
 
-    /// The length of the file.
+    /// Returns the length of the file, in bytes.
     #[must_use]
     pub const fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// The holes between the ranges, before the first and behind the last.
+    /// Returns the holes: before the first range, between the ranges, and after the last range.
     pub fn holes(&self) -> impl Iterator<Item = Range<u64>> {
         let starts = std::iter::once(0).chain(self.ranges.iter().map(|range| range.end));
         let ends = self
@@ -65,7 +66,7 @@ impl DataRanges {
             .filter(|hole| !hole.is_empty())
     }
 
-    /// How many bytes of data there are.
+    /// Returns the number of data bytes.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.ranges
@@ -74,7 +75,7 @@ impl DataRanges {
             .sum()
     }
 
-    /// The data in a group, counted from the group's beginning.
+    /// Returns the data ranges inside a group, relative to the start of the group.
     pub fn within(&self, span: GroupSpan) -> impl Iterator<Item = Range<usize>> {
         let (start, end) = (span.offset(), span.offset() + u64::from(span.len));
         let first = self.ranges.partition_point(|range| range.end <= start);
@@ -88,13 +89,13 @@ impl DataRanges {
         })
     }
 
-    /// Whether a group holds any data.
+    /// Returns whether a group contains any data.
     #[must_use]
     pub fn has_group(&self, index: u32) -> bool {
         self.next_group(index) == Some(index)
     }
 
-    /// The first group from `index` on that holds any data.
+    /// Returns the first group at or after `index` that contains data.
     #[must_use]
     pub fn next_group(&self, index: u32) -> Option<u32> {
         let start = u64::from(index) * GROUP_BYTES;
@@ -104,14 +105,15 @@ impl DataRanges {
         Some(group_of(next.start.max(start)))
     }
 
-    /// All groups that hold any data, in ascending order.
+    /// Returns all groups that contain data, in ascending order.
     pub fn groups(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.next_group(0), |index| {
             self.next_group(index.checked_add(1)?)
         })
     }
 
-    /// How many groups hold any data. A peer's head may speak of 2^32 groups: this counts ranges, not groups.
+    /// Returns the number of groups that contain data. It counts by range, because the file header of a peer may claim
+    /// 2³² groups.
     #[must_use]
     pub fn group_count(&self) -> usize {
         let mut count = 0;
@@ -126,20 +128,20 @@ impl DataRanges {
 }
 
 impl DataRangesFinder {
-    /// Adds a range behind those that were found before.
+    /// Appends a range, which must not start before the ranges that were added earlier.
     pub fn add(&mut self, range: Range<u64>) {
         match self.ranges.last_mut() {
             Some(last) if last.end >= range.start => last.end = range.end,
             _ => self.ranges.push(range),
         }
-        // Makes one pass over many, not one for each.
+        // Waiting for twice the limit amortizes the pass over all holes.
         if self.ranges.len() > 2 * DataRanges::MAX {
             self.lose_small_holes();
         }
     }
 
-    /// What was found of a file of `file_bytes`, and how many holes had to become data; no ranges where there is no
-    /// hole left.
+    /// Returns the ranges of a file of `file_bytes` and the number of holes that were turned into data. The ranges are
+    /// `None` if no hole is left.
     #[must_use]
     pub fn finish(mut self, file_bytes: u64) -> (Option<DataRanges>, u64) {
         if self.ranges.len() > DataRanges::MAX {
@@ -148,8 +150,8 @@ impl DataRangesFinder {
         (DataRanges::new(file_bytes, self.ranges), self.holes_lost)
     }
 
-    /// Makes data of the smallest holes between ranges. A hole that is among the largest of all is among the largest of
-    /// those found so far, so it does not matter when this is done.
+    /// Turns the smallest holes between ranges into data. It may run at any time: a hole that is among the largest of
+    /// the whole file is also among the largest found so far.
     fn lose_small_holes(&mut self) {
         let mut holes: Vec<_> = self
             .ranges

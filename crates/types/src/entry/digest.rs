@@ -1,7 +1,7 @@
 //! BLAKE3 values: the root of a whole file and the chaining value of one group.
 //!
-//! The two are separate types because a chaining value is not a hash of anything a user can check:
-//! only the merge in `zmove-chunk` turns a full list of them into a [`Root`].
+//! The two are separate types because a user cannot check a chaining value with any tool. Only the merge in
+//! `zmove-chunk` turns a complete list of chaining values into a [`Root`].
 
 use std::fmt;
 

@@ -1,22 +1,23 @@
-//! Kinds of what is kept of an entry beside its contents: what was asked for, what a host can, and what was not kept.
+//! Sets of metadata kinds: the kinds that a user requested, that a host supports, or that could not be preserved.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A set of kinds. **Invariant:** the bits travel, so that none ever gets another meaning.
+/// A set of metadata kinds. **Invariant:** the bits are sent over the wire, so a bit is never reused for another
+/// meaning.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Kinds(#[serde(deserialize_with = "known_bits")] u32);
 
-/// Reads a set. Bits without a meaning here are dropped.
+/// Deserializes a set and drops unknown bits.
 fn known_bits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     Ok(u32::deserialize(deserializer)? & Kinds::ALL.0)
 }
 
 impl Kinds {
-    /// None at all.
+    /// The empty set.
     pub const NONE: Self = Self(0);
     /// Permission bits.
     pub const MODE: Self = Self(1);
@@ -26,34 +27,34 @@ impl Kinds {
     pub const OWNER: Self = Self(1 << 2);
     /// The owning group.
     pub const GROUP: Self = Self(1 << 3);
-    /// Extended attributes that users set (`user.*`).
+    /// User extended attributes (`user.*`).
     pub const XATTRS: Self = Self(1 << 4);
     /// Access control lists.
     pub const ACLS: Self = Self(1 << 5);
-    /// Extended attributes of the namespace `trusted`, which take rights.
+    /// Extended attributes of the namespace `trusted`, which need privileges.
     pub const TRUSTED: Self = Self(1 << 6);
     /// FIFOs and sockets.
     pub const SPECIALS: Self = Self(1 << 7);
     /// Device files.
     pub const DEVICES: Self = Self(1 << 8);
-    /// Hard links: files that are one at the source are one at the target.
+    /// Hard links: names of one file at the source are also names of one file at the target.
     pub const LINKS: Self = Self(1 << 9);
-    /// Holes: what is one at the source takes no storage at the target.
+    /// Holes: a hole at the source takes no storage at the target.
     pub const HOLES: Self = Self(1 << 10);
-    /// Times of access.
+    /// Access times.
     pub const ATIME: Self = Self(1 << 11);
-    /// Modification times of directories, where those of other entries are kept.
+    /// Modification times of directories. They are preserved only if [`TIMES`](Self::TIMES) is too.
     pub const DIRECTORY_TIMES: Self = Self(1 << 12);
-    /// Extended attributes of the namespace `security`, such as capabilities, which take rights.
+    /// Extended attributes of the namespace `security`, such as capabilities, which need privileges.
     pub const SECURITY: Self = Self(1 << 13);
 
-    /// Extended attributes that take rights.
+    /// Extended attributes that need privileges.
     pub const PRIVILEGED: Self = Self::TRUSTED.and(Self::SECURITY);
-    /// All kinds of extended attributes, access control lists among them.
+    /// All kinds of extended attributes, including access control lists.
     pub const ANY_XATTR: Self = Self::XATTRS.and(Self::ACLS).and(Self::PRIVILEGED);
-    /// The two kinds of which ownership consists.
+    /// Owner and group.
     pub const OWNERSHIP: Self = Self::OWNER.and(Self::GROUP);
-    /// The kinds that are kept where nothing is asked for.
+    /// The kinds that are preserved by default.
     pub const USUAL: Self = Self::MODE
         .and(Self::TIMES)
         .and(Self::DIRECTORY_TIMES)
@@ -61,14 +62,14 @@ impl Kinds {
         .and(Self::ACLS)
         .and(Self::LINKS)
         .and(Self::HOLES);
-    /// All kinds that there are.
+    /// All kinds.
     pub const ALL: Self = Self::USUAL
         .and(Self::OWNERSHIP)
         .and(Self::PRIVILEGED)
         .and(Self::SPECIALS)
         .and(Self::DEVICES)
         .and(Self::ATIME);
-    /// The kinds that every release has kept.
+    /// The kinds that every release has preserved.
     pub const ALWAYS: Self = Self::MODE.and(Self::TIMES).and(Self::DIRECTORY_TIMES);
 
     const NAMED: [(Self, &'static str); 14] = [
@@ -88,37 +89,37 @@ impl Kinds {
         (Self::SECURITY, "security xattr"),
     ];
 
-    /// These and others.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// These, but none of `others`.
+    /// Returns this set without the kinds of `others`.
     #[must_use]
     pub const fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 
-    /// The kinds that are in both sets.
+    /// Returns the intersection of both sets.
     #[must_use]
     pub const fn common(self, others: Self) -> Self {
         Self(self.0 & others.0)
     }
 
-    /// Whether any of `others` is among these.
+    /// Returns whether the sets have a kind in common.
     #[must_use]
     pub const fn has_any(self, others: Self) -> bool {
         self.0 & others.0 != 0
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The kinds of the set, each by itself.
+    /// Returns each kind of the set as a set with one element.
     pub fn each(self) -> impl Iterator<Item = Self> {
         Self::NAMED
             .into_iter()
@@ -126,8 +127,8 @@ impl Kinds {
             .filter(move |kind| self.has_any(*kind))
     }
 
-    /// The kind of an extended attribute of that name. `None` for one that is not copied: one of a namespace without a
-    /// kind here, or one that is [never copied](NeverCopied).
+    /// Returns the kind of the extended attribute `name`. Returns `None` for attributes that are not copied: those of
+    /// other namespaces and those that are [never copied](NeverCopied).
     #[must_use]
     pub fn of_xattr(name: &[u8]) -> Option<Self> {
         match name {
@@ -143,13 +144,13 @@ impl Kinds {
     }
 }
 
-/// A set of extended attributes that are never copied, because they belong to one system or file system and mean
-/// nothing elsewhere: labels and measurements of the kernel, and the layout of Lustre, CephFS and btrfs.
+/// A set of extended attributes that are never copied, because they have no meaning outside their system or file
+/// system: kernel labels and measurements, and the layouts of Lustre, CephFS and btrfs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeverCopied(u16);
 
 impl NeverCopied {
-    /// All of them. A name that ends with `.` stands for all names that begin with it.
+    /// All names. A name that ends with `.` is a prefix.
     pub const NAMES: [&'static str; 10] = [
         "security.selinux",
         "security.ima",
@@ -163,7 +164,7 @@ impl NeverCopied {
         "btrfs.",
     ];
 
-    /// The set with the attribute of this name alone; `None` for an attribute that may be copied.
+    /// Returns the set that contains only this attribute, or `None` if the attribute may be copied.
     #[must_use]
     pub fn of(name: &[u8]) -> Option<Self> {
         let is_named = |listed: &str| {
@@ -174,13 +175,13 @@ impl NeverCopied {
         Some(Self(1 << place))
     }
 
-    /// These and others.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0

@@ -1,4 +1,4 @@
-//! A file's properties beside its bytes: mode, times, identity.
+//! A file's metadata: mode, timestamps, ownership, extended attributes and identity.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,45 +10,45 @@ use crate::entry::kinds::Kinds;
 use crate::entry::rel_path::RelPath;
 use crate::{bytes, list};
 
-/// A moment to the nanosecond, before or after 1970, as `stat` gives it.
+/// A timestamp in nanoseconds before or after 1970, as `stat` returns it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct Timestamp {
     /// Whole seconds since the epoch; negative before it.
     pub seconds: i64,
-    /// Nanoseconds within the second, below 1,000,000,000.
+    /// Nanoseconds of the second, below 1,000,000,000.
     #[serde(deserialize_with = "nanos")]
     pub nanos: u32,
 }
 
-/// What is kept of one entry.
+/// The metadata that is preserved for one entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Metadata {
     /// Permission bits with setuid, setgid and sticky (`& 0o7777`).
     #[serde(deserialize_with = "mode")]
     pub mode: u32,
-    /// When the contents last changed.
+    /// Modification time of the contents.
     pub mtime: Timestamp,
-    /// The rest that is kept, if anything. Entries that have the same share it.
+    /// Other metadata, if any is preserved. Entries with equal values share one allocation.
     #[serde(serialize_with = "owned", deserialize_with = "shared")]
     pub extra: Option<Arc<Extra>>,
 }
 
-/// What is kept of an entry beside mode and time.
+/// Preserved metadata other than mode and modification time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Extra {
-    /// The user that the entry belongs to, where that is kept.
+    /// The owning user, if ownership is preserved.
     pub owner: Option<Account>,
-    /// The group that the entry belongs to, where that is kept.
+    /// The owning group, if group ownership is preserved.
     pub group: Option<Account>,
-    /// Extended attributes, access control lists among them, in the ascending order of their names.
+    /// Extended attributes, including access control lists, in ascending order of their names.
     #[serde(deserialize_with = "xattrs")]
     pub xattrs: Vec<Xattr>,
-    /// When the entry was last read, where that is kept.
+    /// Access time, if access times are preserved.
     pub atime: Option<Timestamp>,
-    /// The path below the target that leads to the same entry, where this is another name of a symbolic link or a
-    /// special file.
+    /// Path, relative to the target, of the first name of the same entry. It is set only for further names of a
+    /// symbolic link or a special file.
     #[serde(serialize_with = "path_or_root", deserialize_with = "not_root")]
     pub first_name: Option<RelPath>,
 }
@@ -56,76 +56,77 @@ pub struct Extra {
 /// A user or a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Account {
-    /// The number; [`NO_ID`](Self::NO_ID) where only the name counts.
+    /// Numeric id, or [`NO_ID`](Self::NO_ID) if only the name counts.
     pub id: u32,
-    /// The name, which counts where it is known; empty where it has none or numbers are to count.
+    /// Name, which takes precedence if the host knows it. Empty if the account has no name or if numeric ids are
+    /// requested.
     #[serde(deserialize_with = "account_name")]
     pub name: Box<str>,
 }
 
-/// One extended attribute.
+/// An extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Xattr {
-    /// The whole name, such as `user.comment`.
+    /// Full name, such as `user.comment`.
     #[serde(with = "bytes")]
     pub name: Box<[u8]>,
-    /// The value, byte for byte.
+    /// Value.
     #[serde(with = "bytes")]
     pub value: Box<[u8]>,
 }
 
-/// The numbers of a file's owner and group.
+/// Numeric ids of a file's owner and group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ids {
-    /// The user.
+    /// User id.
     pub user: u32,
-    /// The group.
+    /// Group id.
     pub group: u32,
 }
 
-/// An entry that holds nothing by itself.
+/// A special file: an entry without contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Special {
     /// A named pipe.
     Fifo,
-    /// The name of a socket.
+    /// A socket. Only its name is copied.
     Socket,
-    /// A character device of that number.
+    /// A character device with this device number.
     Character(u64),
-    /// A block device of that number.
+    /// A block device with this device number.
     Block(u64),
 }
 
-/// What names and numbers of users and groups mean on a host.
+/// Translates between the names and numeric ids of a host's users and groups.
 pub trait Accounts: std::fmt::Debug + Send + Sync {
-    /// The name of a user.
+    /// Returns the name of a user.
     fn user_name(&self, id: u32) -> Option<String>;
-    /// The name of a group.
+    /// Returns the name of a group.
     fn group_name(&self, id: u32) -> Option<String>;
-    /// The number of a user.
+    /// Returns the id of a user.
     fn user_id(&self, name: &str) -> Option<u32>;
-    /// The number of a group.
+    /// Returns the id of a group.
     fn group_id(&self, name: &str) -> Option<u32>;
 }
 
-/// No names: numbers count.
+/// Knows no names, so that numeric ids count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoAccounts;
 
-/// The number of a file, which no other has of all that this host can reach.
+/// The identity of a file, unique among all files that this host can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileNumber {
-    /// The number of the device that the file is stored on.
+    /// Device number of the file system that stores the file.
     pub device: u64,
-    /// The file's inode number on that device.
+    /// Inode number on that device.
     pub inode: u64,
 }
 
-/// The most that the allocator adds to a string, or takes for the shortest.
+/// Maximum overhead of the allocator per string, and the size of its smallest allocation, in bytes.
 pub const ALLOCATION_BYTES: usize = 32;
 
 impl Metadata {
-    /// Mode and time, and nothing else.
+    /// Creates metadata with only mode and modification time.
     #[must_use]
     pub const fn new(mode: u32, mtime: Timestamp) -> Self {
         Self {
@@ -135,7 +136,7 @@ impl Metadata {
         }
     }
 
-    /// The same of another name of the entry that is at the target under its first one.
+    /// Marks the metadata as those of a further name of an entry whose first name at the target is `first_name`.
     #[must_use]
     pub fn with_first_name(self, first_name: RelPath) -> Self {
         let extra = self.extra.as_deref().cloned().unwrap_or_default();
@@ -148,19 +149,19 @@ impl Metadata {
         }
     }
 
-    /// The first name of the entry, where this is another one.
+    /// Returns the first name of the entry if this is a further name.
     #[must_use]
     pub fn first_name(&self) -> Option<&RelPath> {
         self.extra.as_ref()?.first_name.as_ref()
     }
 
-    /// The extended attributes.
+    /// Returns the extended attributes.
     #[must_use]
     pub fn xattrs(&self) -> &[Xattr] {
         self.extra.as_ref().map_or(&[], |extra| &extra.xattrs)
     }
 
-    /// About how much memory there is behind it.
+    /// Returns the approximate heap memory of the metadata, in bytes.
     #[must_use]
     pub fn extra_bytes(&self) -> usize {
         self.extra.as_ref().map_or(0, |extra| extra.bytes())
@@ -168,7 +169,7 @@ impl Metadata {
 }
 
 impl Extra {
-    /// About how much memory the value takes.
+    /// Returns the approximate memory of the value, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let accounts = [&self.owner, &self.group].into_iter().flatten();
@@ -184,7 +185,7 @@ impl Extra {
         size_of::<Self>() + names.chain(xattrs).chain(first).sum::<usize>()
     }
 
-    /// Whether nothing is said.
+    /// Returns whether no field is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self {
@@ -202,7 +203,7 @@ impl Extra {
     }
 }
 
-/// Reads permission bits. Other bits are dropped.
+/// Deserializes permission bits and drops other bits.
 fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     Ok(u32::deserialize(deserializer)? & 0o7777)
 }
@@ -225,7 +226,8 @@ fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<Extra
     Ok(extra.filter(|extra| !extra.is_empty()).map(Arc::new))
 }
 
-/// Writes the root in place of no path. So each [`Extra`] has a string, and a receiver books memory for it.
+/// Serializes a missing path as the root. Each [`Extra`] therefore contains a string, for which a receiver reserves
+/// memory.
 fn path_or_root<S: Serializer>(path: &Option<RelPath>, serializer: S) -> Result<S::Ok, S::Error> {
     let root = RelPath::root();
     path.as_ref().unwrap_or(&root).serialize(serializer)
@@ -256,7 +258,7 @@ fn xattrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Xattr>, D::E
 }
 
 impl Special {
-    /// The kinds with which such a file is kept.
+    /// Returns the kind that must be preserved for such a file to be copied.
     #[must_use]
     pub const fn kind(self) -> Kinds {
         match self {
@@ -267,23 +269,23 @@ impl Special {
 }
 
 impl Account {
-    /// The number of no user and no group (that of `chown` for "leave it").
+    /// The id that stands for no user or group, as `chown` uses it for "unchanged".
     pub const NO_ID: u32 = u32::MAX;
-    /// The longest name, in bytes.
+    /// Maximum length of a name, in bytes.
     pub const NAME_BYTES_MAX: usize = 255;
 }
 
 impl Xattr {
-    /// The longest name that Linux takes, in bytes.
+    /// Maximum length of a name that Linux accepts, in bytes.
     pub const NAME_BYTES_MAX: usize = 255;
-    /// The longest value that Linux takes, in bytes.
+    /// Maximum length of a value that Linux accepts, in bytes.
     pub const VALUE_BYTES_MAX: usize = 64 << 10;
-    /// The most bytes of names and values that are carried of one entry.
+    /// Maximum number of bytes of names and values that are transferred for one entry.
     pub const ENTRY_BYTES_MAX: usize = 1 << 20;
-    /// The most attributes of one entry: Linux lists no more than 64 KiB of names.
+    /// Maximum number of attributes of one entry. Linux lists at most 64 KiB of names.
     pub const COUNT_MAX: usize = (64 << 10) / "user.x\0".len();
 
-    /// The bytes of name and value together.
+    /// Returns the length of name and value together, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.name.len() + self.value.len()
@@ -312,7 +314,7 @@ impl Accounts for NoAccounts {
     }
 }
 
-/// The time since 1970 by the clock of this host; zero if the clock is before that.
+/// Returns the time since 1970 according to the clock of this host, or zero if the clock is set to an earlier time.
 #[must_use]
 pub fn unix_now() -> Duration {
     SystemTime::now()
@@ -321,7 +323,7 @@ pub fn unix_now() -> Duration {
 }
 
 impl Timestamp {
-    /// The system time, or `None` where it cannot be represented.
+    /// Returns the timestamp as a `SystemTime`, or `None` if it cannot be represented.
     #[must_use]
     pub fn to_system_time(self) -> Option<SystemTime> {
         let nanos = Duration::from_nanos(u64::from(self.nanos));

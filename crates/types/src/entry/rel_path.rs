@@ -1,8 +1,8 @@
 //! Relative paths as bytes, parsed once.
 //!
-//! **Invariant:** a [`RelPath`] holds no empty, `.` or `..` component, no NUL, no leading or trailing `/`,
-//! and every component fits a directory entry. It therefore cannot name anything above the directory it is
-//! opened from (symbolic links are the opener's concern). Names need not be UTF-8.
+//! **Invariant:** a [`RelPath`] has no empty, `.` or `..` component, no NUL, and no leading or trailing `/`. Each
+//! component is a valid file name. The path therefore cannot name anything above the directory from which it is opened.
+//! Symbolic links are the concern of the code that opens the path. Names need not be UTF-8.
 
 use std::borrow::Borrow;
 use std::ffi::OsStr;
@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use crate::bytes;
 use crate::escaped::Escaped;
 
-/// One directory entry's name: 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
+/// The name of a directory entry: 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "&[u8]")]
 pub struct Name(#[serde(with = "bytes")] Box<[u8]>);
 
-/// A path below some directory; zero components mean that directory itself.
+/// A path relative to some directory. A path without components is that directory.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "&[u8]")]
 pub struct RelPath(#[serde(with = "bytes")] Box<[u8]>);
@@ -34,7 +34,7 @@ pub enum PathError {
     Empty,
     /// A component is `.` or `..`.
     Dots,
-    /// A NUL byte, or a `/` within a name.
+    /// A NUL byte, or a `/` in a name.
     Forbidden,
     /// A component is longer than [`Name::BYTES_MAX`].
     NameTooLong,
@@ -46,10 +46,10 @@ impl Name {
     /// The longest name that Linux file systems store, in bytes (`NAME_MAX`).
     pub const BYTES_MAX: usize = 255;
 
-    /// Parses one name.
+    /// Parses a name.
     ///
     /// # Errors
-    /// [`PathError`] when the bytes cannot be a directory entry of their own.
+    /// Returns a [`PathError`] if the bytes are not a valid name.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PathError> {
         check_component(bytes)?;
         if bytes.contains(&b'/') {
@@ -58,13 +58,13 @@ impl Name {
         Ok(Self(bytes.into()))
     }
 
-    /// The name's bytes.
+    /// Returns the bytes of the name.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The name for system calls.
+    /// Returns the name as an argument for system calls.
     #[must_use]
     pub fn as_os_str(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
@@ -72,19 +72,19 @@ impl Name {
 }
 
 impl RelPath {
-    /// The longest path that is carried, in bytes.
+    /// Maximum length of a path, in bytes.
     pub const BYTES_MAX: usize = 65_535;
 
-    /// The directory itself: a path of no components.
+    /// Returns the empty path, which is the directory that paths are relative to.
     #[must_use]
     pub fn root() -> Self {
         Self(Box::default())
     }
 
-    /// Parses a path; no bytes at all are the [`root`](Self::root).
+    /// Parses a path. An empty string is the [`root`](Self::root).
     ///
     /// # Errors
-    /// [`PathError`] when a component or the whole breaks the invariant of this type.
+    /// Returns a [`PathError`] if a component or the whole path violates the invariant of this type.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PathError> {
         if bytes.len() > Self::BYTES_MAX {
             return Err(PathError::PathTooLong);
@@ -97,10 +97,10 @@ impl RelPath {
         Ok(Self(bytes.into()))
     }
 
-    /// This path with one more component.
+    /// Returns this path with `name` appended.
     ///
     /// # Errors
-    /// [`PathError::PathTooLong`] when the result would pass [`BYTES_MAX`](Self::BYTES_MAX).
+    /// Returns [`PathError::PathTooLong`] if the result would exceed [`BYTES_MAX`](Self::BYTES_MAX).
     pub fn join(&self, name: &Name) -> Result<Self, PathError> {
         if self.is_root() {
             return Ok(Self(name.0.clone()));
@@ -115,13 +115,13 @@ impl RelPath {
         Ok(Self(bytes.into()))
     }
 
-    /// The last component, or `None` for the root.
+    /// Returns the last component, or `None` for the root.
     #[must_use]
     pub fn file_name(&self) -> Option<Name> {
         self.components().last().map(|bytes| Name(bytes.into()))
     }
 
-    /// The path without its last component, or `None` for the root.
+    /// Returns the path without its last component, or `None` for the root.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         if self.is_root() {
@@ -131,19 +131,19 @@ impl RelPath {
         Some(Self(self.0[..end].into()))
     }
 
-    /// The directory that the path lies in; the root lies in itself.
+    /// Returns the directory that contains the path. For the root, this is the root.
     #[must_use]
     pub fn directory(&self) -> Self {
         self.parent().unwrap_or_else(Self::root)
     }
 
-    /// The directory that the path lies in, and its name there; `None` for the root.
+    /// Returns the directory that contains the path and the name there, or `None` for the root.
     #[must_use]
     pub fn split(&self) -> Option<(Self, Name)> {
         self.parent().zip(self.file_name())
     }
 
-    /// The path itself and each directory above it, from the path up to the root, as bytes.
+    /// Returns the path and each of its parent directories as bytes, from the path up to the root.
     pub fn lineage(&self) -> impl Iterator<Item = &[u8]> {
         let ends = self
             .0
@@ -159,32 +159,32 @@ impl RelPath {
             .map(|end| &self.0[..end])
     }
 
-    /// The components from the top down.
+    /// Returns the components, starting at the root.
     pub fn components(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.0
             .split(|&byte| byte == b'/')
             .filter(|component| !component.is_empty())
     }
 
-    /// How many components the path has.
+    /// Returns the number of components.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.components().count()
     }
 
-    /// Whether the path has no components.
+    /// Returns whether the path is the root.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The path's bytes, without a leading or trailing `/`.
+    /// Returns the bytes of the path, without a leading or trailing `/`.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The path for joining to a real directory.
+    /// Returns the path in a form that can be joined to the path of a directory.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         Path::new(OsStr::from_bytes(&self.0))
@@ -235,20 +235,21 @@ impl TryFrom<&[u8]> for Name {
     }
 }
 
-/// A path equals, sorts and hashes as its bytes, which `Borrow` demands.
+/// A name is a path with one component.
 impl From<&Name> for RelPath {
     fn from(name: &Name) -> Self {
         Self(name.0.clone())
     }
 }
 
+/// `Borrow` requires that a path compares, sorts and hashes like its bytes, which the derived traits ensure.
 impl Borrow<[u8]> for RelPath {
     fn borrow(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Writes the path for people, [`Escaped`].
+/// Formats the path for display, [escaped](Escaped).
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_root() {
@@ -265,7 +266,7 @@ impl fmt::Debug for RelPath {
     }
 }
 
-/// Writes the name for people, [`Escaped`].
+/// Formats the name for display, [escaped](Escaped).
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Escaped(&self.0).fmt(f)

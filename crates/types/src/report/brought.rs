@@ -1,8 +1,8 @@
-//! What the sessions of one run have brought to the target: whether one of them has brought anything new, which groups
-//! of large files this run has brought, and the counters of the files that are whole.
+//! The progress of one run over all its sessions: whether a session delivered anything new, which groups of large files
+//! the run delivered, and the counters of completed files.
 //!
-//! **Invariant:** what is brought again and again, since it changes all the time or is not kept, is new in a bounded
-//! number of sessions, whatever is brought beside it.
+//! **Invariant:** a file that is sent repeatedly, because it keeps changing or cannot be preserved, counts as new in a
+//! bounded number of sessions, regardless of other deliveries.
 
 use std::hash::Hash;
 use std::mem;
@@ -12,69 +12,70 @@ use crate::entry::rel_path::RelPath;
 use crate::hash_set::HashOnlySet;
 use crate::report::counters::Counters;
 
-/// What the sessions of one run have brought: files by their paths, groups of large ones by path and number.
+/// The deliveries of one run's sessions: files by path, and groups of large files by path and number.
 #[derive(Debug, Default)]
 pub struct Brought {
     things: Known,
     groups: Known,
-    /// Groups that a session has sent or named, and of which it has not heard more.
+    /// Groups that a session sent or named before it was lost, and whose outcome is unknown.
     unsettled: HashOnlySet,
     has_new: bool,
     whole: Counters,
 }
 
-/// How the bytes of a group come to the target.
+/// How the bytes of a group reached the target.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Origin {
-    /// This run has sent them.
+    /// This run sent the bytes.
     Sent,
-    /// Another version at the target had them.
+    /// Another version of the file at the target contained the bytes.
     Matched,
-    /// An earlier run has brought them.
+    /// An earlier run delivered the bytes.
     Resumed,
 }
 
-/// The bytes of files by their origin.
+/// Bytes of files by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByteOrigins {
-    /// Bytes that this run has sent.
+    /// Bytes sent by this run.
     pub sent: u64,
-    /// Bytes that another version at the target had.
+    /// Bytes found in another version at the target.
     pub matched: u64,
-    /// Bytes that an earlier run has brought.
+    /// Bytes delivered by an earlier run.
     pub resumed: u64,
 }
 
-/// A set of things that have been brought before, which does not grow without a limit.
+/// A bounded set of deliveries.
 #[derive(Debug, Default)]
 struct Known(HashOnlySet);
 
-/// So many things are remembered, in about 16 bytes each; beyond that only the first new one of each session.
+/// Maximum number of deliveries to remember, in about 16 bytes each. Beyond it, only the first new delivery of each
+/// session is added.
 const THINGS_MAX: usize = 1 << 16;
-/// So many groups are remembered, likewise: those of 4 TiB. What the run has brought of others counts as resumed when
-/// a session is lost.
+/// Maximum number of groups to remember, which covers 4 TiB. When a session is lost, further groups that the run
+/// delivered count as resumed.
 const GROUPS_MAX: usize = 1 << 20;
 
 impl Brought {
-    /// Notes something that has been brought.
+    /// Records a delivery.
     pub fn note(&mut self, thing: &impl Hash) {
         self.has_new |= self.things.note(thing, THINGS_MAX, self.has_new);
     }
 
-    /// Notes a group of a large file that is at the target.
+    /// Records a group of a large file that is stored at the target.
     pub fn note_group(&mut self, path: &RelPath, index: u32, origin: Origin) {
         let group = (path, index, origin);
         self.has_new |= self.groups.note(&group, GROUPS_MAX, self.has_new);
     }
 
-    /// Notes a group that may be at the target, since the session was lost before more was heard of it.
+    /// Records a group that may be at the target, because the session was lost before its outcome was known.
     pub fn note_unsettled(&mut self, path: &RelPath, index: u32, origin: Origin) {
         if self.unsettled.len() < GROUPS_MAX {
             self.unsettled.insert(&(path, index, origin));
         }
     }
 
-    /// The origin of a group that was at the target when a session began.
+    /// Returns the origin of a group that was already at the target when a session began.
     #[must_use]
     pub fn origin(&self, path: &RelPath, index: u32) -> Origin {
         let was_brought = |origin: &Origin| {
@@ -87,8 +88,8 @@ impl Brought {
             .unwrap_or(Origin::Resumed)
     }
 
-    /// The origin of a group of which another version at the target has the bytes. That version may be the file itself,
-    /// where it is changed in its place, and then this run may have sent them.
+    /// Returns the origin of a group whose bytes another version at the target contains. That version may be the file
+    /// itself if it is updated in place, in which case this run may have sent the bytes.
     #[must_use]
     pub fn origin_of_same(&self, path: &RelPath, index: u32) -> Origin {
         match self.origin(path, index) {
@@ -97,32 +98,33 @@ impl Brought {
         }
     }
 
-    /// Counts a file that has become whole.
+    /// Adds the counters of a completed file.
     pub fn count(&mut self, file: &Counters) {
         self.whole = self.whole.then(file);
     }
 
-    /// The counters of the files that have become whole in this run.
+    /// Returns the counters of the files that this run completed.
     #[must_use]
     pub const fn whole(&self) -> Counters {
         self.whole
     }
 
-    /// Whether anything new has been brought since this was last asked.
+    /// Returns whether anything new was delivered since the previous call.
     pub fn take_new(&mut self) -> bool {
         mem::take(&mut self.has_new)
     }
 }
 
 impl Known {
-    /// Notes a thing; returns whether it is new. A full set takes a new one only where there was none before it.
+    /// Adds a value and returns whether it is new. A full set accepts a new value only if the session has delivered
+    /// nothing new yet.
     fn note(&mut self, thing: &impl Hash, things_max: usize, has_new: bool) -> bool {
         (!has_new || self.0.len() < things_max) && self.0.insert(thing)
     }
 }
 
 impl ByteOrigins {
-    /// Bytes of one origin.
+    /// Creates a count of bytes with one origin.
     #[must_use]
     pub fn of(origin: Origin, bytes: u64) -> Self {
         let mut bytes_by_origin = Self::default();
@@ -130,13 +132,13 @@ impl ByteOrigins {
         bytes_by_origin
     }
 
-    /// All bytes.
+    /// Returns the total number of bytes.
     #[must_use]
     pub const fn sum(&self) -> u64 {
         self.sent + self.matched + self.resumed
     }
 
-    /// These bytes without `others`.
+    /// Returns the difference to `others`, by origin.
     #[must_use]
     pub const fn without(&self, others: &Self) -> Self {
         Self {
@@ -146,7 +148,7 @@ impl ByteOrigins {
         }
     }
 
-    /// The counters of one file of these bytes.
+    /// Returns the counters of one file with these bytes.
     #[must_use]
     pub fn of_file(&self) -> Counters {
         Counters {

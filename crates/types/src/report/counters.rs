@@ -1,53 +1,54 @@
-//! The report counters of a transfer: one table from which all else about them is derived.
+//! The report counters of a transfer, defined by a single table.
 //!
-//! Each row becomes a field of [`Counters`] and of [`AtomicCounters`]. The field's name is the name in JSON. The wire,
-//! the summaries, the exit code and the tests of the JSON schema iterate over [`Counters::TABLE`].
+//! Each row becomes a field of [`Counters`] and of [`AtomicCounters`]. The field's name is also its name in JSON. The
+//! wire format, the summaries, the exit code and the tests of the JSON schema iterate over [`Counters::TABLE`].
 //!
-//! **Invariant:** an id travels and is recorded, so it never gets another meaning.
+//! **Invariant:** ids are sent over the wire and recorded, so an id is never reused for another meaning.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::report::event::Side;
 use crate::units::ByteCount;
 
-/// One counter: a row of the table.
+/// A row of the counter table.
 #[derive(Clone, Copy, Debug)]
 pub struct CounterRow {
-    /// The number that stands for the counter on the wire.
+    /// Number that identifies the counter on the wire.
     pub id: u16,
-    /// The name in JSON.
+    /// Name in JSON.
     pub name: &'static str,
-    /// The meaning, as the JSON schema describes it.
+    /// Description, which the JSON schema repeats.
     pub meaning: &'static str,
-    /// The side that counts. The sender ignores what a receiver reports of other counters.
+    /// The side that maintains the counter. The sender ignores values that a receiver reports for the sender's
+    /// counters.
     pub side: Side,
-    /// The result of two sessions of the same run, one after the other.
+    /// How the values of two consecutive sessions of a run are merged.
     pub merge: Merge,
-    /// The effect of a value above 0 on the exit code.
+    /// Effect of a nonzero value on the exit code.
     pub exit: ExitEffect,
-    /// The transfers for which JSON has a number; it has null for others.
+    /// The transfers for which JSON contains a number. It contains null for others.
     pub scope: CounterScope,
-    /// The text of the summary.
+    /// Text in the summary.
     pub phrase: Phrase,
     get: fn(&Counters) -> u64,
     get_mut: fn(&mut Counters) -> &mut u64,
 }
 
-/// The result of two sessions of the same run, one after the other.
+/// How the values of two consecutive sessions of a run are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// Each session adds its own part.
+    /// The values are added, because each session counts its own part.
     Sum,
-    /// The last session counts, because it has looked at everything again.
+    /// The later value replaces the earlier one, because the last session examines everything again.
     Last,
-    /// The higher value counts.
+    /// The higher value is used.
     Max,
 }
 
-/// The effect of a counter above 0 on the exit code.
+/// The effect of a nonzero counter on the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitEffect {
-    /// None.
+    /// No effect.
     None,
     /// The transfer is partial.
     Partial,
@@ -59,37 +60,37 @@ pub enum ExitEffect {
     Difference,
 }
 
-/// The transfers that a counter is about.
+/// The transfers to which a counter applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterScope {
     /// All transfers.
     Any,
     /// Previews and verifications.
     Preview,
-    /// Transfers with one session at a time.
+    /// Transfers that use one session at a time.
     OneSession,
 }
 
-/// The text of a counter in the summary of a transfer: the words after the number. Words that end in a line break are a
-/// line of their own, the others a part of a list.
+/// The text that follows a counter's value in the summary. A text that ends with a line break gets its own line. Other
+/// texts are joined into a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phrase {
-    /// Only JSON has the counter.
+    /// The counter appears only in JSON.
     JsonOnly,
     /// The summary has its own sentence for the counter.
     Own,
-    /// The words after a number.
+    /// Text after a plain number.
     Count {
-        /// For 1.
+        /// Text for the value 1.
         one: &'static str,
-        /// For other numbers.
+        /// Text for all other values.
         many: &'static str,
     },
-    /// The words after a number of bytes.
+    /// Text after a number of bytes.
     Bytes(&'static str),
 }
 
-/// A counter that any thread adds to.
+/// A counter that many threads increment.
 #[derive(Debug, Default)]
 pub struct AtomicCounter(AtomicU64);
 
@@ -102,14 +103,14 @@ macro_rules! counters {
             $($(#[doc = $meaning])+ pub $name: u64,)+
         }
 
-        /// The report counters of a session while it runs.
+        /// The report counters of a running session.
         #[derive(Debug, Default)]
         pub struct AtomicCounters {
             $($(#[doc = $meaning])+ pub $name: AtomicCounter,)+
         }
 
         impl Counters {
-            /// All counters, in the order of the summary's text.
+            /// All counters, in the order of the summary.
             pub const TABLE: &[CounterRow] = &[$(CounterRow {
                 id: $id,
                 name: stringify!($name),
@@ -125,7 +126,7 @@ macro_rules! counters {
         }
 
         impl AtomicCounters {
-            /// The values at this moment.
+            /// Returns the current values.
             #[must_use]
             pub fn read(&self) -> Counters {
                 Counters { $($name: self.$name.get(),)+ }
@@ -135,37 +136,38 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Regular files that are whole and verified at the target because of the transfer; of a preview, those
-    /// that would be sent.
+    /// Regular files that the transfer completed and verified at the target. For a preview, the files that would be
+    /// sent.
     1 files, Sender, Sum, None, Any, Phrase::Own;
-    /// Bytes of these files that were sent, without those of holes. Of a preview, the bytes of their data: the
-    /// transfer sends less of large files of which the target has a part or another version.
+    /// Bytes sent of these files, without holes. For a preview, all data bytes of the files: the transfer sends less if
+    /// the target has a part or another version of a large file.
     2 bytes, Sender, Sum, None, Any, Phrase::Own;
-    /// Maximum number of lanes that were up at once.
+    /// Maximum number of lanes that were connected at the same time.
     3 lanes, Sender, Max, None, OneSession, Phrase::Own;
     /// Entries that would be created.
     4 added, Sender, Last, Difference, Preview, Phrase::Own;
     /// Entries that would be changed or replaced.
     5 changed, Sender, Last, Difference, Preview, Phrase::Own;
-    /// Files that were equal at the target already.
+    /// Files that were already equal at the target.
     6 skipped, Sender, Last, None, Any, same("equal at the target already");
-    /// Files that are a hard link to another one and for which no data was sent.
+    /// Files that are hard links to another file and for which no data was sent.
     7 hard_links, Sender, Sum, None, Any, Phrase::Count {
         one: "of the files is a hard link to another",
         many: "of the files are hard links to others",
     };
-    /// Entries only at the target that were removed, or would be; all below a directory count.
+    /// Entries that existed only at the target and were removed, or would be removed. Each entry of a removed directory
+    /// counts.
     8 removed, Sender, Sum, Difference, Any, same("removed");
-    /// Entries only at the target that stay because the limit of removals was reached.
+    /// Entries that exist only at the target and were not removed because the limit of removals was reached.
     9 max_delete_kept, Sender, Last, MaxDelete, Any, same("not removed (--max-delete)");
-    /// Entries only at the target that stay because the source changed during the transfer.
+    /// Entries that exist only at the target and were not removed because the source changed during the transfer.
     10 source_changed_kept, Sender, Last, Partial, Any, same("not removed (the source changed)");
-    /// FIFOs, sockets and devices, which were not copied.
+    /// FIFOs, sockets and devices that were not copied.
     11 specials, Sender, Last, None, Any, Phrase::Count {
         one: "special file not copied",
         many: "special files not copied",
     };
-    /// Entries that the selection left out; a directory counts once, whatever it contains.
+    /// Entries that the selection excludes. An excluded directory counts once, regardless of its contents.
     12 left_out, Sender, Last, None, Any, same("left out by the selection");
     /// Items that arrived damaged and were sent again.
     13 resent, Sender, Sum, None, OneSession, same("resent after damage");
@@ -177,22 +179,22 @@ counters! {
     16 failed, Sender, Last, Partial, Any, same("FAILED");
     /// Failed entries that vanished while the source was scanned.
     17 vanished, Sender, Last, None, OneSession, Phrase::JsonOnly;
-    /// Bytes of large files that an earlier transfer had brought and that were not sent again.
+    /// Bytes of large files that an earlier transfer delivered and that were not sent again.
     18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files had come before");
-    /// Bytes of large files that another version at the target had as well, and that were not sent.
+    /// Bytes of large files that another version at the target already contained and that were not sent.
     19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files were the same at the target");
-    /// Names that the manifest cannot contain.
+    /// Names that cannot be represented in the manifest.
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
-    /// Files that were at the target and were not read, so that the manifest does not contain them.
+    /// Files that were already at the target and were not read. The manifest does not contain them.
     22 manifest_unread, Sender, Last, None, Any, Phrase::Own;
-    /// Directories of other users at the target, whose mode and time only those users may set.
+    /// Directories at the target that belong to other users, so that their modes and times could not be set.
     23 foreign_directories, Receiver, Last, None, Any, Phrase::Count {
         one: "directory at the target belongs to another user: its mode and time stay as they are\n",
         many: "directories at the target belong to other users: their modes and times stay as they are\n",
     };
-    /// Directories, and entries in them, that were removed because a file or link has their name.
+    /// Directories, and entries in them, that were removed because a file or link takes their name.
     24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
-    /// Directories of the source that changed each time they were read, so that entries in them may be missing.
+    /// Directories of the source that changed during each attempt to read them, so that entries may be missing.
     25 in_doubt, Sender, Last, InDoubt, OneSession, Phrase::Count {
         one: "directory in doubt (it changed each time it was read)",
         many: "directories in doubt (they changed each time they were read)",
@@ -207,19 +209,19 @@ const fn same(words: &'static str) -> Phrase {
 }
 
 impl Counters {
-    /// All counters with their values.
+    /// Returns all counters with their values.
     pub fn rows(&self) -> impl Iterator<Item = (&'static CounterRow, u64)> {
         Self::TABLE.iter().map(|row| (row, (row.get)(self)))
     }
 
-    /// Sets the counter with this id, if there is one.
+    /// Sets the counter with this id. Unknown ids are ignored.
     pub fn set(&mut self, id: u16, value: u64) {
         if let Some(row) = Self::TABLE.iter().find(|row| row.id == id) {
             *(row.get_mut)(self) = value;
         }
     }
 
-    /// These counters, with those that `side` counts taken from what it has reported.
+    /// Returns these counters, except that the counters that `side` maintains are taken from `reported`.
     #[must_use]
     pub fn with(&self, side: Side, reported: &Self) -> Self {
         self.combine(
@@ -230,7 +232,7 @@ impl Counters {
         )
     }
 
-    /// The result of two sessions of the same run: this one, and a later one.
+    /// Merges the counters of two sessions of a run: these, and those of a later session.
     #[must_use]
     pub fn then(&self, later: &Self) -> Self {
         self.combine(later, |row, before, after| match row.merge {
@@ -240,7 +242,7 @@ impl Counters {
         })
     }
 
-    /// Whether any counter with this effect on the exit code is above 0.
+    /// Returns whether any counter with this effect on the exit code is above 0.
     #[must_use]
     pub fn has(&self, effect: ExitEffect) -> bool {
         self.rows()
@@ -257,7 +259,7 @@ impl Counters {
 }
 
 impl Phrase {
-    /// The text of this value; nothing of 0.
+    /// Returns the text for a value, or `None` for 0 and for counters without a phrase.
     #[must_use]
     pub fn text(self, value: u64) -> Option<String> {
         match self {
@@ -271,17 +273,17 @@ impl Phrase {
 }
 
 impl AtomicCounter {
-    /// Adds.
+    /// Adds `more` to the value.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Subtracts what was added before.
+    /// Subtracts an amount that was added before.
     pub fn take_back(&self, less: u64) {
         self.0.fetch_sub(less, Ordering::Relaxed);
     }
 
-    /// The value at this moment.
+    /// Returns the current value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

@@ -1,7 +1,7 @@
-//! The events that a transfer reports to the outside while it runs.
+//! The events that a transfer reports while it runs.
 //!
-//! Bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are reported per batch or chunk,
-//! never per write, so an observer may be slow without being in the way.
+//! Progress bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are reported per batch or
+//! chunk rather than per write, so that a slow observer does not slow down the transfer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::entry::rel_path::RelPath;
 use crate::{bytes, list};
 
-/// The most changes in one [`Event::Listed`] that a peer sends.
+/// Maximum number of changes in an [`Event::Listed`] that a peer sends.
 pub const LISTED_MAX: usize = 1024;
 
-/// The two roles; every error names the one it arose on.
+/// The two roles of a transfer. Each error names the side where it occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The side that reads the source.
@@ -24,108 +24,108 @@ pub enum Side {
     Receiver,
 }
 
-/// One thing that happened.
+/// An event of a transfer. Counts are increments since the previous event of the same kind unless noted otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Event {
-    /// The scan found files that may have to move.
+    /// The scan found files that may need to be sent.
     Found {
-        /// The number of regular files.
+        /// Number of regular files.
         files: u64,
-        /// The sum of the files' sizes.
+        /// Total size of the files, in bytes.
         bytes: u64,
     },
-    /// The scan has ended: no more files will be [`Found`](Self::Found).
+    /// The scan ended. No more files will be [`Found`](Self::Found).
     ScanEnded,
-    /// The first data byte was handed to a lane, this long after the start.
+    /// The first data byte was passed to a lane. The value is the time since the start.
     FirstByte(Duration),
-    /// A data lane is up.
+    /// A data lane was connected.
     LaneUp {
-        /// The number of lanes that are up now.
+        /// Number of lanes that are connected now.
         lanes: usize,
     },
     /// The receiver has verified and stored data.
     Stored {
-        /// The number of files that became whole.
+        /// Number of files that were completed.
         files: u64,
-        /// The number of bytes stored.
+        /// Number of bytes stored.
         bytes: u64,
     },
-    /// Files were found equal at the target and did not move.
+    /// Files were equal at the target and were not sent.
     Skipped {
-        /// The number of files.
+        /// Number of files.
         files: u64,
-        /// The sum of the files' sizes.
+        /// Total size of the files, in bytes.
         bytes: u64,
     },
     /// Data arrived damaged and will be sent again.
     Resent {
-        /// The file or batch that arrived damaged.
+        /// The damaged file or batch.
         what: String,
     },
-    /// One file or directory failed; the transfer goes on.
+    /// A file or directory failed. The transfer continues.
     Failed {
-        /// The side, the path, the operation and the cause in one line.
+        /// Side, path, operation and cause in one line.
         message: String,
     },
-    /// An entry has not got all that was to be kept of it; only where that was asked for.
+    /// Metadata of an entry could not be preserved. Reported only if it was requested explicitly.
     NotKept {
-        /// What, of which entry, and why, in one line.
+        /// The metadata, the entry and the cause in one line.
         message: String,
     },
-    /// Something that the user should know and that is no failure of its own.
+    /// A warning that is not a failure.
     Warned {
-        /// The warning, in one line.
+        /// The warning in one line.
         message: String,
     },
-    /// The receiver is busy, and the push waits for its turn.
+    /// The receiver is busy, and the push waits in its queue.
     Waiting {
-        /// The reason, in one line.
+        /// The reason in one line.
         message: String,
     },
-    /// The receiver waits for something else than its turn. Each of several sessions may say so.
+    /// The receiver waits for something other than its turn. Each of several sessions may report this event.
     HeldUp {
-        /// What it waits for, in one line.
+        /// The cause of the wait in one line.
         by: String,
     },
-    /// The current limit of the rate, as far as the sender knows it.
+    /// The stage that currently limits the rate, as far as the sender can tell.
     Limited {
-        /// The stage's name.
+        /// Name of the stage.
         by: Cow<'static, str>,
     },
-    /// The progress of each stage; only where samples were asked for.
+    /// The progress of each stage. Reported only if samples were requested.
     Sampled(Sample),
-    /// The changes that a push would make to some entries; only where a preview was asked for.
+    /// Changes that a push would make to some entries. Reported only for a preview.
     Listed {
-        /// The changes, one for each entry: at most [`LISTED_MAX`] in an event that comes from a peer.
+        /// One change per entry. An event from a peer has at most [`LISTED_MAX`].
         #[serde(deserialize_with = "list::at_most::<LISTED_MAX, _, _>")]
         changes: Vec<Change>,
     },
-    /// Everything has been sent; the receiver is flushing and closing.
+    /// All data was sent. The receiver is flushing and closing files.
     Flushing,
-    /// The receiver has answered everything that it was sent in this session.
+    /// The receiver has answered all messages of this session.
     Answered,
 }
 
 /// The change that a push would make to one entry of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// The entry's path below the target.
+    /// Path of the entry, relative to the target.
     pub path: RelPath,
-    /// The kind of change.
+    /// Kind of change.
     pub kind: ChangeKind,
-    /// The kind of entry that it is, or will be.
+    /// Kind of entry before a removal, or after any other change.
     pub form: EntryForm,
 }
 
 /// A kind of change to an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeKind {
-    /// The entry is made.
+    /// The entry is created.
     Added,
-    /// The entry is changed or replaced, for the reason given here.
+    /// The entry is changed or replaced, for the given reason.
     Changed(String),
-    /// The entry is removed, with all below it.
+    /// The entry is removed, including its contents if it is a directory.
     Removed,
 }
 
@@ -136,45 +136,46 @@ pub enum EntryForm {
     File,
     /// A directory.
     Directory,
-    /// A symbolic link, and the path it points to.
+    /// A symbolic link, with the path that it points to.
     Symlink(#[serde(with = "bytes")] Box<[u8]>),
-    /// A further name of a file, and the path of the first one below the target.
+    /// A further hard link to a file, with the path of the first one relative to the target.
     Link(RelPath),
 }
 
-/// The progress of a push's stages at one moment. Bytes are of payload and count from the start.
+/// The progress of a push's stages at one point in time. Byte counts are payload since the start unless noted
+/// otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The time since the start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Bytes that were read and hashed.
+    /// Bytes read and hashed.
     pub bytes_read: u64,
-    /// Bytes that were handed to lanes.
+    /// Bytes passed to lanes.
     pub bytes_handed_over: u64,
-    /// Bytes acknowledged by the receiver's kernel, lanes' overhead included; `None` where the sender's kernel does not
-    /// report them.
+    /// Bytes acknowledged by the receiver's kernel, including protocol overhead of the lanes. `None` if the sender's
+    /// kernel does not report them.
     pub bytes_acked: Option<u64>,
-    /// Bytes that were verified and stored.
+    /// Bytes verified and stored.
     pub bytes_stored: u64,
-    /// Batches that wait to be read.
+    /// Batches waiting to be read.
     pub packs_waiting: usize,
-    /// Frames that wait for a lane.
+    /// Frames waiting for a lane.
     pub frames_waiting: usize,
-    /// Batches and groups that were sent and have no receipt yet.
+    /// Batches and groups that were sent but not yet acknowledged by a receipt.
     pub items_outstanding: usize,
-    /// The number of lanes that are up.
+    /// Number of connected lanes.
     pub lanes: usize,
-    /// Segments sent again; `None` where the sender's kernel does not report them.
+    /// Segments retransmitted. `None` if the sender's kernel does not report them.
     pub segments_retransmitted: Option<u64>,
 }
 
-/// A consumer of events, called from many threads.
+/// A consumer of events. Many threads call it concurrently.
 pub trait Observer: Send + Sync {
-    /// Takes one event; must not block for long.
+    /// Handles an event. Must not block for long.
     fn on(&self, event: &Event);
 }
 
-/// An observer that ignores everything.
+/// An observer that ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoObserver;
 

@@ -1,26 +1,26 @@
-//! Accounting for the time of the stages of the pipeline.
+//! Time accounting for the stages of the pipeline.
 //!
-//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its
-//! downstream) or *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody
-//! reads a clock more than twice per chunk, but for lanes that are held to a rate.
+//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream stage), *blocked* (waiting for its
+//! downstream stage) or *paced* (waiting to stay below a rate limit). Each thread adds to the totals of its stage. A
+//! thread reads the clock at most twice per chunk, except for lanes with a rate limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The ways in which a thread spends its time.
+/// The states of a thread for time accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// Working on data.
     Busy,
-    /// Waiting for something to do.
+    /// Waiting for work.
     Starved,
-    /// Waiting for the next stage to take what is done.
+    /// Waiting for the next stage to accept the output.
     Blocked,
-    /// Waiting so as not to exceed a rate limit.
+    /// Waiting to stay below a rate limit.
     Paced,
 }
 
-/// The totals of one stage over all its threads.
+/// The times of one stage, summed over all its threads.
 #[derive(Debug, Default)]
 pub struct StageClock {
     busy_ns: AtomicU64,
@@ -30,7 +30,7 @@ pub struct StageClock {
     at_hand: AtomicU64,
 }
 
-/// A stage's totals at one moment.
+/// A snapshot of a stage's totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
     /// Time spent working.
@@ -39,11 +39,11 @@ pub struct StageTimes {
     pub starved: Duration,
     /// Time spent waiting for downstream.
     pub blocked: Duration,
-    /// Time spent waiting so as not to pass a rate.
+    /// Time spent waiting to stay below a rate limit.
     pub paced: Duration,
 }
 
-/// One thread's stopwatch on its stage's clock.
+/// A thread's stopwatch, which adds to its stage's clock.
 #[derive(Debug)]
 pub struct Stopwatch<'a> {
     clock: &'a StageClock,
@@ -52,7 +52,7 @@ pub struct Stopwatch<'a> {
 }
 
 impl StageClock {
-    /// Starts one thread's stopwatch.
+    /// Starts a thread's stopwatch.
     #[must_use]
     pub fn start(&self) -> Stopwatch<'_> {
         Stopwatch {
@@ -62,7 +62,7 @@ impl StageClock {
         }
     }
 
-    /// Adds `time` spent on `doing`.
+    /// Adds `time` spent in the state `doing`.
     pub fn add(&self, doing: Doing, time: Duration) {
         let counter = match doing {
             Doing::Busy => &self.busy_ns,
@@ -76,7 +76,7 @@ impl StageClock {
         );
     }
 
-    /// The totals so far.
+    /// Returns the totals so far.
     #[must_use]
     pub fn times(&self) -> StageTimes {
         let read = |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed));
@@ -88,7 +88,7 @@ impl StageClock {
         }
     }
 
-    /// The bytes of what the stage's threads have begun and not ended.
+    /// Returns the number of bytes that the stage's threads have started but not finished processing.
     #[must_use]
     pub fn at_hand(&self) -> u64 {
         self.at_hand.load(Ordering::Relaxed)
@@ -96,7 +96,8 @@ impl StageClock {
 }
 
 impl Stopwatch<'_> {
-    /// Notes how many bytes there are of what the thread works on: on a slow path a frame takes many seconds to come.
+    /// Sets the number of bytes received so far of the thread's current frame. On a slow path, a frame takes many
+    /// seconds to arrive.
     pub fn has_at_hand(&mut self, bytes: u64) {
         self.clock.at_hand.fetch_add(bytes, Ordering::Relaxed);
         self.clock.at_hand.fetch_sub(
@@ -105,14 +106,14 @@ impl Stopwatch<'_> {
         );
     }
 
-    /// Books the time since the last call (or the start) as spent on `doing`.
+    /// Adds the time since the last call (or the start) to the state `doing`.
     pub fn lap(&mut self, doing: Doing) {
         let now = Instant::now();
         self.clock.add(doing, now - self.since);
         self.since = now;
     }
 
-    /// Books the time since the last call (or the start) on nothing, since the stage had no part in what went on.
+    /// Discards the time since the last call (or the start), because the stage was not involved.
     pub fn skip(&mut self) {
         self.since = Instant::now();
     }
@@ -125,13 +126,13 @@ impl Drop for Stopwatch<'_> {
 }
 
 impl StageTimes {
-    /// All the time that the stage's threads have booked.
+    /// Returns the sum of all times.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.busy + self.starved + self.blocked + self.paced
     }
 
-    /// The times that were booked after `before`.
+    /// Returns the times that were added after `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -142,7 +143,7 @@ impl StageTimes {
         }
     }
 
-    /// The share of `part` in the stage's time, from 0 to 1.
+    /// Returns the share of `part` in the total time, from 0 to 1.
     #[must_use]
     pub fn share(&self, part: Duration) -> f64 {
         let total = self.total().as_secs_f64();
