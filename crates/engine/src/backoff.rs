@@ -1,12 +1,13 @@
-//! Back-off: how long a transfer goes on without connections, and how it spends that time.
+//! Back-off: how long a transfer tries to reconnect, and how long it waits between attempts.
 //!
-//! A wait is short at first and doubles each time up to a bound; chance takes off up to half of it. An outage
-//! lasts from the loss until something is done: a host that answers, and whose connections are lost at once, time
-//! after time, does not end it. The time in which the host answers is no part of it: to compare much takes long. Nor is
-//! what was before this process was stopped for a while (SIGSTOP): the clock has gone on, and nobody has dialled.
+//! The first wait is short. Each further wait doubles up to a maximum, and a random part of up to half is subtracted.
+//! An outage lasts from the loss of the connections until a session makes progress. A host that accepts connections and
+//! loses them again without progress does not end the outage. Time in which the host answers does not count as outage,
+//! because comparing many files takes long. Time before this process was stopped (SIGSTOP) does not count either,
+//! because the process could not dial while it was stopped.
 //!
-//! **Invariant:** no wait goes beyond the end of the timeout, and the timeout ends the transfer unless something
-//! is done in between.
+//! **Invariant:** no wait exceeds the end of the timeout, and the timeout ends the transfer unless a session makes
+//! progress.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -18,52 +19,52 @@ use tokio::time::{Instant, sleep, sleep_until};
 use zmove_sender::SessionFate;
 use zmove_types::parse_span;
 
-/// The longest time that a push goes on without connections; zero: not at all.
+/// How long a push tries to reconnect after losing its connections. Zero disables reconnecting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeout(pub Duration);
 
 impl Timeout {
-    /// No time at all: the push ends with its connections.
+    /// No reconnecting: the push ends when its connections are lost.
     pub const NONE: Self = Self(Duration::ZERO);
 }
 
-/// A text that cannot be read as a time.
+/// The text is not a valid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
-/// The outages of a transfer, each from the loss of connections until something is done again.
+/// The outages of a transfer. Each lasts from a loss of connections until a session makes progress.
 #[derive(Debug)]
 pub struct Outages {
     timeout: Timeout,
-    /// The upper bounds of the next wait, and of all.
+    /// Upper bound of the next wait.
     wait: Duration,
     wait_max: Duration,
     since: Option<Instant>,
-    /// The number of sessions of this outage that have begun, and in which nothing was done.
+    /// Number of sessions that began during this outage and made no progress.
     in_vain: u32,
 }
 
-/// The action that follows a loss.
+/// The action after a loss of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The outage has lasted too long.
+    /// The outage has reached the timeout.
     GiveUp,
-    /// Try again at this moment.
+    /// Try again at this time.
     Retry(Instant, Outage),
 }
 
-/// Whether an outage has just begun.
+/// Whether a loss starts an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
     /// The loss is the first of an outage.
     Begins,
-    /// The outage has begun with an earlier loss.
+    /// The outage started with an earlier loss.
     GoesOn,
 }
 
 impl Outages {
-    /// Outages that may last so long each.
+    /// Creates the outages of a transfer, each limited to `timeout`.
     #[must_use]
     pub fn new(timeout: Timeout) -> Self {
         Self {
@@ -75,25 +76,25 @@ impl Outages {
         }
     }
 
-    /// The same with shorter waits, where another host may be tried next.
+    /// Limits each wait to `wait_max`. Used if another host can be tried next.
     #[must_use]
     pub fn with_waits_within(self, wait_max: Duration) -> Self {
         Self { wait_max, ..self }
     }
 
-    /// The number of sessions in a row that have begun, and in which nothing was done.
+    /// Returns the number of consecutive sessions that began and made no progress.
     #[must_use]
     pub const fn in_vain(&self) -> u32 {
         self.in_vain
     }
 
-    /// The end of the outage's timeout, while there is an outage.
+    /// Returns the end of the outage's timeout, or `None` if there is no outage.
     #[must_use]
     pub fn until(&self) -> Option<Instant> {
         Some(self.since? + self.timeout.0)
     }
 
-    /// The action after a session that has come to this has lost its connections, or they did not come about.
+    /// Returns the action after a session with this fate lost its connections or failed to connect.
     pub fn lost(&mut self, fate: SessionFate) -> Next {
         let now = Instant::now();
         match fate {
@@ -116,13 +117,13 @@ impl Outages {
         Next::Retry((now + self.next_wait(chance())).min(until), outage)
     }
 
-    /// Waits until it is time to try again; returns whether there is any time left then.
+    /// Waits until `at`. Returns whether there is still time left to retry.
     pub async fn wait(&mut self, at: Instant) -> bool {
         self.watch(sleep_until(at)).await;
         self.until().is_none_or(|until| Instant::now() < until)
     }
 
-    /// Waits for something, and lets an outage begin anew where this process is stopped meanwhile.
+    /// Awaits a future. Restarts the clock of the outage if this process is stopped while it waits.
     pub async fn watch<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = pin!(doing);
         let mut seen = Instant::now();
@@ -142,8 +143,8 @@ impl Outages {
         }
     }
 
-    /// The next wait. Waits double, and chance shortens each to between half of it and all of it, so that many senders
-    /// that lost the same host do not come back at once.
+    /// Returns the next wait and doubles the following one. A random part of up to half is subtracted, so that many
+    /// senders that lost the same host do not reconnect simultaneously.
     fn next_wait(&mut self, chance: u32) -> Duration {
         let longest = self.wait;
         self.wait = (longest * 2).min(self.wait_max);
@@ -151,7 +152,7 @@ impl Outages {
     }
 }
 
-/// A number that is another one each time, and in each process.
+/// Returns a random number.
 fn chance() -> u32 {
     let number = RandomState::new().hash_one(());
     u32::try_from(number >> u32::BITS).unwrap_or(u32::MAX)
@@ -159,15 +160,15 @@ fn chance() -> u32 {
 
 const WAIT_MIN: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// How often the clock is looked at.
+/// Interval between checks of the clock.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A process that has not looked at the clock for so long has been stopped; one on a busy host is late by less.
+/// A process that did not check the clock for this long was stopped. The delay on a busy host is shorter.
 const STOPPED_MIN: Duration = Duration::from_secs(5);
 
 impl FromStr for Timeout {
     type Err = ParseTimeoutError;
 
-    /// Reads a span of time as [`parse_span`] does, and a bare number as seconds.
+    /// Parses a time span like [`parse_span`]. A plain number is in seconds.
     fn from_str(text: &str) -> Result<Self, ParseTimeoutError> {
         let is_bare = text.ends_with(|last: char| last.is_ascii_digit());
         let unit = if is_bare { "s" } else { "" };
@@ -178,7 +179,7 @@ impl FromStr for Timeout {
     }
 }
 
-/// The longest timeout, a month: more is a mistake.
+/// Maximum timeout, one month. A larger value is a mistake.
 const TIMEOUT_MAX: Duration = Duration::from_secs(31 * 86_400);
 
 impl fmt::Display for Timeout {

@@ -1,4 +1,4 @@
-//! How a peer is reached: where it is, the path to it, ssh, and the settings for it.
+//! Connecting to a peer: its location, the path to it, ssh, and the connection settings.
 
 pub(crate) mod dial;
 pub(crate) mod location;

@@ -1,4 +1,5 @@
-//! The way from a host to a [`Link`]: the host's key, ssh where no daemon runs, control, and lanes.
+//! Establishes a [`Link`] to a host: checks the host's key, starts a receiver with ssh if no daemon runs, and dials
+//! control connection and lanes.
 
 mod choice;
 mod host_key;
@@ -34,74 +35,74 @@ use machine::{lanes_for, quic_lanes};
 pub use self::lanes::LaneEnd;
 pub use machine::{LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, lanes_for_machine};
 
-/// All that it takes to reach a receiver.
+/// The parameters for connecting to a receiver.
 #[derive(Clone, Copy)]
 pub struct Connector<'a> {
-    /// The directory with this side's key, the pinned keys, and the memory of paths.
+    /// The directory with this side's key, the pinned keys and the path memory.
     pub home: &'a Path,
     /// The receiver.
     pub remote: &'a Remote,
-    /// The settings of its connections.
+    /// The connection settings.
     pub settings: &'a DialSettings,
-    /// The listener for notices about pinned keys and about a memory of paths that is of no use.
+    /// Receives notices about pinned keys and about an unusable path memory.
     pub listener: &'a dyn Listener,
 }
 
-/// A host that has been reached, with lanes of which this side has the ends `L`: those on which it sends, as a rule.
+/// A connected host, with lanes whose local ends are of type `L`. By default, this side sends on them.
 #[derive(Debug)]
 pub struct Reached<L = Box<dyn LaneSink>> {
-    /// The control connection and the lanes; lanes go on coming up.
+    /// The control connection and the lanes. Further lanes may still connect.
     pub link: Link<L>,
-    /// A probe of the control connection.
+    /// Probe of the control connection.
     pub(crate) connection: PathProbe,
-    /// The path that was taken.
+    /// The route to the host.
     pub route: Route,
 }
 
-/// The path that was taken: to be closed when the session is over, and to be remembered.
+/// The route that a session uses. It is closed when the session is over, and its measurements are remembered.
 #[derive(Debug)]
 pub struct Route {
-    /// The transport that carries control and lanes.
+    /// Transport of the control connection and the lanes.
     pub transport: Transport,
-    /// The endpoint of all connections.
+    /// Dialler of all connections.
     dialler: ChannelDialler,
     watch: PathWatch,
-    /// The ssh that has started the receiver, `None` with a daemon.
+    /// The ssh process that started the receiver, or `None` for a daemon.
     ssh: Option<SshSession>,
-    /// What was known of the path before.
+    /// The path memory from before the session.
     recalled: Recalled,
     round_trip: Duration,
     ends: Option<PathEnds>,
-    /// The rate is not the path's.
+    /// Whether a rate limit is set, so that the measured rate is not that of the path.
     limited: bool,
-    /// The time for which a user was asked, or may have been, before the host was reached. It is no part of a transfer.
+    /// Time spent waiting for answers from the user before the host was reached. It does not count as transfer time.
     asked: Duration,
 }
 
-/// A transfer with another host that has come to its end.
+/// The result of a transfer with another host.
 #[derive(Clone, Debug)]
 pub struct Transferred {
-    /// The account of what was moved.
+    /// Summary of the transfer.
     pub summary: Summary,
-    /// What has carried it.
+    /// The transport of the last session.
     pub carriage: Carriage,
 }
 
-/// What has carried the last session of a transfer.
+/// The transport of a transfer's last session.
 #[derive(Clone, Copy, Debug)]
 pub struct Carriage {
-    /// The transport.
+    /// Transport.
     pub transport: Transport,
-    /// What has become of the window that was remembered.
+    /// How QUIC used the remembered window.
     pub resumption: Resumption,
 }
 
 impl Connector<'_> {
-    /// Dials control and lanes; lanes go on coming up after this returns. `need` is the number of lanes that a push can
-    /// use.
+    /// Dials the control connection and lanes. Lanes continue to connect after this returns. `need` is the number of
+    /// lanes that a push can use.
     ///
     /// # Errors
-    /// The receiver cannot be reached, is not the one that was meant, or this side's own keys cannot be used.
+    /// The receiver cannot be reached, has an unexpected key, or this side's own keys cannot be used.
     pub async fn connect<L: LaneEnd>(
         &self,
         need: Option<&Need>,
@@ -115,7 +116,7 @@ impl Connector<'_> {
         }
     }
 
-    /// Dials control alone, for a conversation without data.
+    /// Dials only the control connection, for a conversation without data.
     pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
         self.dial_control()
             .await
@@ -133,7 +134,7 @@ impl Connector<'_> {
         let dialled = self.announced(Box::pin(async {
             let dialler =
                 ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-            // No lanes would show a black hole.
+            // There are no lanes that could detect a black hole.
             dialler.check_path().await;
             Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
         }));
@@ -146,14 +147,14 @@ impl Connector<'_> {
         Ok((channel, dialler))
     }
 
-    /// Tells that a session begins over these connections.
+    /// Notifies the listener that a session begins on this link.
     pub(crate) fn begin_session<L>(&self, link: &Link<L>) {
         self.listener.hear(&Notice::SessionBegins {
             transfer: Some(link.transfer),
         });
     }
 
-    /// The key by which this side proves itself.
+    /// Returns the identity of this side, including the job grant if there is one.
     fn identity(&self) -> Result<Identity, ConnectError> {
         let identity = match &self.settings.identity {
             Some(identity) => identity.clone(),
@@ -165,7 +166,7 @@ impl Connector<'_> {
         })
     }
 
-    /// Waits for a dial, and says so once that is long enough to be noticed.
+    /// Awaits a dial. Notifies the listener if it takes noticeably long.
     async fn announced<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
         tokio::select! {
             dialled = &mut dial => return dialled,
@@ -207,7 +208,7 @@ impl Connector<'_> {
         }
     }
 
-    /// Pins the key of a host that was not known before and that somebody has agreed to.
+    /// Pins the key of a previously unknown host after the user has accepted it.
     fn pin(&self, first_key: &FirstKey) -> Result<(), ConnectError> {
         let Self {
             home,
@@ -252,7 +253,7 @@ impl Connector<'_> {
         }
     }
 
-    /// What is known of the path; a window that QUIC is to use is taken out of the memory.
+    /// Recalls the path. If QUIC will use the remembered window, the window is removed from the memory.
     async fn recall(&self, need: Option<&Need>) -> Recalled {
         let Self {
             home,
@@ -318,7 +319,7 @@ impl Connector<'_> {
         Ok(reached)
     }
 
-    /// Reports that segments have been limited before or during the handshake.
+    /// Notifies the listener if the segment size was reduced before or during the handshake.
     fn tell_of_black_hole(&self, dialler: &ChannelDialler) {
         if let Some(cause) = &dialler.black_hole() {
             self.listener.hear(&Notice::BlackHole { cause });
@@ -326,17 +327,17 @@ impl Connector<'_> {
     }
 }
 
-/// The time without an answer after which a user looks for a sign of life.
+/// Time without an answer after which the user is notified.
 const NOTICED_AFTER: Duration = Duration::from_millis(700);
 
-/// What is known before anything is dialled.
+/// The remembered properties of the path, read before dialling.
 #[derive(Debug)]
 struct Recalled {
     paths: PathMemory,
     known: Option<Known>,
-    /// How long TCP waits for QUIC, where that goes first.
+    /// How long TCP waits for QUIC, if QUIC is tried first.
     quic_first: Option<Duration>,
-    /// For QUIC.
+    /// Remembered window for QUIC.
     window: Option<Window>,
 }
 
@@ -358,25 +359,25 @@ impl fmt::Debug for Connector<'_> {
 }
 
 impl Route {
-    /// The time for which a user was asked, or may have been, before the host was reached.
+    /// Returns the time spent waiting for answers from the user before the host was reached.
     #[must_use]
     pub const fn asked(&self) -> Duration {
         self.asked
     }
 
-    /// Closes all connections, however the session has ended.
+    /// Closes all connections. Used after success and failure.
     pub async fn close(&self) {
         self.watch.stop();
         self.dialler.close().await;
     }
 
-    /// The black hole on the path that has ended the session, if one has. The next session has small segments.
+    /// Returns the black hole that ended the session, if any. The next session uses small segments.
     #[must_use]
     pub fn black_hole(&self) -> Option<&BlackHole> {
         self.watch.found()
     }
 
-    /// The cause of a session's end: a loss of connections may be due to a black hole.
+    /// Replaces a loss of connections by the black hole that caused it, if any.
     fn cause(&self, error: PushError) -> PushError {
         match self.black_hole() {
             Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
@@ -384,15 +385,15 @@ impl Route {
         }
     }
 
-    /// Lets a receiver that ssh has started come to its end, after a session that has ended well.
+    /// Waits for the end of a receiver that ssh started, after a successful session.
     pub async fn end(self) {
         if let Some(ssh) = self.ssh {
             ssh.end().await;
         }
     }
 
-    /// Closes the connections of a session that has ended like this. Keeps what one has learnt that has ended well, and
-    /// lets a receiver that ssh has started come to its end.
+    /// Closes the connections of a session with this result. After a successful session, remembers the path and waits
+    /// for the end of a receiver that ssh started.
     pub(crate) async fn finish(
         self,
         ended: Result<Summary, PushError>,
@@ -410,7 +411,7 @@ impl Route {
         Ok(Transferred { summary, carriage })
     }
 
-    /// Keeps what a session has learnt.
+    /// Remembers the measurements of a session.
     fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
         let millis = u64::try_from(summary.elapsed.as_millis())
             .unwrap_or(u64::MAX)
@@ -428,7 +429,7 @@ impl Route {
         });
         let by_quic = || Known::new(lanes_for(self.round_trip), false, self.round_trip, rate);
         let known = match self.transport {
-            // where nothing was tuned, there is still what was taken away, and what did not get through
+            // Even without tuning, the window that was taken and a failure of QUIC must be recorded.
             Transport::Tcp => learnt.or(before),
             Transport::Quic => before.or_else(|| Some(by_quic())),
         };
@@ -438,9 +439,9 @@ impl Route {
             .keep(self.with_rates(known, summary, resumption), listener);
     }
 
-    /// With what was known before of rates and window, and what has been found now.
+    /// Returns `known` with the remembered rates and window, updated with the measurements of this session.
     fn with_rates(&self, known: Known, summary: &Summary, resumption: Resumption) -> Known {
-        // another push may have left a window meanwhile
+        // Another push may have stored a window since the last read.
         let before = self.recalled.paths.known();
         let window = before
             .and_then(|known| known.window)

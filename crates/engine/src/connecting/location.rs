@@ -1,8 +1,8 @@
-//! The location of a target: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user
-//! before the host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
+//! Parses the location of a target: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host.
+//! With a user (`USER@HOST:PATH`), ssh starts a receiver on the host, and a port is that of ssh.
 //!
-//! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two
-//! colons are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
+//! As in rsync and scp, a colon before the first slash marks a host, so `./a:b` is a local file. Digits between two
+//! colons are a port. A relative path that starts with digits and a colon is written `HOST:./2024:x`.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::error::LocationError;
 
 pub(crate) mod fuzzing;
 
-/// The port of a receiver whose location names none.
+/// The port of a receiver if the location contains none.
 pub const DEFAULT_PORT: u16 = 5870;
 
 /// A target.
@@ -31,37 +31,37 @@ pub enum Location {
 /// A path at a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The host's name or address.
+    /// Name or address of the host.
     pub host: String,
-    /// The port of the daemon.
+    /// Port of the daemon.
     pub port: u16,
-    /// The path there, as the user wrote it.
+    /// Path at the receiver, as typed by the user.
     pub path: Vec<u8>,
-    /// The login by which ssh starts a receiver. None: a daemon is running.
+    /// Login with which ssh starts a receiver, or `None` if a daemon is running.
     pub login: Option<Login>,
 }
 
-/// The user and port for ssh, besides the host.
+/// The user and port for ssh. The host is in [`Remote`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The user's name on the host. `None`: the one that ssh takes.
+    /// User name on the host. `None` leaves the choice to ssh.
     pub user: Option<String>,
-    /// The port of the ssh server. `None`: the one that ssh takes.
+    /// Port of the ssh server. `None` leaves the choice to ssh.
     pub port: Option<u16>,
 }
 
-/// The way to a receiver on another host where no user is named.
+/// How to reach a receiver on another host if the location contains no user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// A daemon that runs already.
+    /// A daemon that is already running.
     #[default]
     Daemon,
-    /// A receiver that ssh starts, as where a user is named.
+    /// A receiver that ssh starts, as for a location with a user.
     OverSsh,
 }
 
 impl fmt::Display for Remote {
-    /// Writes the receiver for the user: host and port of a daemon, over ssh `USER@HOST` or the host alone.
+    /// Formats the receiver for display: host and port of a daemon. Over ssh, `USER@HOST` or the host alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             host, port, login, ..
@@ -81,10 +81,10 @@ impl fmt::Display for Remote {
 }
 
 impl Remote {
-    /// Reads a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
+    /// Parses a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
     ///
     /// # Errors
-    /// The text is none of these.
+    /// The text has none of these forms.
     pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
         if text.parse::<IpAddr>().is_ok() {
             return Ok(Self {
@@ -97,7 +97,7 @@ impl Remote {
         Self::at_daemon(text.as_bytes(), b"")
     }
 
-    /// Parses `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`, and adds `path`.
+    /// Parses `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`, and combines it with `path`.
     fn at_daemon(endpoint: &[u8], path: &[u8]) -> Result<Self, LocationError> {
         let position = |bytes: &[u8], sought| bytes.iter().position(|&byte| byte == sought);
         let (host, port) = match endpoint.strip_prefix(b"[") {
@@ -120,17 +120,17 @@ impl Remote {
         })
     }
 
-    /// Whether the path could be meant for the port.
+    /// Returns whether the user may have meant the path as a port.
     pub(crate) fn has_path_like_port(&self) -> bool {
         self.login.is_none() && parse_port(&self.path).is_ok()
     }
 }
 
 impl Location {
-    /// Reads a target.
+    /// Parses a target.
     ///
     /// # Errors
-    /// The text is no location.
+    /// The text is not a valid location.
     pub fn parse(text: &OsStr, start: Start) -> Result<Self, LocationError> {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
@@ -173,11 +173,11 @@ impl Location {
         }))
     }
 
-    /// Reads a target that several receivers have on storage which they share: `HOST,HOST:PATH`, each host with a port
-    /// where it has another. Returns the first one, and the others with the same path.
+    /// Parses a target that several receivers share on common storage: `HOST,HOST:PATH`, each host optionally with a
+    /// port. Returns the first receiver, and the others with the same path.
     ///
     /// # Errors
-    /// The text is no location.
+    /// The text is not a valid location.
     pub fn parse_several(text: &OsStr, start: Start) -> Result<(Self, Vec<Remote>), LocationError> {
         let bytes = text.as_bytes();
         let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
@@ -210,7 +210,7 @@ impl Location {
     }
 }
 
-/// Whether the text begins with the scheme of a URL, `s3://` for example. It would read as a host of that name.
+/// Returns whether the text starts with a URL scheme, such as `s3://`. It would otherwise be parsed as a host.
 fn has_scheme(bytes: &[u8]) -> bool {
     let end = bytes.windows(3).position(|window| window == b"://");
     let scheme = end.map_or(&b""[..], |end| &bytes[..end]);
@@ -220,7 +220,7 @@ fn has_scheme(bytes: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte))
 }
 
-/// Whether a path goes on with the same path at another host: `/data,HOST:/data`.
+/// Returns whether a path is followed by the same path at another host: `/data,HOST:/data`.
 fn names_another(path: &[u8], start: Start) -> bool {
     let Some(comma) = path.iter().position(|&byte| byte == b',') else {
         return false;
@@ -235,13 +235,14 @@ fn names_another(path: &[u8], start: Start) -> bool {
         Ok(Location::Remote(other)) => before_comma(&other.path),
         _ => return false,
     };
-    // however each is written
+    // Compares components, because the same path can be written in several ways.
     let [one, other] =
         [&path[..comma], &other].map(|path| Path::new(OsStr::from_bytes(path)).components());
     one.eq(other)
 }
 
-/// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
+/// Returns the path relative to the login's home directory. A leading `~` or `~/` is removed, as a shell would expand
+/// it.
 fn from_home(path: &[u8]) -> Result<&[u8], LocationError> {
     match path.strip_prefix(b"~/") {
         Some(path) => Ok(path),
@@ -251,13 +252,14 @@ fn from_home(path: &[u8]) -> Result<&[u8], LocationError> {
     }
 }
 
-/// Whether a shell would take the path for one below a home directory: `~`, `~/…` or `~USER/…`. A single name such as
-/// `~lock` may well be a file.
+/// Returns whether a shell would expand the start of the path to a home directory: `~`, `~/…` or `~USER/…`. A single
+/// name such as `~lock` may well be a file.
 fn begins_at_home(path: &[u8]) -> bool {
     path == b"~" || path.starts_with(b"~") && path.contains(&b'/')
 }
 
-/// Refuses an IPv6 address without brackets, alone or before a colon: what its first colon would part is not meant.
+/// Refuses an IPv6 address without brackets, alone or before a colon, because splitting it at its first colon would be
+/// wrong.
 fn refuse_unbracketed(bytes: &[u8]) -> Result<(), LocationError> {
     let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
     let host = head.rsplit(|&byte| byte == b'@').next().unwrap_or_default();
@@ -277,7 +279,7 @@ fn refuse_unbracketed(bytes: &[u8]) -> Result<(), LocationError> {
     Ok(())
 }
 
-/// Whether a program takes the text for one word that is no option.
+/// Returns whether the text can be passed to a program as one argument that is not an option.
 fn is_word(text: &str) -> bool {
     !text.is_empty()
         && !text.starts_with('-')
@@ -286,13 +288,14 @@ fn is_word(text: &str) -> bool {
 
 /// The two parts of a target on another host.
 struct AtHost<'a> {
-    /// The host, perhaps with a user.
+    /// The host, possibly with a user.
     host: &'a [u8],
-    /// Everything behind the colon.
+    /// Everything after the colon.
     rest: &'a [u8],
 }
 
-/// Splits a target into the host, perhaps with a user, before the first colon, and the rest; `None` for a local path.
+/// Splits a target at the first colon into the host (possibly with a user) and the rest. Returns `None` for a local
+/// path.
 fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
     let slash = bytes
         .iter()
@@ -319,7 +322,7 @@ fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
     Ok(colon.map(split))
 }
 
-/// Splits off the user before the last `@`, as ssh does, and removes the host's brackets.
+/// Splits off the user before the last `@`, as ssh does, and removes the brackets of the host.
 fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
     let bare = |host| {
         <[u8]>::strip_prefix(host, b"[")
@@ -335,7 +338,7 @@ fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
     }
 }
 
-/// Splits off the port: digits before another colon.
+/// Splits off the port, which is digits followed by another colon.
 fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8]), LocationError> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if digits == 0 || rest.get(digits) != Some(&b':') {
@@ -365,7 +368,7 @@ fn host_name(bytes: &[u8]) -> Result<String, LocationError> {
         return Err(LocationError::UserAtDaemon(show(bytes)));
     }
     match std::str::from_utf8(bytes) {
-        // Once shown, a name with a bracket or a slash would mean something else when it is typed.
+        // A printed name with a bracket or a slash would have another meaning when typed again.
         Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
         _ => Err(LocationError::Host(show(bytes))),
     }

@@ -1,19 +1,19 @@
-//! Memory of what earlier pushes learnt of the network paths from this host, in the file `paths` beside the keys.
+//! Remembers properties of network paths from this host, measured by earlier pushes. The file `paths` next to the keys
+//! stores them.
 //!
-//! The next push to the same host and port dials the remembered number of lanes at once, and sets the
-//! remembered congestion control before a lane's first data, if the round trip is of similar size. A
-//! loss-tolerant congestion control is remembered for a shorter time, since it finds its rate by causing
-//! loss.
+//! The next push to the same host and port dials the remembered number of lanes immediately. It sets the remembered
+//! congestion control before a lane's first data, if the round trip time is similar. A loss-tolerant congestion control
+//! is remembered for a shorter time, because it finds its rate by causing loss.
 //!
-//! What the path has carried within a round trip is remembered for a day, with the addresses at its ends: QUIC jumps
-//! to half of that (`zmove-transport: quic/resume.rs`), and [`dial`](crate::connecting::dial) weighs TCP and QUIC by
-//! it.
+//! The bytes that the path carried within one round trip are remembered for a day, together with the addresses of both
+//! ends. QUIC starts with half of that window (`zmove-transport: quic/resume.rs`), and
+//! [`dial`](crate::connecting::dial) uses it to choose between TCP and QUIC.
 //!
-//! Each line holds one path, `HOST:PORT` and what is known of it in JSON.
+//! Each line of the file contains one path: `HOST:PORT` and its properties in JSON.
 //!
-//! **Invariant:** a window is used by one push at a time, which takes it out of the file and leaves another when it
-//! has ended well. Apart from that the memory is advice only. If the file cannot be read or parsed, a warning is given
-//! and its contents are ignored; the push never fails for it.
+//! **Invariant:** only one push at a time uses a window. It removes the window from the file and stores a new one when
+//! it succeeds. Everything else in the file is only advice: if the file cannot be read or parsed, a warning is issued
+//! and the contents are ignored. A push never fails because of it.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ mod known;
 
 pub(crate) mod fuzzing;
 
-/// The memory of one path: the file, and the path's name in it.
+/// The memory of one path: the file and the path's key in it.
 #[derive(Debug)]
 pub struct PathMemory {
     paths: Remembered<Known>,
@@ -37,7 +37,7 @@ pub struct PathMemory {
 }
 
 impl PathMemory {
-    /// The memory of the path to `remote`, in this home.
+    /// Returns the memory of the path to `remote` in the directory `home`.
     #[must_use]
     pub fn of(home: &Path, remote: &Remote) -> Self {
         let host = remote.host.to_ascii_lowercase();
@@ -47,7 +47,7 @@ impl PathMemory {
         }
     }
 
-    /// The knowledge that the last push has gained, unless it is too old.
+    /// Returns the properties measured by the last push, unless they are too old.
     pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
         let known = self.paths.recall(&self.endpoint).unwrap_or_else(|source| {
             listener.hear(&Notice::PathsUnread {
@@ -59,13 +59,13 @@ impl PathMemory {
         known.and_then(Known::unless_old)
     }
 
-    /// The rate of the last push, if one is remembered; a file that cannot be read is not reported.
+    /// Returns the rate of the last push, in bytes per second. Does not report an unreadable file.
     #[must_use]
     pub fn last_rate(&self) -> Option<u64> {
         Some(self.known()?.bytes_per_second)
     }
 
-    /// What is known now, without a word about a file that cannot be read.
+    /// Returns the current properties. Does not report an unreadable file.
     pub(crate) fn known(&self) -> Option<Known> {
         self.paths
             .recall(&self.endpoint)
@@ -73,7 +73,7 @@ impl PathMemory {
             .and_then(Known::unless_old)
     }
 
-    /// Takes the window away, so that no other push uses it meanwhile.
+    /// Removes the window from the file, so that no concurrent push uses it.
     pub(crate) fn take_window(&self, known: Known, listener: &dyn Listener) {
         self.write(
             Known {
@@ -84,11 +84,11 @@ impl PathMemory {
         );
     }
 
-    /// Stores what this push has learnt.
+    /// Stores the properties measured by this push.
     pub fn keep(&self, known: Known, listener: &dyn Listener) {
-        // A file that cannot be used was reported when it was read first.
+        // The first read has already reported an unusable file.
         let day = match self.known() {
-            // The loss-tolerant control was remembered and used without a try of the other one, so its age stays.
+            // The remembered loss-tolerant control was reused without trying the other one, so its age is kept.
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
         };
@@ -106,7 +106,7 @@ impl PathMemory {
 }
 
 impl Known {
-    /// What is still of use of it, if anything.
+    /// Returns the properties that are recent enough to be used, or `None` if there are none.
     fn unless_old(self) -> Option<Self> {
         let days = today().saturating_sub(self.day);
         let loss_tolerant = self.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
@@ -126,12 +126,12 @@ const fn paths(file: PathBuf) -> Remembered<Known> {
 
 const FILE: &str = "paths";
 const HEADER: &str = "# zmove paths 2";
-/// The most paths that are kept; the file then has some 30 KiB.
+/// Maximum number of paths in the file, which then has about 30 KiB.
 const PATHS_MAX: usize = 256;
-/// How many days a path is remembered: paths change over the months.
+/// Number of days that a path is remembered. Paths change over months.
 const DAYS_MAX: u64 = 30;
-/// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
-/// path is no longer lossy, so the control is chosen anew from time to time.
+/// Number of days that a loss-tolerant congestion control is remembered. On a saturated path, a push cannot detect that
+/// the path is no longer lossy, so the control is chosen again from time to time.
 const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The settings by which a receiver is reached.
+//! Settings for connecting to a receiver.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -14,45 +14,48 @@ use zmove_wire::{Cipher, SignedJobGrant};
 use crate::connecting::location::Remote;
 use crate::error::BoxError;
 
-/// The settings by which a receiver is reached.
+/// Settings for connecting to a receiver.
 #[derive(Clone, Debug, Default)]
 pub struct DialSettings {
-    /// The only key that the host may have. Default: the one that is pinned in the home directory.
+    /// The only accepted host key. Default: the key pinned in the home directory.
     pub key: Option<Fingerprint>,
-    /// The key of this side. Default: the one in the home directory.
+    /// Identity of this side. Default: the key in the home directory.
     pub identity: Option<Identity>,
-    /// The grant of a job of many nodes, which this side shows. Default: none, so that its own key has to be let in.
+    /// Grant of a multi-node job, presented by this side. Default: none, so that the receiver must allow this side's
+    /// own key.
     pub job_grant: Option<Arc<SignedJobGrant>>,
-    /// The answer to a host whose key is not known. Default: it is refused.
+    /// Treatment of a host whose key is not known. Default: refuse it.
     pub unknown_host: UnknownHost,
-    /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is
-    /// kept: neither what is remembered of the path nor its losses change it. With a low `limit` there are fewer.
+    /// Number of lanes, 1 to 64. By default, round trip time and cores determine the initial number, and more are added
+    /// while that helps. An explicit number is fixed: neither the path memory nor loss changes it. A low `limit`
+    /// reduces it.
     pub streams: Option<u16>,
-    /// Transport, socket options and congestion control. Default: TCP, and QUIC where TCP cannot be connected.
+    /// Transport, socket options and congestion control. Default: TCP, with QUIC if TCP cannot connect.
     pub reach: Reach,
-    /// Encryption of the lanes. Default: TLS. Without it names and contents go in clear, still authenticated.
+    /// Encryption of the lanes. Default: TLS. Without encryption, names and contents are sent in clear, but are still
+    /// authenticated.
     pub cipher: Cipher,
-    /// The rate that the sender will keep, over all lanes together. Default: none. The number of lanes then stays as
-    /// it was at first.
+    /// Rate limit of the sender for all lanes together. Default: none. With a limit, the number of lanes stays at its
+    /// initial value.
     pub limit: Option<RateLimit>,
-    /// The settings by which ssh starts a receiver, where the location has a login.
+    /// Settings for starting a receiver with ssh. Used if the location has a login.
     pub ssh: SshSettings,
-    /// The kind of lanes that are dialled later. Default: more of the same.
+    /// Kind of lanes that are dialled later. Default: more lanes of the same set.
     pub more: MoreLanes,
-    /// When the path is checked for a black hole. Default: when the lanes stand still.
+    /// When the path is checked for a black hole. Default: when the lanes stall.
     pub path_check: PathCheck,
 }
 
-/// The settings by which ssh starts a receiver.
+/// Settings for starting a receiver with ssh.
 #[derive(Clone, Debug)]
 pub struct SshSettings {
-    /// The program, never empty. Default: `ssh`, found by `PATH`.
+    /// Program, never empty. Default: `ssh`, searched in `PATH`.
     pub program: String,
-    /// The words before those that name the host. Default: none.
+    /// Arguments before the host. Default: none.
     pub arguments: Vec<String>,
-    /// The zmove to start on that host, as its shell understands it. Default: `zmove`.
+    /// Command that runs zmove on the host, interpreted by its shell. Default: `zmove`.
     pub remote_zmove: String,
-    /// The ports at which that receiver may listen, for firewalls. Default: any free port.
+    /// Ports on which the receiver may listen, for firewalls. Default: any free port.
     pub ports: Option<PortRange>,
 }
 
@@ -67,48 +70,48 @@ impl Default for SshSettings {
     }
 }
 
-/// The kind of lanes that are asked for later.
+/// The kind of lanes that are dialled later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MoreLanes {
-    /// More of the same, as a push wants them.
+    /// More lanes of the same set, as a push requests them.
     #[default]
     Others,
-    /// A new set each time, numbered from the first lane on: the rounds of a probe.
+    /// A new set each time, numbered from 0. Used for the rounds of a probe.
     Sets,
 }
 
-/// When a path is checked for a black hole, in which full-size packets vanish.
+/// When to check a path for a black hole, in which full-size packets vanish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathCheck {
-    /// When the lanes stand still. A black hole ends the session, and the next one has small segments.
+    /// When the lanes stall. A black hole ends the session, and the next one uses small segments.
     #[default]
     WhenStill,
-    /// Before the session too, which takes a few round trips: no other session follows this one.
+    /// Also before the session, which takes a few round trips. Used if no other session will follow.
     First,
 }
 
-/// The treatment of a host whose key is not known, and for which no authority vouches.
+/// The treatment of a host whose key is neither known nor certified by an authority.
 #[derive(Clone, Debug, Default)]
 pub enum UnknownHost {
-    /// The host is refused.
+    /// Refuse the host.
     #[default]
     Refuse,
-    /// The host's key is remembered once the host has proved it.
+    /// Pin the host's key once the host has proved that it owns the key.
     Pin,
-    /// Somebody is asked, and the key is remembered after a yes.
+    /// Ask the user, and pin the key if the user accepts it.
     Ask(Arc<dyn Confirm>),
 }
 
-/// A way to ask somebody whether a key is that of a host.
+/// Asks whether a key belongs to a host.
 pub trait Confirm: Debug + Send + Sync {
-    /// Waits for the answer, on a thread that may block.
+    /// Waits for the answer. Called on a thread that may block.
     ///
     /// # Errors
-    /// The answer is no, or there is nobody to give one.
+    /// The answer is no, or there is nobody to ask.
     fn confirm(&self, remote: &Remote, key: Fingerprint) -> Result<(), BoxError>;
 }
 
-/// A range of ports that a firewall lets through: from one to another, both included.
+/// A range of ports that a firewall allows, including both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "(u16, u16)", into = "(u16, u16)")]
 pub struct PortRange {
@@ -117,7 +120,7 @@ pub struct PortRange {
 }
 
 impl PortRange {
-    /// The ports of the range, one after the other.
+    /// Returns the ports of the range.
     #[must_use]
     pub fn ports(self) -> RangeInclusive<u16> {
         self.first..=self.last
@@ -157,7 +160,7 @@ impl FromStr for PortRange {
     }
 }
 
-/// How long a connection may take to be ready.
+/// Time limit for establishing a connection.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

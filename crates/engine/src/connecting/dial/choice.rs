@@ -1,17 +1,17 @@
-//! Which transport goes first, where the user leaves it open and the path is known.
+//! Decides whether QUIC is tried before TCP, if the user has not chosen a transport and the path is known.
 //!
-//! TCP costs less CPU and carries more; QUIC may jump to half the window that the path has carried lately, where TCP
-//! doubles its first windows once in a round trip. So QUIC goes first where the round trips that this saves are
-//! longer than what its lower rate costs for all that is to be sent:
+//! TCP needs less CPU and is faster. QUIC can start with half of the window that the path carried recently, while TCP
+//! doubles its initial windows once per round trip. QUIC is therefore tried first if the round trips that it saves take
+//! longer than its lower rate costs for the whole push:
 //!
 //! ```text
 //! round trip × log2(window ÷ TCP's first windows)  >  bytes ÷ rate of QUIC − bytes ÷ rate of TCP
 //! ```
 //!
-//! and where all that is to be sent is no more than some windows. The rates are the best that were seen on this path;
-//! QUIC that was not used yet is taken to be as much slower as on hosts that have no cores to spare. All that is to be
-//! sent must be known for it, so the scan is waited for, for a part of the round trip; TCP goes first where it has not
-//! ended by then.
+//! In addition, the push must not be larger than a few windows. The rates are the best that were measured on this path.
+//! If QUIC was not used yet, its rate is estimated from hosts without spare cores. The comparison needs the total size
+//! of the push, so the dial waits for the scan for a fraction of the round trip. TCP is tried first if the scan takes
+//! longer.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::machine::{LANES_AT_ONCE, LOCAL_RTT};
 use crate::connecting::path_memory::{Known, Rates, Window};
 use crate::connecting::settings::DialSettings;
 
-/// For how long TCP waits for QUIC, if QUIC goes first.
+/// Returns how long TCP waits for QUIC, or `None` if QUIC is not tried first.
 pub(super) async fn quic_head_start(
     settings: &DialSettings,
     known: Option<Known>,
@@ -46,7 +46,7 @@ pub(super) async fn quic_head_start(
     soon.then_some(round_trip * HANDSHAKE_ROUND_TRIPS + LATE_HOST)
 }
 
-/// The most that QUIC is likely to bring sooner than TCP; none where there is nothing that it would.
+/// Returns the largest push, in bytes, that QUIC is likely to complete before TCP, or `None` if there is none.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -86,15 +86,16 @@ fn bytes_max(known: &Known) -> Option<u64> {
     (saved > 0.0).then_some(bytes_max as u64)
 }
 
-/// A first window of TCP with packets of 9,000 bytes; with those of Ethernet QUIC gains more.
+/// Initial window of TCP with packets of 9,000 bytes. With the smaller packets of Ethernet, QUIC gains more.
 const FIRST_WINDOW_BYTES: f64 = 90_000.0;
-/// QUIC's rate as a part of TCP's where the cores are the limit.
+/// QUIC's rate relative to TCP's if the CPU is the limit.
 const QUIC_SHARE: f64 = 0.6;
-/// The most windows in all: a rate that was seen while TCP began may be far below the rate of a longer push.
+/// Maximum size of the push in windows. A rate that was measured during TCP's start may be far below the rate of a
+/// longer push.
 const WINDOWS_MAX: f64 = 8.0;
-/// The part of a round trip for which the dial waits for the scan.
+/// Divisor of the round trip that yields how long the dial waits for the scan.
 const SCAN_SHARE: u32 = 3;
-/// With one more for a receiver that asks back, and one for a packet that is late.
+/// Includes one round trip for a receiver that validates the address (Retry), and one for a delayed packet.
 const HANDSHAKE_ROUND_TRIPS: u32 = 3;
 const LATE_HOST: Duration = Duration::from_millis(200);
 

@@ -1,4 +1,4 @@
-//! The policy for the key of a host.
+//! Verification of a host's key.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::connecting::location::Remote;
 use crate::connecting::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
 use crate::error::ConnectError;
 
-/// The policy for a host's key.
+/// The policy for verifying a host's key.
 pub(super) struct HostKey {
     pub(super) policy: HostPolicy,
-    /// The time for which a user was asked about the key.
+    /// Time spent waiting for the user to confirm the key.
     pub(super) asked: Duration,
 }
 
@@ -30,7 +30,7 @@ impl From<HostPolicy> for HostKey {
 }
 
 impl Connector<'_> {
-    /// The key that the host must have, where that is known before it is dialled.
+    /// Returns the key that the host must have, if it is configured or pinned.
     pub(crate) fn pinned_key(&self) -> Result<Option<Fingerprint>, ConnectError> {
         let Self {
             home,
@@ -44,8 +44,8 @@ impl Connector<'_> {
         Ok(KnownHosts::open(home)?.lookup(&remote.host, remote.port))
     }
 
-    /// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or
-    /// else as the settings for unknown hosts demand, as with ssh.
+    /// Returns the policy for the host's key: the pinned key, a key certified by the site's authority, or else the
+    /// treatment of unknown hosts from the settings, as with ssh.
     pub(super) async fn host_policy(
         &self,
         identity: &Identity,
@@ -92,7 +92,7 @@ impl Connector<'_> {
     }
 }
 
-/// Asks on a thread of its own, so that an interrupt is noticed meanwhile.
+/// Asks the user on a separate thread, so that the caller can still handle an interrupt.
 async fn ask(
     confirm: Arc<dyn Confirm>,
     remote: &Remote,

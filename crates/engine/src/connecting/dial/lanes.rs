@@ -1,6 +1,6 @@
-//! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
+//! Dials the control connection and the lanes concurrently, so that each round trip is waited for only once.
 //!
-//! With `--limit`, or if this process may open few files, the number of lanes stays as it was at first.
+//! The number of lanes stays fixed with `--limit`, or if this process may open only a few files.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 
-/// Dials control and the first lanes at the same time; the path that is taken comes with what was known of it.
+/// Dials the control connection and the first lanes concurrently. The result includes what was recalled of the path.
 pub(super) async fn dial_all<L: LaneEnd>(
     dialler: ChannelDialler,
     settings: &DialSettings,
@@ -100,11 +100,11 @@ pub(super) async fn dial_all<L: LaneEnd>(
     })
 }
 
-/// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
+/// Maximum number of later lanes that are being dialled or wait to be accepted.
 const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 
-/// Dials lanes for as long as more may be wanted, from `next` on, or from the first one for each set. More than
-/// [`DIALS_MAX`] at a time are not dialled: a host that is pulled from may want lanes without end.
+/// Dials further lanes on request until the requesting side is dropped, numbered from `next` on, or from 0 for each
+/// set. Requests beyond [`DIALS_MAX`] are ignored, because a host that is pulled from may request any number of lanes.
 async fn dial_more<L: LaneEnd>(
     dialler: ChannelDialler,
     kind: MoreLanes,
@@ -135,15 +135,15 @@ async fn dial_more<L: LaneEnd>(
 
 type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
 
-/// An end of a lane that is made of a connection which this side has dialled.
+/// An end of a lane that is created from a dialled connection.
 pub trait LaneEnd: Send + Sized + 'static {
-    /// Makes one of `lanes` lanes, after the greeting.
+    /// Converts a connection into one of `lanes` lanes, after the greeting.
     ///
     /// # Errors
     /// The connection cannot become a lane.
     fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
 
-    /// A probe of the lane's connection.
+    /// Returns a probe of the lane's connection.
     fn path(&self) -> PathProbe;
 }
 
@@ -167,18 +167,18 @@ impl LaneEnd for Box<dyn LaneSource> {
     }
 }
 
-/// A lane to be dialled.
+/// The parameters of a lane to dial.
 #[derive(Clone, Copy)]
 struct DialledLane {
     number: u16,
     transfer: TransferId,
     cipher: Cipher,
-    /// The number of lanes that were dialled before, where this lane is dialled after them.
+    /// Number of lanes that were dialled earlier, if this lane is dialled after them.
     one_of: Option<u16>,
 }
 
 impl DialledLane {
-    /// A lane of the first ones.
+    /// Creates one of the first lanes.
     const fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
         Self {
             number,
@@ -189,7 +189,8 @@ impl DialledLane {
     }
 }
 
-/// Dials one lane; it is dropped again if the path turns out to need fewer. The permit is held until it is taken.
+/// Dials a lane. The lane is dropped if the path turns out to need fewer. The permit is held until the lane is
+/// accepted.
 fn spawn_lane<L: LaneEnd>(
     dialler: &ChannelDialler,
     lane: DialledLane,
@@ -203,7 +204,7 @@ fn spawn_lane<L: LaneEnd>(
         let _until_it_is_taken = permit;
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
-        // The control connection did not come up: its error has the reason.
+        // The control connection failed. Its error contains the reason.
         let Ok(Some(count)) = count else { return };
         if lane.number >= count {
             return;
@@ -230,7 +231,7 @@ fn lane_error(error: DialError) -> LaneError {
     }
 }
 
-/// Sends the greeting on a connection, which becomes one of `count` lanes.
+/// Sends the greeting on a connection and converts it into one of `count` lanes.
 async fn make_lane<L: LaneEnd>(
     mut channel: Channel,
     lane: DialledLane,

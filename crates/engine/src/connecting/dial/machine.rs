@@ -1,9 +1,9 @@
-//! The number of lanes that suit a path, by this host's kernel and cores.
+//! The number of lanes that suits a path, depending on this host's kernel and cores.
 //!
-//! On a short path windows do not matter and each lane costs CPU, so there are as many lanes as cores, within
-//! bounds. On a longer one there are as many as make the kernel's largest send windows fill the target rate
-//! ([`RATE_TARGET`]), also within bounds. Over QUIC no window of the kernel's bounds a lane, but each has a
-//! thread: twice the cores, within bounds.
+//! On a short path, window sizes do not matter and each lane costs CPU, so the number of lanes equals the number of
+//! cores. On a longer path, it is chosen so that the kernel's largest send windows together allow the target rate
+//! ([`RATE_TARGET`]). QUIC lanes are not limited by the kernel's windows, but each has a thread, so there are twice as
+//! many as cores. All numbers have lower and upper bounds.
 
 use std::time::Duration;
 
@@ -11,19 +11,20 @@ use zmove_disk::cores;
 use zmove_types::RateLimit;
 use zmove_wire::limits::LANES_MAX;
 
-/// The number of lanes that are dialled before the round trip time is known.
+/// Number of lanes that are dialled before the round trip time is known.
 pub const LANES_AT_ONCE: u16 = 12;
-/// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
+/// Rate that the windows of all lanes together should allow, in bytes per second: 10 Gbit/s.
 pub const RATE_TARGET: f64 = 1.25e9;
-/// The round trip below which a path is local: windows do not matter there, and each lane costs CPU.
+/// Round trip time below which a path is local. On local paths, window sizes do not matter and each lane costs CPU.
 pub const LOCAL_RTT: Duration = Duration::from_millis(2);
 
-/// The number of lanes that suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
+/// Returns the number of lanes that suits a path: enough for the kernel's send windows to fill it, and few if the
+/// windows are no limit.
 pub(super) fn lanes_for(rtt: Duration) -> u16 {
     lanes_for_machine(rtt, cores(), send_window_max())
 }
 
-/// The number of lanes that suit a path where each connection may have `window_bytes` in flight.
+/// Returns the number of lanes that suits a path on which each connection may have `window_bytes` in flight.
 pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
     let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
     if rtt < LOCAL_RTT {
@@ -41,13 +42,14 @@ pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 
     by_window.max(by_cores).max(LANES_AT_ONCE)
 }
 
-/// The number of connections that suit QUIC: each has a thread here, and no window of the kernel's bounds it.
+/// Returns the number of QUIC lanes. It depends on the cores, because each lane has a thread and kernel windows do not
+/// apply.
 pub(super) fn quic_lanes() -> u16 {
     u16::try_from((2 * cores()).clamp(4, 8)).expect("clamped")
 }
 
-/// The most lanes that are of use at a rate, where there is one: each costs a handshake and a search for the path's
-/// MTU, some 25 KiB over QUIC, before anything is paid for.
+/// Returns the maximum number of useful lanes at a rate limit. Each lane costs a handshake and a path MTU search, about
+/// 25 KiB over QUIC, before it carries any data.
 pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
     limit.map_or(LANES_MAX, |limit| {
         let lanes = limit.bytes_per_second() / LANE_BYTES_PER_SECOND_MIN;
@@ -57,7 +59,7 @@ pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
     })
 }
 
-/// Maximum number of lanes for which this process has descriptors beside its files.
+/// Returns the maximum number of lanes for which this process has file descriptors in addition to its files.
 pub(super) fn lanes_within_files(files: usize) -> u16 {
     let lanes = files.saturating_sub(FILES_BESIDE_LANES) / FILES_PER_LANE;
     u16::try_from(lanes)
@@ -65,15 +67,15 @@ pub(super) fn lanes_within_files(files: usize) -> u16 {
         .clamp(1, LANES_MAX)
 }
 
-/// Number of descriptors that a transfer needs beside its lanes and the files that the lanes read.
+/// Number of descriptors that a transfer needs in addition to its lanes and the files read for them.
 const FILES_BESIDE_LANES: usize = 24;
-/// Number of descriptors per lane: its connection, and the files and directories that are read for it.
+/// Number of descriptors per lane: its connection, and the files and directories read for it.
 const FILES_PER_LANE: usize = 4;
 
-/// What any lane carries on any path.
+/// Rate that a lane reaches on any path, in bytes per second.
 const LANE_BYTES_PER_SECOND_MIN: u64 = 250_000;
 
-/// The most that the kernel's autotuning lets one connection have in flight, in bytes.
+/// Returns the maximum send window that the kernel's autotuning allows per connection, in bytes.
 fn send_window_max() -> f64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
     let bytes = text

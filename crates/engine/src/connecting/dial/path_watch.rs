@@ -1,15 +1,15 @@
-//! The watch for a black hole on the path of a session.
+//! Watches a session's path for a black hole.
 //!
-//! Lanes that are stuck in a black hole time out after minutes, and so do the lanes of the next session. The watch ends
-//! the session as soon as the dialler has found the black hole. **Invariant:** the session ends by the loss of its
-//! control connection, so that another session may follow, with small segments.
+//! Lanes that are stuck in a black hole time out only after minutes, and so would the lanes of the next session. The
+//! watch ends the session as soon as the dialler detects the black hole. **Invariant:** the session ends by losing its
+//! control connection, so that another session can follow with small segments.
 
 use std::sync::{Arc, OnceLock};
 
 use tokio::task::AbortHandle;
 use zmove_transport::{BlackHole, ChannelDialler, PathProbe};
 
-/// A watch, which ends when this is dropped.
+/// A watch on a path. It stops when it is dropped.
 #[derive(Debug)]
 pub(super) struct PathWatch {
     found: Arc<OnceLock<BlackHole>>,
@@ -17,7 +17,7 @@ pub(super) struct PathWatch {
 }
 
 impl PathWatch {
-    /// Watches the lanes of a dialler, for the session of this control connection.
+    /// Starts to watch the lanes of a dialler, for the session with this control connection.
     pub(super) fn start(dialler: ChannelDialler, control: PathProbe) -> Self {
         let found = Arc::<OnceLock<_>>::default();
         let finding = Arc::clone(&found);
@@ -32,12 +32,12 @@ impl PathWatch {
         }
     }
 
-    /// The black hole that has ended the session, if one has.
+    /// Returns the black hole that ended the session, if any.
     pub(super) fn found(&self) -> Option<&BlackHole> {
         self.found.get()
     }
 
-    /// Ends the watch, and drops its handle on the control connection.
+    /// Stops the watch and releases its handle to the control connection.
     pub(super) fn stop(&self) {
         self.task.abort();
     }

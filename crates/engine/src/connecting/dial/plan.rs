@@ -1,10 +1,10 @@
-//! The plan of lanes: how many are dialled when, and how they answer to loss, from what is known of the path
-//! so far.
+//! The lane plan: how many lanes to dial at which time, and how they respond to loss, based on what is known of the
+//! path so far.
 //!
-//! `--streams` decides, up to what a rate limit can use; else the number remembered of the path, if that is more
-//! than its round trip asks for; else the round trip (`machine`). Most lanes are dialled beside control, before the
-//! round trip is known, so that nobody waits a round trip for them. But no more are dialled than the first packs can
-//! use, where the end of the scan or a short path shows that within a few milliseconds.
+//! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
+//! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialled together with
+//! the control connection, before the round trip is known, so that nobody waits for an extra round trip. Fewer are
+//! dialled if a finished scan or a short path shows within a few milliseconds that fewer are enough.
 
 use std::time::Duration;
 
@@ -18,24 +18,24 @@ use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, lanes_within_files,
 use crate::connecting::path_memory::Known;
 use crate::connecting::settings::DialSettings;
 
-/// The plan of lanes, before anything is known of the path but what was remembered.
+/// The lane plan before anything but the path memory is known of the path.
 pub(super) struct LanePlan {
-    /// The number that was asked for; `None` where the tuner chooses it.
+    /// Requested number of lanes, or `None` if the tuner chooses it.
     pub(super) fixed: Option<u16>,
-    /// QUIC goes first.
+    /// Whether QUIC is tried first.
     quic_first: bool,
     known: Option<Known>,
-    /// The lanes' answer to loss if nothing is remembered of the path.
+    /// The lanes' response to loss if the path is not remembered.
     answer: LossAnswer,
-    /// The number of lanes that the push can use, where that may be less than the path could.
+    /// Number of lanes that the push can use, which may be lower than the path allows.
     need: Option<Need>,
-    /// Maximum number of lanes by the rate limit and by the descriptors of this process.
+    /// Maximum number of lanes that the rate limit and the descriptors of this process allow.
     most: u16,
 }
 
 impl LanePlan {
     pub(super) fn new(settings: &DialSettings, recalled: &Recalled, need: Option<Need>) -> Self {
-        // With a rate limit or a fixed number of lanes, what is known of the path does not change their number.
+        // With a rate limit or a fixed number of lanes, the path memory does not change the number.
         let known = recalled
             .known
             .filter(|_| settings.streams.is_none() && settings.limit.is_none());
@@ -53,8 +53,8 @@ impl LanePlan {
         }
     }
 
-    /// The number of first lanes to dial beside control, which is being dialled: as many as are known without waiting
-    /// for a round trip, but few where it shows at once that few are enough.
+    /// Returns the number of first lanes to dial while the control connection is being dialled. This is the usual
+    /// number, unless a smaller one proves sufficient within a few milliseconds.
     pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
         let usual = self.at_once(transport);
         let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;
@@ -70,14 +70,15 @@ impl LanePlan {
         usual
     }
 
-    /// The number of lanes that the push and its rate can use, if that is known to be less than `usual`.
+    /// Returns the number of lanes that the push and its rate limit can use, if that is known to be less than `usual`.
     pub(super) fn few(&self, usual: u16) -> Option<u16> {
         let needed = self.need.as_ref().and_then(Need::lanes).unwrap_or(u16::MAX);
         Some(needed.min(self.most)).filter(|lanes| *lanes < usual)
     }
 
-    /// How the number of lanes and their congestion control change, unless it is already known that they stay as at
-    /// first: so over QUIC, whose congestion control bears loss and whose windows are shared out over the first lanes.
+    /// Returns how the number of lanes and their congestion control may change, unless both are known to stay fixed.
+    /// They stay fixed over QUIC, whose congestion control tolerates loss and whose windows are distributed over the
+    /// first lanes.
     pub(super) fn tuning(
         self,
         is_fixed: bool,
@@ -90,7 +91,7 @@ impl LanePlan {
         (LaneNumber::Tuned { least }, self.answer(round_trip))
     }
 
-    /// The number of lanes to dial before transport and round trip are known.
+    /// Returns the number of lanes to dial before transport and round trip are known.
     fn at_once(&self, transport: TransportChoice) -> u16 {
         let known = match transport {
             TransportChoice::Quic => Some(quic_lanes()),
@@ -100,13 +101,13 @@ impl LanePlan {
         self.fixed.or(known).unwrap_or(LANES_AT_ONCE)
     }
 
-    /// The number of lanes at first, where `least` suit the round trip.
+    /// Returns the initial number of lanes if `least` lanes suit the round trip.
     pub(super) fn count(&self, round_trip: Duration, least: u16) -> u16 {
         let known = self.known_of(round_trip).map_or(least, |known| known.lanes);
         self.fixed.unwrap_or(known.max(least))
     }
 
-    /// The lanes' answer to loss at first.
+    /// Returns the lanes' initial response to loss.
     fn answer(self, round_trip: Duration) -> LossAnswer {
         let was_right = self
             .known_of(round_trip)
@@ -118,13 +119,13 @@ impl LanePlan {
         }
     }
 
-    /// The remembered path, if it has a round trip like this one.
+    /// Returns the remembered path if its round trip is similar.
     fn known_of(&self, round_trip: Duration) -> Option<Known> {
         self.known.filter(|known| known.suits(round_trip))
     }
 }
 
-/// How long most lanes are held back, lest the scan end or the path prove short just after they were dialled.
+/// How long most lanes are held back, in case the scan ends or the path proves short just after dialling.
 const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The fuzz target for locations; `crates/fuzz` runs it.
+//! The fuzz target for locations, run by `crates/fuzz`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use super::{Location, Start};
 use crate::error::LocationError;
 
-/// Parses a target. The text shown for a daemon's target, with its path, must mean the same target, and ssh
-/// must get no argument that is an option.
+/// Parses a target. The displayed form of a daemon's target, including its path, must be parsed as the same target. No
+/// argument for ssh may be an option.
 ///
 /// # Panics
-/// When it means another one, or ssh would get such an argument.
+/// Panics if one of these properties is violated.
 pub fn location(bytes: &[u8]) {
     [Start::Daemon, Start::OverSsh]
         .into_iter()
@@ -30,7 +30,7 @@ fn check(text: &OsStr, start: Start) {
     }
     let shown = [remote.to_string().as_bytes(), b":", &remote.path].concat();
     match Location::parse(OsStr::from_bytes(&shown), Start::Daemon) {
-        // A host of hexadecimal digits and a path of six such groups are an address together.
+        // A host of hexadecimal digits and a path of six such groups can together form an IPv6 address.
         Err(LocationError::Unbracketed(_)) => {}
         again => assert_eq!(
             again,

@@ -1,14 +1,14 @@
-//! The fuzz target for the file `paths`; `crates/fuzz` runs it.
+//! The fuzz target for the file `paths`, run by `crates/fuzz`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Known, Rates};
 
-/// Reads a whole file and adds a path, which must be found again beside the others.
+/// Parses a file and adds a path. The new path and the others must be found again.
 ///
 /// # Panics
-/// When it is not, or one of the others is lost.
+/// Panics if the new path or one of the others is lost.
 pub fn paths(bytes: &[u8]) {
     let paths = super::paths(PathBuf::new());
     let Some(lines) = std::str::from_utf8(bytes)
@@ -36,7 +36,7 @@ pub fn paths(bytes: &[u8]) {
         .expect("what is written can be read");
     let (new, kept_again) = again.split_last().expect("one was written");
     assert_eq!(*new, (NEW.to_owned(), known));
-    // The oldest paths are dropped where there are too many.
+    // The oldest paths are dropped if there are too many.
     assert_eq!(kept_again, &others[others.len() - kept_again.len()..]);
 }
 

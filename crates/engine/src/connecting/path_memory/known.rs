@@ -1,4 +1,4 @@
-//! What is known of one path.
+//! The remembered properties of a network path.
 
 use std::time::Duration;
 
@@ -8,60 +8,60 @@ use zmove_sender::AtBest;
 use zmove_transport::{PathEnds, Transport};
 use zmove_types::unix_now;
 
-/// What is known of a path.
+/// The remembered properties of a network path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
-    /// The number of lanes over TCP that was right.
+    /// Number of TCP lanes that suited the path.
     pub lanes: u16,
-    /// Whether a congestion control that takes no notice of loss was right.
+    /// Whether a congestion control that ignores loss suited the path.
     pub loss_tolerant: bool,
-    /// The round trip then; a very different one is another path.
+    /// Round trip time at that time. A very different round trip time indicates another path.
     pub round_trip: Duration,
-    /// The rate of the last push.
+    /// Rate of the last push, in bytes per second.
     pub bytes_per_second: u64,
-    /// The day of that push, from 1970 on; of the last over TCP, if there was one.
+    /// Day of the last push over TCP, or of the last push if none used TCP. Counted from 1970.
     pub(crate) day: u64,
-    /// The best rates.
+    /// Best rate of each transport.
     pub rates: Rates,
-    /// The bytes that the path has carried within a round trip of late.
+    /// Bytes that the path recently carried within one round trip.
     pub window: Option<Window>,
 }
 
-/// The best rate of each transport over a round trip, in bytes per second.
+/// The best rate of each transport over one round trip, in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rates {
-    /// The rate over TCP; `None` where TCP was not used.
+    /// Rate over TCP, or `None` if TCP was not used.
     pub tcp: Option<u64>,
-    /// The rate over QUIC; `None` where QUIC was not used, zero where it did not get through.
+    /// Rate over QUIC. `None` if QUIC was not used, and zero if it failed to connect.
     pub quic: Option<u64>,
 }
 
-/// What a path has carried within a round trip.
+/// The amount of data that a path carried within one round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    /// Acknowledged within the shortest round trip, on all lanes together: never more than [`Window::BYTES_MAX`].
+    /// Bytes acknowledged within the shortest round trip on all lanes together, at most [`Window::BYTES_MAX`].
     pub bytes: u64,
-    /// The shortest round trip.
+    /// Shortest round trip time.
     pub round_trip: Duration,
-    /// Where that was.
+    /// Addresses of the path's ends.
     pub ends: PathEnds,
-    /// When that was, in seconds from 1970 on.
+    /// Time of the measurement, in seconds since 1970.
     pub(crate) at: u64,
 }
 
-/// What a push has found of a path; nothing of it is what a peer says.
+/// The measurements of a push. None of them are claims of a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) transport: Transport,
-    /// The best rate, if it was the path's or the hosts' and not a limit's.
+    /// Best rate, if it was limited by the path or the hosts rather than by a rate limit.
     pub(crate) at_best: Option<AtBest>,
     pub(crate) ends: Option<PathEnds>,
-    /// Whether the path has lost anything, so that what was found before is too much.
+    /// Whether the path lost data, so that the earlier measurements are too high.
     pub(crate) has_lost: bool,
 }
 
 impl Known {
-    /// What a push has learnt of a path today.
+    /// Creates the properties that a push measured today.
     #[must_use]
     pub fn new(
         lanes: u16,
@@ -80,14 +80,14 @@ impl Known {
         }
     }
 
-    /// Whether a path with this round trip can be the same one.
+    /// Returns whether a path with this round trip time can be the same path.
     #[must_use]
     pub fn suits(&self, round_trip: Duration) -> bool {
         suits(self.round_trip, round_trip)
     }
 
-    /// The same with what a push has found, where `self` has what was known before of rates and window. What was found
-    /// before counts where it is more and nothing was lost since: a push need not have had much to send.
+    /// Returns the properties updated with the measurements of a push. `self` contains the earlier rates and window.
+    /// Earlier values are kept if they are higher and no loss occurred, because a push may have had little to send.
     pub(crate) fn after(self, found: &Found) -> Self {
         let Found {
             transport,
@@ -126,7 +126,7 @@ impl Known {
         }
     }
 
-    /// A copy without a window that is too old to be used.
+    /// Returns a copy without a window that is too old to be used.
     pub(super) fn without_old_window(self) -> Self {
         Self {
             window: self.window.filter(|window| window.is_fresh(now())),
@@ -136,7 +136,7 @@ impl Known {
 }
 
 impl Window {
-    /// What all lanes of QUIC together may have under way, so that more would be of no use.
+    /// Maximum window of all QUIC lanes together, in bytes. A larger value could not be used.
     pub const BYTES_MAX: u64 = 64 << 20;
 
     fn new(at_best: AtBest, ends: PathEnds) -> Self {
@@ -149,21 +149,22 @@ impl Window {
         }
     }
 
-    /// Whether this window is larger than another one of the same path.
+    /// Returns whether this window is larger than another one of the same path.
     fn is_above(&self, other: &Self) -> bool {
         self.bytes > other.bytes
             && self.ends == other.ends
             && suits(self.round_trip, other.round_trip)
     }
 
-    /// Whether a path can have such a window.
+    /// Returns whether the window is plausible.
     fn is_possible(self) -> bool {
         (WINDOW_MIN..=Self::BYTES_MAX).contains(&self.bytes)
             && !self.round_trip.is_zero()
             && self.round_trip <= ROUND_TRIP_MAX
     }
 
-    /// Whether the window is young enough to be used; not where the clock was set back, and its age is not known.
+    /// Returns whether the window is recent enough to be used. It is not if the clock was set back, since its age is
+    /// then unknown.
     fn is_fresh(&self, now: u64) -> bool {
         now.checked_sub(self.at)
             .is_some_and(|age| age <= WINDOW_AGE_MAX)
@@ -186,13 +187,13 @@ fn now() -> u64 {
 }
 
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
-/// What a busy host adds to a round trip.
+/// Jitter that a busy host adds to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
-/// Less is not worth a jump: what a few connections send in their first flights.
+/// Minimum useful window, in bytes. A few connections send as much in their first flights.
 const WINDOW_MIN: u64 = 1 << 20;
-/// For how many seconds a window may be used: until the same hour of the next day.
+/// Maximum age of a window, in seconds: one day.
 pub(super) const WINDOW_AGE_MAX: u64 = 24 * 60 * 60;
-/// Nothing on earth takes longer.
+/// Maximum plausible round trip time.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
