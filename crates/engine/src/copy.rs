@@ -1,10 +1,10 @@
-//! A copy between two other hosts: the one that has the sources sends to the one that has the target, and this side
-//! orders it, brings the grant, and listens.
+//! A copy between two other hosts. The source host sends to the target host. This side orders the copy, obtains the
+//! grant, and listens to the progress.
 //!
-//! Where ssh starts a receiver at one of the two, or at both, the copy is the same, but ends with this side.
+//! If ssh starts the receiver at one or both hosts, the copy works in the same way but ends when this side does.
 //!
-//! **Invariant:** the copy is well only when the host with the target has signed for it, with the key that this side
-//! has pinned.
+//! **Invariant:** the copy is successful only if the target host has signed a receipt with the key that this side has
+//! pinned.
 
 mod hosts;
 
@@ -33,57 +33,57 @@ use crate::random::fresh_transfer;
 use crate::retrying::{Retrying, Sessions, moment};
 use hosts::Hosts;
 
-/// All that a copy between two other hosts needs.
+/// The parameters of a copy between two other hosts.
 pub struct RemoteCopy<'a> {
-    /// The host that has the sources, and how this side goes on listening to it when connections are lost.
+    /// The source host, and how this side reconnects to it.
     pub source: Retrying<'a>,
-    /// The host that has the target.
+    /// The target host.
     pub target: Connector<'a>,
-    /// The order; the place of the target is filled in.
+    /// The order. The address of the target host is filled in.
     pub order: CopyOrder,
-    /// The list of paths that the order announces.
+    /// List of paths that the order announces.
     pub list: Option<Arc<[u8]>>,
-    /// The most bytes of contents. Default: no limit.
+    /// Maximum number of content bytes. Default: no limit.
     pub bytes_max: Option<u64>,
-    /// The most entries. Default: no limit.
+    /// Maximum number of entries. Default: no limit.
     pub entries_max: Option<u64>,
-    /// What a copy that has begun does once this side is told to stop.
+    /// What happens to a running copy when this side is stopped.
     pub after: After,
-    /// The observer of what happens in a session.
+    /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
 }
 
-/// A copy that has come to its end.
+/// The result of a finished copy.
 #[derive(Clone, Debug)]
 pub struct Copied {
-    /// The account of the host that has sent.
+    /// Summary of the source host.
     pub summary: Summary,
-    /// What the host with the target has signed; `None` for a dry run.
+    /// Receipt signed by the target host, or `None` for a dry run.
     pub receipt: Option<Receipt>,
 }
 
-/// The state of one copy over all of its sessions.
+/// The state of a copy across all of its sessions.
 #[derive(Debug)]
 struct CopyRun {
     started: Instant,
-    /// What its sessions have come to.
+    /// Results of the sessions so far.
     standing: Standing,
-    /// The target's key, once that is known.
+    /// Key of the target host, once it is known.
     key: Option<Fingerprint>,
-    /// The copy that may run at the host that sends.
+    /// Id of the copy that may be running at the source host.
     id: Option<[u8; 16]>,
-    /// The most that the host that sends has told to be at the target.
+    /// Highest progress that the source host has reported, as a sum of files and bytes at the target.
     there_most: u64,
     told: bool,
 }
 
-/// The longest wait for the answer to an order for a grant.
+/// Time limit for the answer to a grant order.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest wait for the end of a copy that is told to end. The runner of jobs kills who takes much longer.
+/// Time limit for ending a copy. The job runner kills a process that takes much longer.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a copy may not be known yet that has been told to begin.
+/// How long a copy that was ordered may still be unknown to the source host.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is asked whether a copy has ended.
+/// Interval between checks whether a copy has ended.
 const END_INTERVAL: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for RemoteCopy<'_> {
@@ -97,13 +97,12 @@ impl fmt::Debug for RemoteCopy<'_> {
 }
 
 impl RemoteCopy<'_> {
-    /// Orders the copy and listens until it has ended, `stop` resolves, or there has been no connection for too long.
-    /// A copy that has begun goes on in the last case, and where `stop` resolves as [`after`](Self::after) says; but
-    /// with a host behind ssh it ends.
+    /// Orders the copy and listens until it ends, `stop` resolves, or there has been no connection for too long. In the
+    /// last case, a running copy continues. If `stop` resolves, [`after`](Self::after) decides. If one of the hosts is
+    /// behind ssh, the copy always ends.
     ///
     /// # Errors
-    /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
-    /// summary counts them.
+    /// A host cannot be reached or refuses, or the copy fails. Failed files are not an error: the summary counts them.
     pub async fn copy(
         &self,
         started: Instant,
@@ -123,12 +122,12 @@ impl RemoteCopy<'_> {
         }
     }
 
-    /// Whether one of the hosts is there only as long as this side's ssh.
+    /// Returns whether a receiver at one of the hosts ends with this side's ssh process.
     const fn ends_with_ssh(&self) -> bool {
         self.source.connector.remote.login.is_some() || self.target.remote.login.is_some()
     }
 
-    /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
+    /// Leaves a possibly running copy to itself, or ends it. Returns the error for this side, which was interrupted.
     async fn leave(&self, id: [u8; 16]) -> PushError {
         if self.after == After::GoesOn {
             return PushError::Pull(PullError::Left {
@@ -167,7 +166,7 @@ impl RemoteCopy<'_> {
         Ok(self.finish(run, id, heard?)?)
     }
 
-    /// Has the copy begin, or finds it under way.
+    /// Starts the copy, or joins it if it is already running.
     async fn order(
         &self,
         run: &mut CopyRun,
@@ -175,7 +174,7 @@ impl RemoteCopy<'_> {
     ) -> Result<([u8; 16], ChannelDialler, ControlReader), PushError> {
         run.key = hosts.target.connector().pinned_key()?;
         if run.key.is_none() {
-            // First of all, since somebody may have to be asked for its key.
+            // Comes first, because the user may have to confirm the key.
             let (channel, dialler) = hosts.target.connect_control().await?;
             run.key = Some(channel.peer());
             dialler.close().await;
@@ -237,19 +236,19 @@ impl RemoteCopy<'_> {
         Ok((id, dialler, reader))
     }
 
-    /// Makes sure that a copy runs which this command has not begun: else the host that sends could show the receipt of
-    /// one that has ended long ago.
+    /// Checks that a copy which this command did not start is still running. Otherwise, the source host could present
+    /// the receipt of a copy that ended long ago.
     async fn check_that_it_runs(&self, id: [u8; 16], hosts: &Hosts<'_>) -> Result<(), PushError> {
         let target = hosts.target.connector();
         let (_, result) = copy_result(&target, id, After::GoesOn, &*self.observer).await?;
         match result {
             CopyResult::Runs => Ok(()),
-            // it may have ended just now: the order is given again
+            // The copy may have ended just now. A lost connection makes the caller order it again.
             _ => Err(PullError::Control(zmove_transport::ControlError::Closed).into()),
         }
     }
 
-    /// Has the host with the target let the host with the key `source` send this copy.
+    /// Obtains a grant from the target host that allows the host with the key `source` to send this copy.
     async fn grant(
         &self,
         run: &mut CopyRun,
@@ -259,7 +258,7 @@ impl RemoteCopy<'_> {
         let (channel, dialler) = hosts.target.connect_control().await?;
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;
-        // the names of a list are not looked at: it may be long
+        // The target host ignores the names of a list, which may be long.
         let sources: Vec<SourcePath> = if fetch.list.is_some() {
             Vec::new()
         } else {
@@ -287,7 +286,7 @@ impl RemoteCopy<'_> {
         }
     }
 
-    /// Hears what the host that sends tells, to the end of the copy.
+    /// Listens to the source host until the end of the copy.
     async fn listen(
         &self,
         run: &mut CopyRun,
@@ -310,7 +309,7 @@ impl RemoteCopy<'_> {
         ended.map(|()| heard)
     }
 
-    /// Hears it, and notes when the first word has come.
+    /// Listens to the source host, and records when its first message arrives.
     async fn hear(
         &self,
         relayed: &Relayed,
@@ -347,7 +346,7 @@ impl RemoteCopy<'_> {
         } = heard;
         let Some(account) = account else {
             return Err(match broken {
-                // The host may come back, and finds where it was.
+                // The host may come back and resume the copy.
                 Some(refusal) if refusal.code == RefusalCode::Stopping => {
                     PullError::Refused(refusal)
                 }
@@ -391,8 +390,9 @@ impl CopyRun {
         }
     }
 
-    /// Adds a session that has ended, in which the host has answered for so long. It has come further if the host has
-    /// told that more is at the target than in each before; that its own sessions come further the host itself sees to.
+    /// Adds a session that has ended. `answered` is the time since the host's first message. The session made progress
+    /// if the host reported more data at the target than in any earlier session. The host itself checks that its own
+    /// sessions make progress.
     fn add(&mut self, heard: &Heard, answered: Duration) {
         if heard.there_most > self.there_most {
             self.there_most = heard.there_most;
@@ -403,8 +403,8 @@ impl CopyRun {
     }
 }
 
-/// An error in the conversation with the host that has the target: it is not taken for one of the other. A host that
-/// has no room is asked again, like a receiver that has none.
+/// Converts an error from the target host so that it is not taken for an error of the source host. If the target host
+/// is busy, the request is retried as with a busy receiver.
 fn of_target(error: PullError) -> PushError {
     match error {
         PullError::Refused(refusal) if refusal.is_busy() => SessionError::Refused(refusal).into(),
@@ -417,7 +417,7 @@ fn of_target(error: PullError) -> PushError {
     }
 }
 
-/// Says something to a daemon, and waits for its answer.
+/// Sends a message to a daemon and waits for the answer.
 async fn say(
     channel: Channel,
     wanted: ToSource,
@@ -439,8 +439,8 @@ async fn say(
     .await
 }
 
-/// The receipt for the copy of this id to this target, if `key` has signed it. The id alone may be that of another copy
-/// of this client that runs, which the host with the sources says is the one that was ordered.
+/// Returns the receipt if `key` has signed it for the copy `id` to this target. Comparing only the id is not enough,
+/// because the source host could present another running copy of this client as the ordered one.
 fn checked(
     signed: &SignedReceipt,
     id: [u8; 16],
@@ -451,7 +451,7 @@ fn checked(
     (Some(signer) == key && receipt.id == id && receipt.target == target).then_some(receipt)
 }
 
-/// What a receipt says, and whose it is; `None` where the signature is not right.
+/// Returns the signer and contents of a receipt, or `None` if the signature is invalid.
 #[must_use]
 pub fn read_receipt(
     SignedReceipt {
@@ -468,20 +468,20 @@ pub fn read_receipt(
     Some((signer, decode_message(receipt).ok()?))
 }
 
-/// What a copy that is asked about does after that.
+/// What happens to a copy after a query or an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// The copy goes on, if it runs.
+    /// The copy continues if it is running.
     GoesOn,
-    /// The copy ends.
+    /// The copy is stopped.
     Stops,
 }
 
-/// Has the host that sends end a copy, and waits until it has: an equal order would else find it under way, and hear of
-/// its end as of its own.
+/// Stops a copy at the source host and waits until it has ended. Otherwise, an equal order would join the old copy and
+/// report its end as its own.
 ///
 /// # Errors
-/// The copy may go on.
+/// The copy may still be running.
 pub async fn end_copy(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PullError> {
     let why = match tokio::time::timeout(END_TIMEOUT, end(source, id)).await {
         Ok(Ok(())) => return Ok(()),
@@ -514,10 +514,10 @@ async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
     }
 }
 
-/// The answer to the question what has become of a copy, with the key of the host that has answered.
+/// Queries the result of a copy. Returns it with the key of the host that answered.
 ///
 /// # Errors
-/// The host cannot be reached, or does not know the copy.
+/// The host cannot be reached or does not know the copy.
 pub async fn copy_result(
     connector: &Connector<'_>,
     id: [u8; 16],
@@ -540,12 +540,12 @@ pub async fn copy_result(
     }
 }
 
-/// The error of a host that answers otherwise than it should.
+/// Returns the error for a host that sends an unexpected answer.
 pub(crate) fn unexpected(what: &'static str) -> PushError {
     PullError::from(WireError::OutOfOrder { what }).into()
 }
 
-/// The sessions of one copy.
+/// The sessions of a copy.
 struct CopySessions<'a, 'b> {
     of: &'a RemoteCopy<'b>,
     run: CopyRun,

@@ -1,7 +1,8 @@
-//! The errors of this library: one enum for each public operation.
+//! The errors of this library, with one enum for each public operation.
 //!
-//! Messages are fragments for the user. **Invariant:** an error that wraps another has it in its chain of sources, but
-//! for [`PushError::GivenUp`], [`PushError::InVain`] and [`PushError::StillBusy`], whose messages hold all causes.
+//! Messages are fragments that are shown to the user. **Invariant:** an error that wraps another error has it in its
+//! chain of sources. Exceptions are [`PushError::GivenUp`], [`PushError::InVain`] and [`PushError::StillBusy`], whose
+//! messages contain all causes.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -26,71 +27,71 @@ use crate::backoff::Timeout;
 /// Any error of the program that uses this library.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The reason why a text is no location. Each variant holds the part of the text at fault, escaped to be shown.
+/// The reason why a text is not a location. Each variant contains the invalid part of the text, escaped for display.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocationError {
-    /// There is no text at all.
+    /// The text is empty.
     #[error("a path is empty: is a variable not set? ('.' is this directory)")]
     Empty,
-    /// Nothing stands before the colon.
+    /// There is no host before the colon.
     #[error("'{0}' names no host: write HOST:PATH (a local name is written './NAME')")]
     NoHost(String),
-    /// Several receivers, of which one is to be started by ssh.
+    /// One of several receivers would have to be started with ssh.
     #[error("'{0}': several receivers share a target only where each is a daemon ('zmove serve')")]
     SeveralOverSsh(String),
-    /// Several receivers, each with the path.
+    /// The path is repeated for each of several receivers.
     #[error("'{0}': the path of several receivers stands once, behind the last: HOST,HOST:PATH")]
     PathTwice(String),
-    /// A bracket opens and does not close.
+    /// An opening bracket is not closed.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),
-    /// Something else than a port stands behind the host.
+    /// The host is followed by something other than a port.
     #[error("'{0}' is no HOST:PORT")]
     NotHostPort(String),
-    /// A URL names a daemon, and ssh was asked for.
+    /// A URL means a daemon, but ssh was requested.
     #[error("'zmove://…' is a daemon: for ssh write USER@HOST:PATH")]
     UrlOverSsh,
-    /// A URL of another program.
+    /// The scheme of the URL is not supported.
     #[error(
         "'{0}': this scheme is not supported: write HOST:PATH, USER@HOST:PATH (over ssh) or zmove://HOST:PORT/PATH"
     )]
     Scheme(String),
-    /// An address in brackets has no colon behind it.
+    /// An address in brackets is not followed by a colon.
     #[error("'{0}': write an IPv6 target as [ADDRESS]:PATH")]
     BracketAlone(String),
-    /// An IPv6 address has no brackets, so that its colons could be anything.
+    /// An IPv6 address has no brackets, so that its colons are ambiguous.
     #[error(
         "'{0}': an IPv6 address stands in brackets, as [ADDRESS]:PATH (a local name is written './NAME')"
     )]
     Unbracketed(String),
-    /// The path begins with a colon, as the modules of rsync's daemon do.
+    /// The path starts with a colon, like the modules of rsync's daemon.
     #[error(
         "'{0}': there are no modules as rsync has them: write HOST:PATH (a path with a colon is './:NAME')"
     )]
     Module(String),
-    /// The path begins with somebody's home directory, which a daemon does not know.
+    /// The path starts with a home directory, which a daemon cannot resolve.
     #[error(
         "'{0}': a daemon knows no home directories: leave '~' out for a path below your first root there, or have ssh \
          start the receiver (USER@HOST:~/PATH)"
     )]
     HomeAtDaemon(String),
-    /// The path begins with the home directory of another user.
+    /// The path starts with the home directory of another user.
     #[error("'{0}': of home directories only your own can be named by '~/': write the whole path")]
     HomeOfAnother(String),
-    /// The part before the `@` is no user.
+    /// The part before the `@` is not a user name.
     #[error("'{0}' is no user's name")]
     User(String),
-    /// The digits are no port.
+    /// The digits are not a valid port.
     #[error("'{0}' is no port: it must be 1 to 65535")]
     Port(String),
-    /// A URL ends with its host.
+    /// The URL has no path.
     #[error("'zmove://{0}' has no path: write zmove://HOST:PORT/PATH")]
     UrlWithoutPath(String),
-    /// A user is named where a daemon is meant.
+    /// The location of a daemon contains a user.
     #[error("'{0}': a daemon knows users by their keys; write the host without 'USER@'")]
     UserAtDaemon(String),
-    /// The host has no name, or one that no host can have.
+    /// The host name is missing or invalid.
     #[error("'{0}' is no host name")]
     Host(String),
 }
@@ -99,7 +100,7 @@ pub enum LocationError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourcesError {
-    /// A source is written as a path on another host.
+    /// A source is written like a path on another host.
     #[error(
         "'{}' is on another host: 'zmove pull' fetches from there (a local name with a colon is written './NAME')",
         Escaped::path(path)
@@ -111,7 +112,7 @@ pub enum SourcesError {
     /// None of the sources exists.
     #[error("nothing to send: no source is there")]
     Nothing,
-    /// Two sources would get one name at the target.
+    /// Two sources would have the same name at the target.
     #[error(
         "'{}' and '{}' would both become '{}' at the target: push them one after the other",
         Escaped::path(first),
@@ -119,14 +120,14 @@ pub enum SourcesError {
         Escaped::path(name)
     )]
     SameName {
-        /// The source that was named first.
+        /// The source that was given first.
         first: PathBuf,
-        /// The source that was named later.
+        /// The source that was given later.
         second: PathBuf,
-        /// The name that both would get.
+        /// The common name.
         name: OsString,
     },
-    /// A directory could not be listed to its end.
+    /// A directory could not be listed completely.
     #[error(transparent)]
     List(#[from] io::Error),
 }
@@ -135,13 +136,13 @@ pub enum SourcesError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverlapError {
-    /// A tree copied into itself would never end.
+    /// The target is inside a source. Copying a tree into itself would never end.
     #[error("the target lies inside the source '{}'", source_path.display())]
     TargetInside {
         /// The source.
         source_path: PathBuf,
     },
-    /// A part of a source is mounted where another part of it would be written.
+    /// Part of a source is mounted at a place where another part of it would be written.
     #[error("'{}' is part of the source '{}', mounted there", point.display(), source_path.display())]
     MountedInside {
         /// The mount point below the target.
@@ -151,7 +152,7 @@ pub enum OverlapError {
     },
 }
 
-/// An error in the conversation over ssh's pipes.
+/// An error in the messages over ssh's pipes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshMessageError {
@@ -161,39 +162,39 @@ pub enum SshMessageError {
     /// An answer cannot be parsed.
     #[error("read what the receiver says over ssh")]
     Answer(#[source] serde_json::Error),
-    /// The other side speaks another version of the protocol.
+    /// The other side uses another version of the protocol.
     #[error(transparent)]
     Version(#[from] GreetingError),
 }
 
-/// The reason why ssh has started no receiver.
+/// The reason why ssh did not start a receiver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshError {
-    /// No key could be made for the session.
+    /// No key could be generated for the session.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The program does not exist, or cannot be run.
+    /// The program does not exist or cannot be run.
     #[error("start '{program}': {source}")]
     Start {
         /// The program.
         program: String,
-        /// The system's error.
+        /// The system error.
         source: io::Error,
     },
-    /// The answer over ssh's pipe cannot be understood.
+    /// The answer over ssh's pipe is invalid.
     #[error(transparent)]
     Words(#[from] SshMessageError),
-    /// The pipe from ssh broke.
+    /// Reading from ssh's pipe failed.
     #[error("read what the receiver says over ssh")]
     Read(#[source] io::Error),
-    /// The end of the program could not be waited for.
+    /// Waiting for the end of the program failed.
     #[error(transparent)]
     Wait(io::Error),
     /// The receiver's key cannot be parsed.
     #[error("read the key of the receiver that ssh has started")]
     Key(#[source] ParseFingerprintError),
-    /// ssh could not reach the host, or was not let in.
+    /// ssh could not reach the host or could not log in.
     #[error("ssh has not reached {remote}: {status}")]
     NotReached {
         /// The host.
@@ -201,14 +202,14 @@ pub enum SshError {
         /// The exit status of ssh.
         status: ExitStatus,
     },
-    /// The host has no zmove that ssh could start.
+    /// ssh could not find zmove on the host.
     #[error(
         "{remote} has no '{zmove}' that ssh could start: install it there, or say where it is with --remote-zmove"
     )]
     NoProgram {
         /// The host.
         remote: String,
-        /// The program that was to be started there.
+        /// The program that ssh tried to start on the host.
         zmove: String,
     },
     /// The program ended before it was ready.
@@ -216,12 +217,12 @@ pub enum SshError {
     Early {
         /// The host.
         remote: String,
-        /// The program that was started there.
+        /// The program that ssh started on the host.
         zmove: String,
         /// The exit status of the program.
         status: ExitStatus,
     },
-    /// The login is complete, but the program has not answered in time.
+    /// The login is complete, but the program did not answer in time.
     #[error(
         "ssh has logged in at {remote}, but '{zmove} receive' has not answered within {} s: \
          a startup file of the login shell there may be waiting",
@@ -230,7 +231,7 @@ pub enum SshError {
     Silent {
         /// The host.
         remote: String,
-        /// The program that was to be started there.
+        /// The program that ssh tried to start on the host.
         zmove: String,
         /// The time since the login.
         waited: Duration,
@@ -240,21 +241,21 @@ pub enum SshError {
     Nonsense {
         /// The host.
         remote: String,
-        /// The program that was to be started there.
+        /// The program that ssh tried to start on the host.
         zmove: String,
     },
 }
 
-/// The kind of reason why a receiver was not reached, apart from a failed dial.
+/// The kind of failure to reach a receiver, other than a failed dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFault {
-    /// This host lacks something: a key that can be read, a file, a process.
+    /// A problem on this host, such as an unreadable key, a missing file or a failed process.
     Local,
-    /// The user has not confirmed the host's key.
+    /// The user did not confirm the host's key.
     Unconfirmed,
-    /// ssh, or the program at its other end, started no receiver.
+    /// ssh, or the program at its other end, did not start a receiver.
     Unreached,
-    /// The program at the other end of ssh speaks another version of the protocol.
+    /// The program at the other end of ssh uses another version of the protocol.
     OtherVersion,
 }
 
@@ -271,16 +272,16 @@ pub enum ConnectError {
     /// The site's authority cannot be used.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// The connection did not come about.
+    /// The connection could not be established.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// ssh has started no receiver.
+    /// ssh did not start a receiver.
     #[error(transparent)]
     Ssh(#[from] SshError),
     /// The host's key was not confirmed.
     #[error(transparent)]
     Unconfirmed(BoxError),
-    /// ssh has started a receiver, but no connection to it came about.
+    /// ssh started a receiver, but connecting to it failed.
     #[error(
         "reach the receiver that ssh has started on {host} \
          (a firewall may need a range of ports, which --ssh-ports names)"
@@ -288,47 +289,47 @@ pub enum ConnectError {
     BehindSsh {
         /// The host on which the receiver listens.
         host: String,
-        /// The error of the connection.
+        /// The error of the connection attempt.
         source: Box<Self>,
     },
-    /// No number for the transfer could be drawn.
+    /// No transfer id could be generated.
     #[error("draw a transfer id")]
     TransferId(#[source] io::Error),
-    /// The system refuses an option of the control connection.
+    /// The system refused an option of the control connection.
     #[error("set up the control connection")]
     Control(#[source] io::Error),
 }
 
-/// The reason why a push to another host ended early.
+/// The reason why a push to another host failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
     /// The receiver was not reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The session broke off.
+    /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session of a pull broke off.
+    /// The session of a pull failed.
     #[error(transparent)]
     Pull(#[from] PullError),
-    /// The connections were stuck in a black hole of the path. The next session has small segments.
+    /// The connections were stuck in a black hole of the path. The next session uses small segments.
     #[error(transparent)]
     BlackHole(BlackHole),
-    /// The job of another session could not be made.
+    /// The job for another session could not be created.
     #[error(transparent)]
     Job(BoxError),
-    /// Connections were lost and have not come back in time.
+    /// Connections were lost and could not be restored in time.
     #[error("the connection to {remote} was lost and has not come back for {timeout}: {}", Causes(cause.as_ref()))]
     GivenUp {
         /// The receiver.
         remote: String,
-        /// How long the connection was dialled again.
+        /// How long reconnecting was attempted.
         timeout: Timeout,
         /// The last error.
         cause: Box<Self>,
     },
-    /// Connections came back, and each time were lost before anything was done.
+    /// Connections were restored repeatedly, but were lost each time before any progress.
     #[error(
         "{sessions} sessions in a row with {remote} began and were lost, and nothing was done in them: {}",
         Causes(cause.as_ref())
@@ -336,7 +337,7 @@ pub enum PushError {
     InVain {
         /// The receiver.
         remote: String,
-        /// How many sessions.
+        /// Number of sessions without progress.
         sessions: u32,
         /// The last error.
         cause: Box<Self>,
@@ -344,40 +345,40 @@ pub enum PushError {
     /// The receiver was busy until the timeout.
     #[error("{}; the receiver was busy for {timeout}", Causes(cause.as_ref()))]
     StillBusy {
-        /// How long the receiver was waited for.
+        /// How long the push waited for the receiver.
         timeout: Timeout,
         /// The last error.
         cause: Box<Self>,
     },
 }
 
-/// The reason why a session of a pull ended early.
+/// The reason why a session of a pull failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// The host refuses to send, or cannot go on.
+    /// The host refuses to send or cannot continue.
     #[error("sender: {}", .0.text)]
     Refused(Refusal),
-    /// The host may send, and does not have what it would.
+    /// The host is allowed to send but does not have the requested sources.
     #[error("sender: {}", .0.text)]
     Sources(Refusal),
-    /// A copy between other hosts has come to no good end.
+    /// A copy between other hosts failed.
     #[error("copy: {}", .0.text)]
     Ended(Refusal),
-    /// What the host with the target is said to have signed is not signed by it, or not of this copy.
+    /// The receipt was not signed by the target host or belongs to another copy.
     #[error(
         "the copy has ended, but what is shown as the target's receipt is not signed by its key"
     )]
     Receipt,
-    /// The host has had no room for the transfer for as long as this side was to wait.
+    /// The host was busy for as long as this side was willing to wait.
     #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
     StillInLine {
-        /// The reason for the wait, in the host's words.
+        /// The host's reason for the wait.
         reason: String,
-        /// The time waited.
+        /// The time spent waiting.
         waited: Duration,
     },
-    /// The host has not answered in time.
+    /// The host did not answer in time.
     #[error("the sender does not answer")]
     Silent,
     /// The host broke the protocol.
@@ -386,33 +387,33 @@ pub enum PullError {
     /// The control connection ended.
     #[error("{0}")]
     Control(#[source] ControlError),
-    /// No data connection came about.
+    /// No data connection could be established.
     #[error("{0}")]
     Lane(#[source] LaneError),
-    /// This side does not have the target that its own user asks for.
+    /// This side refuses the target that its own user requested.
     #[error("receiver: {}", .0.text)]
     Target(Refusal),
-    /// The receiving role ended.
+    /// The receiver of this side failed.
     #[error("receiver: {0}")]
     Receiver(#[source] ReceiverError),
-    /// The user stopped to listen to a copy between other hosts.
+    /// The user interrupted the command. The copy between other hosts continues.
     #[error(
         "interrupted; the copy goes on: 'zmove result {id} {remote}' says what becomes of it, and ends it with --stop"
     )]
     Left {
-        /// The id of the copy, as it is written.
+        /// The id of the copy in hexadecimal digits.
         id: String,
-        /// The host that sends.
+        /// The source host.
         remote: String,
     },
-    /// A copy between other hosts was to end, and it is not known that it has.
+    /// Stopping a copy between other hosts failed, so that it may still be running.
     #[error(
         "interrupted; the copy may go on at {remote}: zmove result --stop {id} {remote} ends it; {why}"
     )]
     NotEnded {
-        /// The id of the copy, as it is written.
+        /// The id of the copy in hexadecimal digits.
         id: String,
-        /// The host that sends.
+        /// The source host.
         remote: String,
         /// The reason.
         why: String,
@@ -420,13 +421,13 @@ pub enum PullError {
 }
 
 impl PullError {
-    /// Whether the host has had no room for the transfer, and may have some later.
+    /// Returns whether the host was busy. It may accept the transfer later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.is_busy())
     }
 
-    /// Whether connections were lost, so that dialling again may help.
+    /// Returns whether connections were lost, so that another attempt may succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -456,26 +457,26 @@ impl From<ControlError> for PullError {
     }
 }
 
-/// The reason why a push within this process ended early.
+/// The reason why a push within this process failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
-    /// No number for the transfer could be drawn.
+    /// No transfer id could be generated.
     #[error("draw a transfer id")]
     TransferId(#[source] io::Error),
-    /// The sending role ended.
+    /// The sender failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The receiving role ended.
+    /// The receiver failed.
     #[error("receiver: {0}")]
     Receiver(#[source] ReceiverError),
-    /// The receiving role has panicked.
+    /// The receiver panicked.
     #[error("the receiving role")]
     Role(#[source] JoinError),
 }
 
 impl ConnectError {
-    /// The error of dialling the receiver, if that is what failed.
+    /// Returns the error of dialing the receiver if dialing failed.
     #[must_use]
     pub fn dial(&self) -> Option<&DialError> {
         match self {
@@ -485,8 +486,8 @@ impl ConnectError {
         }
     }
 
-    /// The kind of reason, apart from a failed [dial](Self::dial). This crate decides it, because here the compiler
-    /// knows all errors.
+    /// Returns the kind of failure, other than a failed [dial](Self::dial). The classification belongs in this crate,
+    /// where the compiler checks that all errors are covered.
     #[must_use]
     pub fn fault(&self) -> ConnectFault {
         match self {
@@ -502,11 +503,11 @@ impl ConnectError {
         }
     }
 
-    /// Whether dialling again may help, if the receiver has been reached before.
+    /// Returns whether another attempt may succeed, provided that the receiver has been reached before.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         if let Some(error) = self.dial() {
-            // A network outage takes name resolution down as well, and something else may answer for the host.
+            // A network outage also breaks name resolution, and another host may answer at the address.
             return error.retryable()
                 || error.is_of_another()
                 || matches!(error, DialError::Resolve { .. });
@@ -534,7 +535,7 @@ impl SshError {
 }
 
 impl PushError {
-    /// Whether the receiver has had no room for the transfer, and may have some later.
+    /// Returns whether the receiver was busy. It may accept the transfer later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         match self {
@@ -544,7 +545,7 @@ impl PushError {
         }
     }
 
-    /// Whether connections were lost, so that dialling again may help.
+    /// Returns whether connections were lost, so that another attempt may succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -556,11 +557,11 @@ impl PushError {
         }
     }
 
-    /// Whether the host has closed the connection before it had proved its key.
+    /// Returns whether the host closed the connection before it had proved its key.
     #[must_use]
     pub fn is_closed_early(&self) -> bool {
         match self {
-            // This side may take the handshake for complete when the other one does not.
+            // The handshake may be complete on this side but not on the other.
             Self::Session(error) => matches!(error, SessionError::Control(ControlError::Closed)),
             Self::Pull(error) => matches!(error, PullError::Control(ControlError::Closed)),
             Self::Connect(error) => matches!(error.dial(), Some(DialError::Closed { .. })),
@@ -569,7 +570,7 @@ impl PushError {
     }
 }
 
-/// An error with its causes in one line, each once: some messages already hold their cause.
+/// Formats an error and its causes in one line. A cause that the text so far already ends with is not repeated.
 #[derive(Debug)]
 pub struct Causes<'a>(pub &'a (dyn Error + 'static));
 

@@ -1,17 +1,18 @@
-//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It is the daemon's own code
-//! with one key to let in and the rights of its user.
+//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It runs the same code as the
+//! daemon, allows a single key, and has the permissions of its user.
 //!
-//! A [`ReceiveRequest`] and the answer [`ReceiveReply`], with which both sides find and trust each other, go over ssh's
-//! standard input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
-//! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
+//! A [`ReceiveRequest`] and its answer, a [`ReceiveReply`], are sent over ssh's standard input and output. They let
+//! both sides find and authenticate each other. They contain fingerprints and a port but no secrets, and no
+//! command-line argument contains any of it. Data travels over separate lanes, because ssh would carry it on one TCP
+//! connection with a window of 2 MiB.
 //!
-//! In a copy between two other hosts ssh may have started the one that has the sources, the one that has the target, or
-//! both; such receivers stay until this side lets them go.
+//! In a copy between two other hosts, ssh may have started the receiver at the source, at the target, or at both. Such
+//! receivers run until this side ends them.
 //!
-//! Each session of a push that reconnects has an ssh of its own. The new receiver finds what an earlier one left
-//! unfinished, because such receivers and local pushes have the same owner in the journals, the user.
+//! Each session of a push that reconnects has its own ssh process. The new receiver can resume unfinished work of an
+//! earlier one, because the journals of such receivers and of local pushes have the same owner, the user.
 //!
-//! **Invariant:** both keys are made for this one session and stay in the memory of their processes.
+//! **Invariant:** both keys are generated for one session and never leave the memory of their processes.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -35,7 +36,7 @@ use config::{LoginSign, SshConfig};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
-/// A receiver that ssh has started, and that ends when this is dropped.
+/// A receiver that ssh started. It ends when this is dropped.
 pub(crate) struct SshReceiver {
     /// This side's key.
     pub(crate) identity: Identity,
@@ -44,35 +45,35 @@ pub(crate) struct SshReceiver {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) session: SshSession,
-    /// The time until the receiver answered, if ssh could ask for a password meanwhile.
+    /// Time until the receiver answered, if ssh could have asked for a password in that time.
     pub(crate) asked: Duration,
 }
 
-/// A running ssh, with a receiver at its other end.
+/// A running ssh process with a receiver at its other end.
 #[derive(Debug)]
 pub(crate) struct SshSession {
     child: Child,
-    /// The pipe to ssh; the receiver ends when it is closed.
+    /// Pipe to ssh. The receiver ends when it is closed.
     input: ChildStdin,
 }
 
-/// What a receiver is started for.
+/// The purpose of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     /// One session with this side.
     Session,
-    /// A copy, to or from another host.
+    /// A copy from or to another host.
     Copy,
 }
 
-/// Has ssh start a receiver. The messages and questions of ssh itself go to the terminal.
+/// Starts a receiver with ssh. Messages and prompts of ssh itself go to the terminal.
 ///
-/// ssh limits the time for its connection, and this function the time from the login to the receiver's answer. The
-/// login between them has no limit, since a user may be asked for a password or code.
+/// ssh limits the time to connect, and this function limits the time from the login to the receiver's answer. The login
+/// itself has no limit, since ssh may ask the user for a password or code.
 ///
 /// # Errors
-/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), there is no such zmove, or it does not
-/// answer in time ([`SshError::Silent`]).
+/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), the host has no such zmove, or the
+/// receiver does not answer in time ([`SshError::Silent`]).
 pub(crate) async fn start(
     remote: &Remote,
     login: &Login,
@@ -106,7 +107,7 @@ pub(crate) async fn start(
         allow_clear,
     );
     request.copies = duty == Duty::Copy;
-    // An ssh that ends before it has read the request gives its reason by its exit status.
+    // If ssh ends before it has read the request, its exit status tells the reason.
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let silent = SshError::Silent {
         remote: remote.to_string(),
@@ -118,7 +119,7 @@ pub(crate) async fn start(
     }) = answer(output, &config, silent).await?
     else {
         drop(input);
-        // A program that goes on writing something else is not waited for.
+        // Do not wait for a program that keeps writing other output.
         let ended = timeout(END_TIMEOUT, child.wait()).await;
         let ended = ended.ok().transpose().map_err(SshError::Wait)?;
         return Err(no_answer(remote, &settings.ssh, ended));
@@ -141,21 +142,21 @@ pub(crate) async fn start(
 }
 
 impl SshSession {
-    /// Lets a receiver that has done its work, and ssh, come to their ends.
+    /// Waits for the end of ssh and of a receiver that has finished its work.
     pub(crate) async fn end(self) {
         let Self { mut child, input } = self;
         drop(input);
-        // An ssh that takes longer is killed when it is dropped.
+        // An ssh process that takes longer is killed when it is dropped.
         let _in_time = timeout(END_TIMEOUT, child.wait()).await;
     }
 }
 
-/// Whether ssh has a terminal to ask a user for a password or a code, which it does not report.
+/// Returns whether ssh has a terminal where it can ask for a password or a code. ssh does not report whether it asks.
 fn can_ask() -> bool {
     File::open("/dev/tty").is_ok()
 }
 
-/// The beginning of each command: ssh with the user's options and the port.
+/// Returns the start of each command: ssh with the user's options and the port.
 fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
     let mut command = Command::new(&settings.program);
     command.args(&settings.arguments).kill_on_drop(true);
@@ -173,14 +174,14 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
     )
 }
 
-/// A line of ssh's output that has a meaning.
+/// A relevant line of ssh's output.
 enum Line {
     LoggedIn,
     Answer(ReceiveReply),
 }
 
-/// The answer in the output of the remote shell: `None` when the output ends without one, and the error `silent` when
-/// too much time has passed since the login.
+/// Reads the answer from the output of the remote shell. Returns `None` if the output ends without an answer, and the
+/// error `silent` if the answer takes too long after the login.
 async fn answer(
     output: ChildStdout,
     config: &SshConfig,
@@ -209,7 +210,7 @@ async fn answer(
     }
 }
 
-/// The next line with a meaning; `None` at the end of the output.
+/// Returns the next relevant line, or `None` at the end of the output.
 async fn next_line(
     lines: &mut Split<Take<BufReader<ChildStdout>>>,
 ) -> Result<Option<Line>, SshError> {
@@ -241,9 +242,9 @@ fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>)
     }
 }
 
-/// The address for data: of the addresses of the name the one that ssh has reached, for a name may have several hosts.
-/// An address that is none of them is only known behind a gateway, so the name is used then, unless it has no address
-/// here.
+/// Returns the address for data. If the name resolves to the address that ssh reached, that address is used, because a
+/// name may have several hosts. If it does not, the address is probably valid only behind a gateway and the name is
+/// used. If the name does not resolve here, the address is used.
 async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     let Some(reached) = reached else {
         return name.to_owned();
@@ -259,7 +260,7 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     }
 }
 
-/// How long ssh may take to end when all is done.
+/// Time limit for ssh to end after the work is finished.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// The most bytes that a remote shell may write before the receiver answers.
+/// Maximum number of bytes that a remote shell may write before the receiver answers.
 const SHELL_BYTES_MAX: u64 = 64 << 10;

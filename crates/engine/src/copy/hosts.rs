@@ -1,7 +1,7 @@
-//! The two hosts of a copy as one session reaches them: daemons, or receivers that ssh has started for it.
+//! The two hosts of a copy as a session reaches them: daemons, or receivers that ssh started for the session.
 //!
-//! Such a receiver has a port and a key of its own, and ends with its ssh: a copy does not outlive the command that has
-//! ordered it, where one of its hosts is behind ssh.
+//! A receiver that ssh started has its own port and key, and ends with its ssh process. If one of the hosts is behind
+//! ssh, a copy therefore ends with the command that ordered it.
 
 use zmove_transport::{Channel, ChannelDialler};
 use zmove_wire::Place;
@@ -12,19 +12,19 @@ use crate::connecting::settings::DialSettings;
 use crate::connecting::ssh::{self, Duty, SshReceiver, SshSession};
 use crate::error::ConnectError;
 
-/// Both hosts of one session.
+/// Both hosts of a session.
 pub(super) struct Hosts<'a> {
     pub(super) source: Host<'a>,
     pub(super) target: Host<'a>,
 }
 
-/// One of them.
+/// A host of a copy.
 pub(super) struct Host<'a> {
     of: Connector<'a>,
     started: Option<Started>,
 }
 
-/// A receiver that ssh has started, as it is dialled.
+/// A receiver that ssh started, with the settings for dialing it.
 struct Started {
     remote: Remote,
     settings: DialSettings,
@@ -32,12 +32,12 @@ struct Started {
 }
 
 impl<'a> Hosts<'a> {
-    /// Has ssh start what it is to start, one after the other: each may ask for a password.
+    /// Starts the receivers that need ssh, one after the other, because each ssh may ask for a password.
     pub(super) async fn begin(
         source: Connector<'a>,
         target: Connector<'a>,
     ) -> Result<Self, ConnectError> {
-        // First of all the target's, since somebody may have to be asked for its key.
+        // The target comes first, because the user may have to confirm its key.
         let target = Host::begin(target).await?;
         Ok(Self {
             source: Host::begin(source).await?,
@@ -45,7 +45,7 @@ impl<'a> Hosts<'a> {
         })
     }
 
-    /// Lets receivers that ssh has started come to their ends.
+    /// Waits for the end of the receivers that ssh started.
     pub(super) async fn end(self) {
         for Started { ssh, .. } in [self.source.started, self.target.started]
             .into_iter()
@@ -93,7 +93,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// The host as it is dialled.
+    /// Returns the connector for dialing the host.
     pub(super) fn connector(&self) -> Connector<'_> {
         match &self.started {
             Some(Started {
@@ -118,7 +118,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// The host as the other one is to dial it.
+    /// Returns the address with which the other host can dial this host.
     pub(super) fn place(&self) -> Place {
         let Remote { host, port, .. } = self.connector().remote;
         Place {

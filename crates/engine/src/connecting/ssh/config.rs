@@ -1,7 +1,7 @@
-//! The configuration of ssh for a host, and the options that bound the time of its steps.
+//! Reads ssh's configuration for a host and chooses the options that limit the time of each step.
 //!
-//! ssh does not report when a login is complete, but runs a `LocalCommand` then, whose output goes where ssh's own
-//! output goes. **Invariant:** a step in which ssh may ask its user has no limit, and no setting of the user's is
+//! ssh does not report when a login is complete. It then runs a `LocalCommand`, whose output is mixed with its own
+//! output. **Invariant:** a step in which ssh may ask the user has no time limit, and no setting of the user is
 //! overridden.
 
 use std::process::Stdio;
@@ -13,23 +13,23 @@ use super::{remote_name, ssh};
 use crate::connecting::location::{Login, Remote};
 use crate::connecting::settings::SshSettings;
 
-/// The way in which the end of a login shows.
+/// How the end of a login can be detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoginSign {
-    /// ssh shares a connection that is logged in.
+    /// ssh shares a connection that is already logged in.
     Before,
     /// ssh writes [`LOGGED_IN`].
     Announced,
-    /// The end of the login does not show.
+    /// The end of the login cannot be detected.
     Hidden,
 }
 
-/// The configuration as `ssh -G` reports it.
+/// The configuration that `ssh -G` prints.
 #[derive(Debug, Default)]
 pub(super) struct SshConfig {
-    /// A name and a value in each line; empty if the program is not OpenSSH.
+    /// One name and value per line. Empty if the program is not OpenSSH.
     lines: String,
-    /// Whether a connection that is logged in will be shared.
+    /// Whether ssh shares an existing connection that is logged in.
     is_shared: bool,
 }
 
@@ -56,7 +56,7 @@ impl SshConfig {
         config
     }
 
-    /// The host name that ssh connects to, which the configuration may have changed.
+    /// Returns the host name that ssh connects to. The configuration may replace the given name.
     pub(super) fn host_name(&self) -> Option<&str> {
         self.value("hostname")
     }
@@ -73,12 +73,12 @@ impl SshConfig {
         }
     }
 
-    /// The upper bound of the time for the connection, and of that from the login to the receiver's answer.
+    /// Returns the time limit for the connection, and for the time from the login to the receiver's answer.
     pub(super) fn wait_max(&self) -> Duration {
         self.connect_timeout().unwrap_or(WAIT_MAX)
     }
 
-    /// The options by which ssh limits the time for its connection, and announces the end of the login.
+    /// Returns the options with which ssh limits the time to connect and reports the end of the login.
     pub(super) fn options(&self) -> Vec<String> {
         let mut options = Vec::new();
         if self.host_name().is_some() && self.connect_timeout().is_none() {
@@ -102,11 +102,11 @@ impl SshConfig {
     }
 }
 
-/// The line that ssh writes when the login is complete.
+/// The line that ssh prints when the login is complete.
 pub(super) const LOGGED_IN: &str = "zmove-logged-in";
-/// How long ssh may take to report its configuration.
+/// Time limit for ssh to print its configuration.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
-/// The limit of each step, unless the user's configuration has a `ConnectTimeout`.
+/// Time limit of each step, unless the user's configuration sets `ConnectTimeout`.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The messages over ssh's pipes: one line of JSON each way, with the version of the protocol.
+//! The messages over ssh's pipes: one line of JSON in each direction, with the protocol version.
 //!
-//! **Invariant:** a member that this program does not know is refused, since it may change a permission.
+//! **Invariant:** a message with an unknown member is refused, since the member may change a permission.
 
 use std::net::IpAddr;
 
@@ -13,38 +13,38 @@ use crate::error::SshMessageError;
 
 pub(crate) mod fuzzing;
 
-/// The request to a receiver that ssh starts.
+/// The request to a receiver that ssh started.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReceiveRequest {
     version: u16,
-    /// The only key that the receiver lets in.
+    /// The only key that the receiver allows.
     pub key: String,
-    /// The transports on which the receiver listens. A sender that may take either needs both, at the same port.
+    /// Transports on which the receiver listens. A sender that may use either transport needs both on the same port.
     pub carriers: TransportChoice,
-    /// The ports at which the receiver may listen; `None` for any.
+    /// Ports on which the receiver may listen, or `None` for any.
     pub ports: Option<PortRange>,
-    /// Whether the receiver takes lanes in clear.
+    /// Whether the receiver accepts unencrypted lanes.
     pub allow_clear: bool,
-    /// Whether the receiver is one of the two hosts of a copy, and stays until its standard input ends.
+    /// Whether the receiver is one of the two hosts of a copy and runs until its standard input ends.
     pub copies: bool,
 }
 
-/// The answer of a receiver that listens.
+/// The answer of a receiver that is ready for connections.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReceiveReply {
     version: u16,
-    /// The receiver's key.
+    /// Key of the receiver.
     pub key: String,
-    /// The port at which it listens.
+    /// Port on which the receiver listens.
     pub port: u16,
-    /// The address at which ssh has reached that host.
+    /// Address under which ssh reached the host.
     pub address: Option<IpAddr>,
 }
 
 impl ReceiveRequest {
-    /// A request of this protocol version.
+    /// Creates a request with the current protocol version.
     #[must_use]
     pub fn new(
         key: Fingerprint,
@@ -62,7 +62,7 @@ impl ReceiveRequest {
         }
     }
 
-    /// The request as a line of text.
+    /// Returns the request as a line of text.
     #[must_use]
     pub fn line(&self) -> String {
         in_words(self) + "\n"
@@ -71,14 +71,14 @@ impl ReceiveRequest {
     /// Parses a request.
     ///
     /// # Errors
-    /// The line cannot be parsed, or is of another version.
+    /// The line is not a valid request or has another protocol version.
     pub fn read(line: &str) -> Result<Self, SshMessageError> {
         parsed(line.as_bytes(), SshMessageError::Request)
     }
 }
 
 impl ReceiveReply {
-    /// An answer of this protocol version.
+    /// Creates an answer with the current protocol version.
     #[must_use]
     pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
         Self {
@@ -89,23 +89,24 @@ impl ReceiveReply {
         }
     }
 
-    /// The answer as a line of text, with a line break before it.
+    /// Returns the answer as a line of text, preceded by a line break.
     #[must_use]
     pub fn line(&self) -> String {
-        // A shell may have written something without ending its line.
+        // A shell may have written text without a final line break.
         format!("\n{MARK}{}\n", in_words(self))
     }
 
-    /// The answer to a request of another version, as a line of text: the version of this side alone.
+    /// Returns the answer to a request with another version as a line of text. It contains only the version of this
+    /// side.
     #[must_use]
     pub fn other_version_line() -> String {
         format!("\n{MARK}{{\"version\":{PROTOCOL_VERSION}}}\n")
     }
 
-    /// Parses a line; `None` is other output of the remote shell.
+    /// Parses a line. Returns `None` for other output of the remote shell.
     ///
     /// # Errors
-    /// The line is an answer that cannot be parsed, or is of another version.
+    /// The line is an answer that is invalid or has another protocol version.
     pub fn read(line: &[u8]) -> Result<Option<Self>, SshMessageError> {
         let Some(json) = line.strip_prefix(MARK.as_bytes()) else {
             return Ok(None);
@@ -118,7 +119,7 @@ fn in_words(said: &impl Serialize) -> String {
     serde_json::to_string(said).expect("numbers and texts can be written")
 }
 
-/// Parses a line, once its version is known: another version may have other members.
+/// Parses a line after checking its version, because another version may have other members.
 fn parsed<M: DeserializeOwned>(
     line: &[u8],
     fault: fn(serde_json::Error) -> SshMessageError,
@@ -132,9 +133,9 @@ fn parsed<M: DeserializeOwned>(
     serde_json::from_slice(line).map_err(fault)
 }
 
-/// The prefix of the receiver's answer, with which no output of a login shell begins.
+/// The prefix of the receiver's answer. No output of a login shell starts with it.
 const MARK: &str = "zmove-receive ";
-/// The upper bound of a request's length, in bytes; every request is shorter.
+/// Upper bound of a request's length, in bytes. All requests are shorter.
 pub const RECEIVE_REQUEST_BYTES_MAX: u64 = 4096;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The fuzz target for the messages over ssh's pipes; `crates/fuzz` runs it.
+//! The fuzz target for the messages over ssh's pipes, run by `crates/fuzz`.
 
 use super::{ReceiveReply, ReceiveRequest};
 use crate::connecting::settings::PortRange;
 
-/// Reads a line of either side, which must read the same once it is written again, and a range of ports, which must
-/// hold ports, none of them 0.
+/// Parses a message of either side, which must be unchanged after being written and parsed again, and a range of ports,
+/// which must be non-empty and not contain port 0.
 ///
 /// # Panics
-/// When a line or a range does not.
+/// Panics if a message or a range violates these properties.
 pub fn ssh_words(bytes: &[u8]) {
     if let Ok(Some(ready)) = ReceiveReply::read(bytes) {
         let line = ready.line();
