@@ -1,7 +1,7 @@
-//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
-//! breaks a promise.
+//! The fuzz targets of this crate, run by `crates/fuzz`. Each function accepts arbitrary bytes and panics if a decoder
+//! violates one of its guarantees.
 //!
-//! The program never calls these functions, so they are not in its binary.
+//! The program never calls these functions, so they are not part of its binary.
 
 pub use crate::connecting::location::fuzzing::location;
 pub use crate::connecting::path_memory::fuzzing::paths;

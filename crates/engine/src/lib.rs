@@ -1,11 +1,11 @@
-//! Pushes within this host and to others: all that stands between what a program wants moved and the two roles that
-//! move it. The engine dials, plans lanes, comes back after connections are lost, remembers paths, and has ssh start
-//! receivers.
+//! Transfers within this host and with other hosts. The engine connects a program to the two roles that move data, the
+//! sender and the receiver. It dials, plans lanes, reconnects after losses, remembers paths, and starts receivers with
+//! ssh.
 //!
-//! The engine prints nothing and reads no command line: events of a session go to an
-//! [`Observer`](zmove_types::Observer), notices from around it to a [`Listener`], and errors are enums.
+//! The engine prints nothing and reads no command line. Events of a session go to an
+//! [`Observer`](zmove_types::Observer), other notices go to a [`Listener`], and errors are enums.
 //!
-//! A directory is pushed to another one of this host:
+//! This example copies a directory to another one on the same host:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -38,9 +38,11 @@
 //! # }
 //! ```
 //!
-//! A push to another host differs in its last step: [`RemotePush::push`] takes the [`Remote`] that [`Location::parse`]
-//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no key's place is guessed:
-//! the caller names the home directory.
+//! A push to another host differs only in the last step: [`RemotePush::push`] takes the [`Remote`] that
+//! [`Location::parse`] returns, and [`DialSettings`].
+//!
+//! **Invariant:** no setting is read from the environment, and no location of a key is guessed. The caller provides the
+//! home directory.
 
 mod backoff;
 mod connecting;

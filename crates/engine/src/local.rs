@@ -1,4 +1,5 @@
-//! Both roles in this process: the whole pipeline over the memory transport, without a network.
+//! Transfers within this process: sender and receiver run the whole pipeline over the memory transport, without a
+//! network.
 
 mod overlap;
 
@@ -21,13 +22,13 @@ use crate::random::fresh_transfer;
 
 pub use overlap::Overlap;
 
-/// Pushes to a target on this host, until all is done or `stop` resolves.
+/// Pushes to a target on this host until the push is complete or `stop` resolves.
 ///
 /// # Errors
-/// One of the roles broke off. Files that failed are no such error: the summary counts them.
+/// The sender or the receiver failed. Failed files are not an error: the summary counts them.
 ///
 /// # Panics
-/// When it is called outside of a tokio runtime.
+/// Panics if called outside of a tokio runtime.
 pub async fn push_locally(
     push: Push,
     run: &mut Run,
@@ -40,13 +41,13 @@ pub async fn push_locally(
     outcome(pushed, receiving).await
 }
 
-/// Cleans a target on this host, until all is done or `stop` resolves.
+/// Cleans a target on this host until the cleanup is complete or `stop` resolves.
 ///
 /// # Errors
-/// One of the roles broke off.
+/// The sender or the receiver failed.
 ///
 /// # Panics
-/// When it is called outside of a tokio runtime.
+/// Panics if called outside of a tokio runtime.
 pub async fn clean_locally(
     open: Open,
     receiver: ReceiverConfig,
@@ -58,10 +59,10 @@ pub async fn clean_locally(
     outcome(cleaned, receiving).await
 }
 
-/// A receiver in this process.
+/// The task of a receiver in this process.
 type ReceiverTask = JoinHandle<Result<SessionReport, ReceiverError>>;
 
-/// Starts a receiver, and connects with it.
+/// Starts a receiver and connects to it.
 fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTask), LocalError> {
     let transfer = fresh_transfer().map_err(LocalError::TransferId)?;
     let (near, (mut far_reader, far_writer)) = memory_control();
@@ -79,7 +80,7 @@ fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTas
         let control = (far_reader, far_writer);
         let session = Session {
             config: ReceiverConfig {
-                // who pushes here may do what they may do
+                // The receiver runs as the user, so the permissions of the kernel are sufficient.
                 rights: Rights {
                     owning: Owning::Allowed,
                     ..Rights::default()
@@ -103,14 +104,14 @@ fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTas
     Ok((link, receiving))
 }
 
-/// The outcome of a session by the ends of both roles.
+/// Returns the outcome of a session, given the results of sender and receiver.
 async fn outcome<T>(
     sent: Result<T, SessionError>,
     receiving: ReceiverTask,
 ) -> Result<T, LocalError> {
     let received = receiving.await.map_err(LocalError::Role)?;
     match (sent, received) {
-        // A lost connection within one process is only the echo of the other role's error.
+        // A lost connection within one process is only a consequence of the receiver's error.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
             if !matches!(error, ReceiverError::Control(_)) =>
         {
@@ -120,5 +121,5 @@ async fn outcome<T>(
     }
 }
 
-/// The number of lanes within one process, on hosts of any number of cores.
+/// Number of lanes within one process, regardless of the number of cores.
 const LANES: u16 = 2;

@@ -1,4 +1,4 @@
-//! The notices of the engine, beside the [`Event`](zmove_types::Event)s of a session.
+//! Notices of the engine that are not [`Event`](zmove_types::Event)s of a session.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -12,73 +12,73 @@ use crate::backoff::Timeout;
 use crate::connecting::location::Remote;
 use crate::error::{Causes, PushError};
 
-/// One notice to the caller of a push.
+/// A notice to the caller of a push.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Notice<'a> {
-    /// The receiver has not answered at once, and is still being dialled.
+    /// The receiver did not answer immediately and is still being dialed.
     Dialling {
         /// The receiver.
         remote: &'a Remote,
     },
-    /// The receiver cannot be reached, and what was taken for a path could be its port.
+    /// The receiver cannot be reached, and the path in its location may have been meant as a port.
     PathLikePort {
         /// The receiver.
         remote: &'a Remote,
     },
-    /// A session begins: no more questions are asked, and events count from zero.
+    /// A session begins. No more questions are asked, and event counts restart at zero.
     SessionBegins {
-        /// The transfer, by which its host knows it too; not known of a copy between two other hosts.
+        /// The transfer id, which the other host also uses. `None` for a copy between two other hosts.
         transfer: Option<TransferId>,
     },
-    /// The connection is lost and is dialled again.
+    /// The connection was lost. The engine tries to reconnect.
     ConnectionLost {
         /// The receiver.
         remote: &'a Remote,
         /// The reason.
         cause: &'a PushError,
-        /// For how long the receiver is dialled again.
+        /// How long the engine tries to reconnect.
         timeout: Timeout,
     },
-    /// Full-size packets vanish on the path, and only small ones are sent from now on.
+    /// Full-size packets vanish on the path. Only small packets are sent from now on.
     BlackHole {
         /// The reason.
         cause: &'a BlackHole,
     },
-    /// The receiver has no room now and is waited for; reported with each attempt.
+    /// The receiver is busy, and the engine waits for it. Reported for each attempt.
     ReceiverBusy {
         /// The reason.
         cause: &'a PushError,
     },
-    /// The key of an unknown host has been pinned.
+    /// The key of an unknown host was pinned.
     KeyPinned {
         /// The host.
         remote: &'a Remote,
         /// The host's key.
         key: Fingerprint,
     },
-    /// A copy between two other hosts has begun, and goes on without this one.
+    /// A copy between two other hosts has started. It continues without this process.
     CopyRuns {
-        /// The id of the copy, as it is written.
+        /// The id of the copy in hexadecimal digits.
         id: &'a str,
-        /// The host that sends.
+        /// The source host.
         remote: &'a Remote,
     },
-    /// The memory of paths cannot be read or understood, and is not used.
+    /// The path memory cannot be read or parsed, and is ignored.
     PathsUnread {
-        /// The memory's file.
+        /// The file of the path memory.
         file: &'a Path,
         /// The reason.
         source: io::Error,
     },
-    /// The memory of paths cannot be written.
+    /// The path memory cannot be written.
     PathsUnwritten {
-        /// The memory's file.
+        /// The file of the path memory.
         file: &'a Path,
         /// The reason.
         source: io::Error,
     },
-    /// A source cannot be opened; the others are pushed.
+    /// A source cannot be opened. The other sources are pushed.
     SourceMissing {
         /// The source.
         path: &'a Path,
@@ -89,11 +89,11 @@ pub enum Notice<'a> {
 
 /// A consumer of notices.
 pub trait Listener: Sync {
-    /// Takes one notice; must not block for long.
+    /// Handles a notice. Must not block for long.
     fn hear(&self, notice: &Notice<'_>);
 }
 
-/// A listener that ignores everything.
+/// A listener that ignores all notices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoListener;
 
@@ -102,7 +102,7 @@ impl Listener for NoListener {
 }
 
 impl Display for Notice<'_> {
-    /// Writes the notice as one line for the user.
+    /// Formats the notice as one line for the user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dialling { remote } => write!(f, "connecting to {remote} ..."),

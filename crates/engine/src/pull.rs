@@ -1,8 +1,9 @@
-//! A pull from another host: this side dials and is the receiver, and the host is the sender. Whoever dials, both roles
-//! are those of a push; what is said beside the transfer (`relayed`) is all that differs.
+//! A pull from another host: this side dials and is the receiver, and the host is the sender. Both roles work as in a
+//! push, regardless of the side that dials. Only the additional messages of the sender (`relayed`) differ.
 //!
-//! **Invariant:** the receiver's opening is this side's own, never the host's: it never passes the host's connection
-//! (`conversation`). What the host names at the top of the target must be what was asked for (`sources`).
+//! **Invariant:** this side creates the opening for its receiver. An opening from the host is never passed on
+//! (`conversation`). The names that the host reports for the top of the target must match the requested sources
+//! (`sources`).
 
 pub(crate) mod asking;
 mod conversation;
@@ -46,52 +47,52 @@ use relayed::{Heard, Relayed};
 
 pub use sources::RemoteSources;
 
-/// All that each session of a pull needs.
+/// The parameters of a pull.
 pub struct RemotePull<'a> {
-    /// The host that sends, and how the pull goes on when connections are lost.
+    /// The sending host, and how the pull reconnects to it.
     pub sender: Retrying<'a>,
-    /// The order; its `open` is how the target is written here, and its lanes are filled in.
+    /// The order. Its `open` describes how the target is written on this side. Its lanes are filled in.
     pub fetch: Fetch,
-    /// The list of paths that the order announces.
+    /// List of paths that the order announces.
     pub list: Option<Arc<[u8]>>,
-    /// The sources, as the order has them: what the host may bring.
+    /// The requested sources, which determine the names that the host may send.
     pub sources: RemoteSources,
-    /// The settings of the receiver. What the host may bring, and what it may remove, are filled in.
+    /// Settings of the receiver. The allowed names and the limit of removals are filled in.
     pub receiver: ReceiverConfig,
-    /// The observer of what happens in a session.
+    /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
 }
 
-/// One run of a pull, of as many sessions as it takes.
+/// The state of a pull across all of its sessions.
 #[derive(Debug)]
 pub struct PullRun {
     started: Instant,
     manifest: Option<Manifest>,
-    /// What its sessions have come to.
+    /// Results of the sessions so far.
     standing: Standing,
-    /// What the sessions have stored here.
+    /// Files and groups that the sessions stored on this side.
     brought: Arc<Lock<Brought>>,
-    /// The most bytes that a session that broke off has found here.
+    /// Maximum number of bytes that a failed session found at the target.
     bytes_found_most: u64,
-    /// The most lanes of a session that broke off.
+    /// Maximum number of lanes of a failed session.
     lanes_most: usize,
     first_byte: Option<Duration>,
-    /// The files that were whole before the last session.
+    /// Number of files that were complete before the last session.
     files_before: u64,
-    /// The entries that the run may still remove, and how many these were before the last session.
+    /// Number of entries that the run may still remove.
     removals: Option<Arc<RemovalBudget>>,
     removals_left: u64,
-    /// The id of the run: that of its first transfer.
+    /// The id of the run, which is the id of its first transfer.
     id: Option<[u8; 16]>,
 }
 
-/// How long a host may take to tell its account when all has arrived.
+/// Time limit for the host to report its summary after all data has arrived.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a host is heard that has not come to a good end.
+/// How long this side still listens to the host after a failure.
 const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl PullRun {
-    /// A new run. `started` is when the user began to wait.
+    /// Creates a run. `started` is the time at which the user started to wait.
     #[must_use]
     pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
         Self {
@@ -118,11 +119,11 @@ impl fmt::Debug for RemotePull<'_> {
 }
 
 impl RemotePull<'_> {
-    /// Pulls until all is done, `stop` resolves, or there has been no connection for too long.
+    /// Pulls until the pull is complete, `stop` resolves, or there has been no connection for too long.
     ///
     /// # Errors
-    /// The host cannot be reached, refuses to send, or connections were lost for too long. Files that failed are no
-    /// such error: the summary counts them.
+    /// The host cannot be reached, refuses to send, or connections were lost for too long. Failed files are not an
+    /// error: the summary counts them.
     pub async fn pull(
         &self,
         run: &mut PullRun,
@@ -133,7 +134,7 @@ impl RemotePull<'_> {
         self.sender.run(&mut sessions, stop).await
     }
 
-    /// Asks the host to send, and receives.
+    /// Requests the data from the host and receives it.
     async fn receive(
         &self,
         run: &mut PullRun,
@@ -171,7 +172,7 @@ impl RemotePull<'_> {
             asked = asking => asked?,
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
-        // A host that was busy has closed some of the lanes, and asks for as many again.
+        // A busy host has closed some of the lanes, and requests the same number again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
         let ToSender::Fetching(_) = asked.answer else {
             return Err(unexpected("the first answer"));
@@ -210,7 +211,7 @@ impl RemotePull<'_> {
         Ok(self.finish(run, summary, &heard, session_started)?)
     }
 
-    /// The order of a session, and how this side writes.
+    /// Returns the order for a session, and the opening for this side's receiver.
     async fn order(&self, run: [u8; 16], lanes: LaneOrder) -> (Fetch, Open) {
         let mut fetch = Fetch {
             lanes,
@@ -219,14 +220,14 @@ impl RemotePull<'_> {
         fetch.open.run = run;
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
-        // What is received here is read back here.
+        // The receiver on this side reads back the data that it stores.
         fetch.open.proof = Proof::Wire;
         fetch.open.known_state = nothing_is_at(&own_open).await.then_some(TargetState::Empty);
         (fetch, own_open)
     }
 
     fn receiver_config(&self, run: &mut PullRun, relayed: &Arc<Relayed>) -> ReceiverConfig {
-        // The host was told the same, and need not keep to it.
+        // The host has the same limit, but may ignore it.
         let removals = run
             .removals
             .get_or_insert_with(|| Arc::new(RemovalBudget::new(self.removals_max())));
@@ -238,7 +239,7 @@ impl RemotePull<'_> {
         ReceiverConfig {
             named,
             removals: Some(Arc::clone(removals)),
-            // who pulls here may do what they may do
+            // The receiver runs as the user, so the permissions of the kernel are sufficient.
             rights: Rights {
                 owning: Owning::Allowed,
                 ..Rights::default()
@@ -250,13 +251,14 @@ impl RemotePull<'_> {
         }
     }
 
-    /// The most entries that the run may remove, those that something else takes the place of included.
+    /// Returns the maximum number of entries that the run may remove, including entries that are replaced.
     fn removals_max(&self) -> u64 {
         self.fetch.open.removals_max.unwrap_or(u64::MAX)
     }
 
-    /// The counters of the whole run when its last session has counted `last`. What is stored and removed here is
-    /// counted here: a host knows nothing of the sessions before its own, and the last words of a lost one are lost.
+    /// Returns the counters of the whole run, given those of its last session. Files that were stored or removed are
+    /// counted on this side: a host does not know about earlier sessions, and the final messages of a lost session are
+    /// lost.
     fn counters(&self, run: &PullRun, last: Counters) -> Counters {
         let last = Counters {
             reconnects: run.standing.begun.saturating_sub(1),
@@ -276,7 +278,7 @@ impl RemotePull<'_> {
             hard_links: whole.hard_links,
             bytes_resumed: whole.bytes_resumed,
             bytes_matched: whole.bytes_matched,
-            // Files that this run has moved before were found equal by its last session.
+            // The last session found the files that earlier sessions of this run delivered to be equal.
             skipped: last.skipped.saturating_sub(run.files_before),
             removed: gone.saturating_sub(replaced_below),
             replaced_below,
@@ -284,7 +286,7 @@ impl RemotePull<'_> {
         }
     }
 
-    /// The account of the whole run, at its good end.
+    /// Returns the summary of the whole run after it succeeded.
     fn finish(
         &self,
         run: &mut PullRun,
@@ -293,7 +295,7 @@ impl RemotePull<'_> {
         session_started: Instant,
     ) -> Result<Summary, SessionError> {
         let manifest = run.manifest.take();
-        // a host that compares contents does not tell which files it has sent, and tells all
+        // A host that compares contents reports the hashes of all files, whether it sent them or not.
         let tells_all = manifest.is_none() || self.fetch.open.compare == Compare::Checksum;
         let manifest_unread = if tells_all {
             0
@@ -318,7 +320,7 @@ impl RemotePull<'_> {
 }
 
 impl PullRun {
-    /// Notes that a session has begun, which has come to nothing yet.
+    /// Records that a session has begun. It has made no progress yet.
     fn begin_session(&mut self) {
         self.standing.begun += 1;
         self.files_before = self.brought.lock().whole().files;
@@ -327,8 +329,8 @@ impl PullRun {
         };
     }
 
-    /// Adds a session that broke off. It has come further if a file, or a group of a large one, was stored here that
-    /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
+    /// Adds a failed session. The session made progress if it stored a file or a group that no earlier session
+    /// delivered, if it removed an entry, or if it found more bytes at the target than any earlier session.
     fn add(&mut self, heard: &Heard) {
         let bytes_found = heard.progress.skipped.bytes;
         let has_removed = self
@@ -352,17 +354,18 @@ impl PullRun {
     }
 }
 
-/// A session that receives, and the task that hears the host.
+/// A receiving session, and the task that reads the host's messages.
 struct Receiving {
     session: Session,
     conversing: JoinHandle<Ended>,
     no_lane: oneshot::Receiver<LaneError>,
-    /// More lanes are dialled for as long as this is kept.
+    /// Further lanes are dialed until this is dropped.
     supply: LaneSupply,
 }
 
 impl Receiving {
-    /// Receives until all is done, no lane comes up or `stop` resolves, and then hears the host out.
+    /// Receives until the transfer is complete, no lane connects, or `stop` resolves. Then reads the host's final
+    /// messages.
     async fn run(self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Received {
         let Self {
             session,
@@ -404,17 +407,17 @@ impl Receiving {
     }
 }
 
-/// The end of a session that has received.
+/// The result of a receiving session.
 struct Received {
     failure: Option<ReceiverError>,
-    /// The error where none of the first lanes has come up.
+    /// The error if none of the first lanes connected.
     lane_error: Option<LaneError>,
     interrupted: bool,
     last_words: Ended,
 }
 
 impl Received {
-    /// The host's account of the session, or the reason why there is none.
+    /// Returns the host's summary of the session, or the reason why there is none.
     fn account(self, heard: &Heard) -> Result<Summary, PushError> {
         if self.interrupted {
             return Err(SessionError::Interrupted.into());
@@ -427,7 +430,7 @@ impl Received {
     }
 }
 
-/// The reason for the end of a session: the host's, where it has said one and this side has none of its own.
+/// Returns the reason for the end of a session. The host's reason is used if this side has none of its own.
 fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
     match (error, &heard.broken) {
         (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
@@ -447,7 +450,7 @@ fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
     }
 }
 
-/// Whether nothing is at the target of files that are to be moved, not even a part of one.
+/// Returns whether the target of a transfer is empty, without even a part of a file.
 async fn nothing_is_at(open: &Open) -> bool {
     let target = PathBuf::from(OsString::from_vec(open.target.clone()));
     let look = move || match std::fs::read_dir(target) {
@@ -471,16 +474,16 @@ fn lane_order(supply: &LaneSupply) -> LaneOrder {
 
 type DialledLanes = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
 
-/// The lanes of a session, as the dialler brings them.
+/// The lanes of a session, forwarded from the dialer.
 struct Forwarded {
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// A word for each lane that has not come up.
+    /// Receives a message for each lane that failed to connect.
     failed_lanes: mpsc::UnboundedReceiver<()>,
-    /// The error where none of the first lanes has come up.
+    /// The error if none of the first lanes connected.
     no_lane: oneshot::Receiver<LaneError>,
 }
 
-/// Hands on the lanes that come up, of which `asked` are the first.
+/// Forwards the lanes that connect. The first `asked` results belong to the first lanes.
 fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
     let (up, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (failed, failed_lanes) = mpsc::unbounded_channel();
@@ -512,7 +515,7 @@ fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
     }
 }
 
-/// The sessions of one pull.
+/// The sessions of a pull.
 struct PullSessions<'a, 'b> {
     of: &'a RemotePull<'b>,
     run: &'a mut PullRun,

@@ -1,22 +1,22 @@
-//! Numbers that nobody can predict.
+//! Unpredictable random numbers.
 
 use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use zmove_types::TransferId;
 
-/// A transfer id that no other transfer has.
+/// Generates a unique transfer id.
 ///
 /// # Errors
-/// The system has no randomness.
+/// The kernel cannot provide random bytes.
 pub fn fresh_transfer() -> io::Result<TransferId> {
     random().map(TransferId)
 }
 
-/// Random bytes from the kernel.
+/// Returns random bytes from the kernel.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel cannot provide random bytes.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = getrandom(&mut bytes[..], GetRandomFlags::empty())?;

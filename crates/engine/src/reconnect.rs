@@ -1,7 +1,7 @@
-//! A push to another host: each session that follows one that broke off dials, walks the sources again, and learns from
-//! the receiver's answers what is there.
+//! A push to another host. Each session after a failed one dials again, rescans the sources, and learns from the
+//! receiver's answers which data is already at the target.
 //!
-//! **Invariant:** what of a push outlives a session is in its [`Run`].
+//! **Invariant:** all state that outlives a session is in its [`Run`].
 
 use std::fmt;
 use std::future::Future;
@@ -18,22 +18,22 @@ use crate::connecting::dial::{Reached, Transferred};
 use crate::error::{BoxError, PushError};
 use crate::retrying::{Retrying, Sessions, moment};
 
-/// All that each session of a push to another host needs.
+/// The parameters of a push to another host.
 pub struct RemotePush<'a> {
-    /// The receiver, and how the push goes on when connections are lost.
+    /// The receiver, and how the push reconnects to it.
     pub receiver: Retrying<'a>,
-    /// Makes the job of each later session, equal to the first session's. What blocks on files is done on another
-    /// thread: a runtime may serve others as well.
+    /// Creates the job of each later session, which equals that of the first session. Blocking file operations must run
+    /// on another thread, because the runtime may serve other tasks too.
     pub job: &'a (dyn Fn() -> JobMaking + Sync),
-    /// The settings of the sender.
+    /// Settings of the sender.
     pub config: SenderConfig,
-    /// What the receiver may hold here.
+    /// Limits the resources that the receiver may use on this side.
     pub quota: Arc<dyn PeerQuota>,
-    /// The observer of what happens in a session.
+    /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
 }
 
-/// A job that is being made. Nobody waits for it any more when it is dropped.
+/// The future that creates a job. It may be dropped before it completes.
 pub type JobMaking = Pin<Box<dyn Future<Output = Result<PushJob, BoxError>> + Send>>;
 
 impl fmt::Debug for RemotePush<'_> {
@@ -46,12 +46,12 @@ impl fmt::Debug for RemotePush<'_> {
 }
 
 impl RemotePush<'_> {
-    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` has already
-    /// begun to walk the sources.
+    /// Pushes until the push is complete, `stop` resolves, or there has been no connection for too long. `first` has
+    /// already started to scan the sources.
     ///
     /// # Errors
-    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Files that failed are
-    /// no such error: the summary counts them.
+    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Failed files are not an
+    /// error: the summary counts them.
     pub async fn push(
         &self,
         first: Push,
@@ -68,7 +68,7 @@ impl RemotePush<'_> {
         self.receiver.run(&mut sessions, stop).await
     }
 
-    /// Pushes over these connections; without a `push` the walk of the sources begins now.
+    /// Pushes over the given connections. Without a `push`, the scan of the sources starts now.
     async fn push_over(
         &self,
         link: Link,
@@ -102,10 +102,10 @@ impl RemotePush<'_> {
     }
 }
 
-/// The sessions of one push.
+/// The sessions of a push.
 struct PushSessions<'a, 'b> {
     of: &'a RemotePush<'b>,
-    /// The first session, whose walk of the sources has begun.
+    /// The first session, which has already started to scan the sources.
     push: Option<Push>,
     need: Need,
     run: &'a mut Run,

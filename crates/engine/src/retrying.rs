@@ -1,11 +1,10 @@
-//! A transfer with another host in as many sessions as it takes: a session that breaks off because connections are lost
-//! is followed by another.
+//! Runs the sessions of a transfer with another host. When a session loses its connections, another one follows.
 //!
-//! **Invariant:** only a host that has been up is dialled again, so a wrong name, key or target is reported at once;
-//! and only after a loss of connections, so that no error is hidden by retries. There are three exceptions: a host that
-//! is busy is waited for from the first, one behind a black hole is dialled again with small segments, and one that
-//! closes connections before it has proved its key is dialled again a few times, since it may do so with some of many
-//! that come at once.
+//! **Invariant:** a host is dialed again only if it has been up before, so that a wrong name, key or target is reported
+//! immediately. It is dialed again only after a loss of connections, so that retries do not hide other errors. There
+//! are three exceptions. A busy host is waited for even in the first session. A host behind a black hole is dialed
+//! again with small segments. A host that closes connections before it has proved its key is dialed again a few times,
+//! because it may do so when many connections arrive simultaneously.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -19,35 +18,35 @@ use crate::connecting::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
 
-/// A host, and how a transfer with it goes on when its connections are lost.
+/// A host, and how a transfer reconnects to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Retrying<'a> {
-    /// The host, and the listener for what happens between sessions.
+    /// The host, and the listener for notices between sessions.
     pub connector: Connector<'a>,
-    /// How long the host is dialled again once connections are lost; zero: not at all.
+    /// How long to try to reconnect after a loss of connections. Zero disables reconnecting.
     pub timeout: Timeout,
     /// How long one session waits in the queue of a busy host.
     pub busy_timeout: Timeout,
 }
 
-/// The sessions of one transfer, one after the other.
+/// The consecutive sessions of a transfer.
 pub(crate) trait Sessions {
-    /// What the last session returns.
+    /// The result of the last session.
     type Done;
 
-    /// Runs one session, which dials until the moment `until` at most.
+    /// Runs a session, which dials until `until` at most.
     fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<Instant>,
         stop: Pin<&mut S>,
     ) -> impl Future<Output = Result<Self::Done, PushError>>;
 
-    /// What the sessions have come to.
+    /// Returns the results of the sessions so far.
     fn standing(&mut self) -> &mut Standing;
 }
 
 impl Retrying<'_> {
-    /// Runs sessions until one comes to its end, `stop` resolves, or there has been no connection for too long.
+    /// Runs sessions until one completes, `stop` resolves, or there has been no connection for too long.
     pub(crate) async fn run<S: Sessions>(
         &self,
         sessions: &mut S,
@@ -108,13 +107,14 @@ impl Retrying<'_> {
         }
     }
 
-    /// Whether a host that closes early is not dialled again: it has been up before, or there are to be no retries.
+    /// Returns whether a host that closes connections early is not dialed again, because it has been up before or
+    /// retries are disabled.
     fn is_settled(&self, was_up: bool) -> bool {
         self.timeout.0.is_zero() || was_up
     }
 
     fn is_final(&self, error: &PushError, was_up: bool) -> bool {
-        // A user who does not want to wait in the queue does not want to come again either.
+        // A user who does not want to wait in the queue does not want retries either.
         let no_wait = self.busy_timeout.0.is_zero() && error.is_busy() && !was_up;
         no_wait
             || self.timeout.0.is_zero()
@@ -144,22 +144,22 @@ impl Retrying<'_> {
     }
 }
 
-/// Whether a host is dialled again after a loss. One in a black hole may never have been up, and the next session has
-/// small segments.
+/// Returns whether a host is dialed again after a loss. A host behind a black hole may never have been up, but the next
+/// session uses small segments.
 fn may_return(error: &PushError, was_up: bool) -> bool {
     was_up || matches!(error, PushError::BlackHole(_))
 }
 
-/// What a session has come to in which the host has not answered.
+/// The fate of a session in which the host did not answer.
 const SILENT: SessionFate = SessionFate::InVain {
     answered: Duration::ZERO,
 };
 
-/// How often a host that closes connections before it has proved its key is dialled again: it may do so with some of
-/// many that come at once.
+/// Maximum number of retries with a host that closes connections before it has proved its key, which it may do when
+/// many connections arrive simultaneously.
 const CLOSED_MAX: u32 = 6;
 
-/// Resolves at a moment; never without one.
+/// Waits until `at`, or forever if it is `None`.
 pub(crate) async fn moment(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,

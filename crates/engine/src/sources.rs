@@ -1,4 +1,4 @@
-//! The sources of a push: which of the named ones exist, and what each becomes at the target.
+//! The sources of a push: which of them exist, and their names at the target.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -19,11 +19,11 @@ use crate::notice::{Listener, Notice};
 #[derive(Debug)]
 pub struct Sources {
     present: Vec<Source>,
-    /// How many of the sources do not exist.
+    /// Number of sources that do not exist.
     pub missing: u64,
 }
 
-/// One source and its name at the target; without a name its contents are meant.
+/// A source and its name at the target. Without a name, the contents of the directory are pushed.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -32,10 +32,10 @@ struct Source {
 }
 
 impl Sources {
-    /// Finds the sources that exist. Each missing one is reported; that none exists is an error.
+    /// Finds the sources that exist and reports each missing one.
     ///
     /// # Errors
-    /// None exists, one is on another host, or two would get one name at the target.
+    /// No source exists, a source is on another host, or two sources would have the same name at the target.
     pub fn look_at(
         paths: &[OsString],
         selection: Option<&Selection>,
@@ -71,20 +71,20 @@ impl Sources {
         Ok(sources)
     }
 
-    /// The one directory that a list of paths is about; its contents are meant, with a trailing slash and without.
+    /// Finds the directory that a list of paths refers to. Its contents are pushed, with or without a trailing slash.
     ///
     /// # Errors
-    /// The source does not exist, or is on another host.
+    /// The source does not exist or is on another host.
     pub fn look_at_contents(path: &OsStr, listener: &dyn Listener) -> Result<Self, SourcesError> {
         Self::look_at(&[Path::new(path).join("").into()], None, listener)
     }
 
-    /// The paths of the sources that exist.
+    /// Returns the paths of the existing sources.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.present.iter().map(|source| source.path.as_path())
     }
 
-    /// The job that pushes these sources to `target` as `zmove push` does without options.
+    /// Returns the job that pushes these sources to `target` like `zmove push` without options.
     #[must_use]
     pub fn job(&self, target: impl Into<Vec<u8>>) -> PushJob {
         PushJob {
@@ -100,7 +100,8 @@ impl Sources {
         }
     }
 
-    /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
+    /// Refuses sources that contain entries with the same name at the target, because the result would depend on
+    /// timing.
     fn refuse_same_names(&self, selection: Option<&Selection>) -> Result<(), SourcesError> {
         if self.present.len() < 2 {
             return Ok(());
@@ -120,14 +121,14 @@ impl Sources {
         Ok(())
     }
 
-    /// The sources as roots of a scan.
+    /// Returns the sources as roots of a scan.
     #[must_use]
     pub fn roots(&self) -> Vec<ScanRoot> {
         let root = |source: &Source| ScanRoot::new(source.path.clone(), source.prefix());
         self.present.iter().map(root).collect()
     }
 
-    /// The shape that these sources give the target.
+    /// Returns the shape of the target that these sources produce.
     fn shape(&self) -> TargetShape {
         if let [
             Source {
@@ -174,7 +175,7 @@ impl Source {
         })
     }
 
-    /// The names that the source will have at the top of the target.
+    /// Returns the names of the source's entries at the top of the target.
     fn tops(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
         let wanted = |name: &OsStr, kind| {
             let path = RelPath::from_bytes(name.as_bytes());
@@ -192,7 +193,7 @@ impl Source {
             let tops = wanted(top, kind_of(self.directory)).then(|| top.to_owned());
             return Ok(tops.into_iter().collect());
         }
-        // A directory that cannot be listed brings no names; the scan reports it.
+        // Ignore a directory that cannot be listed. The scan reports it.
         let Ok(listed) = std::fs::read_dir(&self.path) else {
             return Ok(Vec::new());
         };

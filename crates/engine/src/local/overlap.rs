@@ -1,11 +1,11 @@
-//! A check whether a push on this host would write into its own sources, or remove them. It runs before the push
-//! begins, and again when all is sent and nothing has been removed yet.
+//! Checks whether a push on this host would write into its own sources or remove them. The check runs before the push
+//! starts, and again after all data is sent and before anything is removed.
 //!
-//! Directories are compared by identity and not by name: by device and inode of each and of all above it, and by their
-//! place in their file system (`/proc/self/mountinfo`). So a bind mount of a source, of a part of it, or of a directory
-//! around it counts as the same directory.
+//! Directories are compared by identity rather than by name: by device and inode of each directory and its ancestors,
+//! and by their position in the file system (`/proc/self/mountinfo`). A bind mount of a source, of a part of it, or of
+//! a parent directory is therefore recognized as the same directory.
 //!
-//! **Invariant:** where the kernel does not report mounts, paths without links are compared.
+//! **Invariant:** if the kernel does not report mounts, canonical paths are compared.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ use zmove_sender::Guard;
 
 use crate::error::OverlapError;
 
-/// The sources and the target of a push, to be compared.
+/// The sources and the target of a push, for comparison.
 #[derive(Debug)]
 pub struct Overlap {
     sources: Vec<ScanRoot>,
@@ -31,12 +31,13 @@ struct Ground {
     path: PathBuf,
     /// Device and inode of the path and of each directory above it, up to the root directory.
     ancestors: Vec<(u64, u64)>,
-    /// The parts of file systems that lie here; the path's own part comes first.
+    /// The parts of file systems at and below the path. The first one contains the path itself.
     regions: Vec<Region>,
 }
 
 impl Overlap {
-    /// A check of the sources of a push against its target; `file_systems` are those that are walked.
+    /// Creates a check of a push's sources against its target. `file_systems` selects the file systems that are
+    /// scanned.
     #[must_use]
     pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
         Self {
@@ -46,10 +47,10 @@ impl Overlap {
         }
     }
 
-    /// Refuses a target inside a source: a tree copied into itself would never end.
+    /// Refuses a target inside a source, because copying a tree into itself would never end.
     ///
     /// # Errors
-    /// The target lies inside a source, or a part of a source is mounted inside the target.
+    /// The target is inside a source, or a part of a source is mounted inside the target.
     pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
         let mounts = mounts();
         let Some(target) =
@@ -58,7 +59,7 @@ impl Overlap {
             return Ok(());
         };
         for (source, ground) in self.grounds(&mounts) {
-            // A tree may go beside itself, into the directory that holds it.
+            // A tree may be copied into its own parent directory.
             let inside = target.lies_in(&ground, self.file_systems)
                 || ground
                     .regions
@@ -73,8 +74,8 @@ impl Overlap {
         self.refuse_mounted_inside(&mounts)
     }
 
-    /// Refuses a mount below the target that is part of a source and that other parts of the sources would be written
-    /// into.
+    /// Refuses a mount below the target if it is part of a source and other parts of the sources would be written into
+    /// it.
     fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
         let grounds = self.grounds(mounts);
         for (source, ground) in &grounds {
@@ -105,7 +106,7 @@ impl Overlap {
         Ok(())
     }
 
-    /// The place that a source is pushed to, if it exists.
+    /// Returns the place that a source is pushed to, if it exists.
     fn place_of(&self, source: &ScanRoot, mounts: &[u8]) -> Option<Ground> {
         Ground::of(
             &self
@@ -117,7 +118,7 @@ impl Overlap {
         )
     }
 
-    /// The sources that exist, with their grounds.
+    /// Returns the existing sources with the ground of each.
     fn grounds(&self, mounts: &[u8]) -> Vec<(&ScanRoot, Ground)> {
         let ground = |source: &ScanRoot| {
             let mut ground = Ground::of(&source.source.canonicalize().ok()?, mounts)?;
@@ -135,7 +136,7 @@ impl Overlap {
 }
 
 impl Guard for Overlap {
-    /// Objects to a source that lies in a directory that becomes a mirror of something else: it would be removed.
+    /// Objects if a source lies in a directory that will mirror another source, because the source would be removed.
     fn objection(&self) -> Option<String> {
         let mounts = mounts();
         let grounds = self.grounds(&mounts);
@@ -168,7 +169,7 @@ impl Guard for Overlap {
 }
 
 impl Ground {
-    /// The ground of a path without links.
+    /// Returns the ground of a canonical path.
     fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
         let identity = |path: &Path| {
             fs::symlink_metadata(path)
@@ -184,7 +185,7 @@ impl Ground {
         })
     }
 
-    /// Whether this ground's path, or a directory above it, is the other ground's path.
+    /// Returns whether this ground's path is the other ground's path or lies below it.
     fn lies_in(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
             file_systems == FileSystems::All
@@ -198,7 +199,7 @@ impl Ground {
     }
 }
 
-/// Whether a source is a directory. A link to one is not, unless its path ends with a slash.
+/// Returns whether a source is a directory. A symbolic link to a directory is not, unless its path ends with a slash.
 fn is_directory(source: &ScanRoot) -> bool {
     source
         .source

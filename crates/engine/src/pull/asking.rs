@@ -1,4 +1,4 @@
-//! The beginning of a pull, or of a copy between other hosts: what is wanted, and the host's leave.
+//! The start of a pull, or of a copy between other hosts: the request, and the host's permission.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ use zmove_wire::{
 
 use crate::error::PullError;
 
-/// A control connection whose host has answered to what was said.
+/// A control connection whose host has answered the request.
 pub(crate) struct Asked {
     pub(crate) reader: ControlReader,
     pub(crate) writer: ControlWriter,
-    /// Neither a refusal nor a wait.
+    /// The answer, which is neither a refusal nor a wait.
     pub(crate) answer: ToSender,
-    /// Whether the host was busy before: it has closed the lanes that came meanwhile.
+    /// Whether the host was busy first. In that case, it closed the lanes that connected in the meantime.
     pub(crate) has_waited: bool,
 }
 
-/// How long a host may take to look at what is wanted.
+/// Time limit for the host to examine the request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Says what is wanted, and waits until the host does it; in its queue for `patience`.
+/// Sends a request and waits for the host's answer. Waits in the host's queue for up to `patience`.
 pub(crate) async fn ask(
     mut reader: ControlReader,
     writer: ControlWriter,
@@ -36,9 +36,9 @@ pub(crate) async fn ask(
     patience: Duration,
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
-    // Who is asked to send has no other target than its sources.
+    // For a request to send, "target" in a refusal means the sources.
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
-    // Beside the answers: a host that has no room yet does not read a long list.
+    // Runs concurrently with the reads, because a busy host does not read a long list yet.
     let saying = tokio::spawn(say(writer, greeting, wanted, list));
     let first = async {
         reader.greeting().await?;

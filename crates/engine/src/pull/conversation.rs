@@ -1,8 +1,8 @@
-//! Control of a pull, between the host and this side's receiver: words beside the transfer are taken out of it, and of
-//! the host's opening only the shape of its sources is.
+//! Filters the control messages of a pull between the host and this side's receiver. Additional messages for the
+//! observer are extracted. Of the host's opening, only the shape of its sources is used.
 //!
-//! **Invariant:** the receiver gets no opening from here, and no byte of the host: each message is decoded, and those
-//! that the receiver gets are encoded again.
+//! **Invariant:** this module passes neither an opening nor raw bytes of the host to the receiver. Each message is
+//! decoded, and the messages for the receiver are encoded again.
 
 use std::sync::Arc;
 
@@ -18,23 +18,23 @@ use zmove_wire::{
 use super::relayed::Relayed;
 use super::sources::RemoteSources;
 
-/// What the receiver gets of a host.
+/// The parts of a host's messages that the receiver needs.
 pub(super) struct Between {
-    /// The host's messages to the receiver.
+    /// Reads the host's messages to the receiver.
     pub(super) reader: ControlReader,
-    /// The shape of the host's sources.
+    /// Receives the shape of the host's sources.
     pub(super) shape: oneshot::Receiver<TargetShape>,
-    /// Ends with the host's words.
+    /// The task that reads the host's messages. It ends after the last message.
     pub(super) conversing: JoinHandle<Ended>,
 }
 
-/// Why the host's words came to an end before its connection did.
+/// The reason why this side stopped reading the host's messages, or `None` if the connection ended.
 pub(super) type Ended = Option<Refusal>;
 
-/// What may wait between the host's connection and the receiver.
+/// Capacity of the pipe between the host's connection and the receiver, in bytes.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Begins to hear a host that was asked for `sources`.
+/// Starts to read the messages of a host that was asked for `sources`.
 pub(super) fn converse(
     sources: RemoteSources,
     relayed: Arc<Relayed>,
@@ -57,7 +57,7 @@ pub(super) fn converse(
 struct Conversation {
     sources: RemoteSources,
     relayed: Arc<Relayed>,
-    /// Takes the shape of the host's sources; `None` after the host's opening.
+    /// Sender for the shape of the host's sources. `None` after the host's opening.
     shape: Option<oneshot::Sender<TargetShape>>,
 }
 
@@ -67,7 +67,7 @@ impl Conversation {
         loop {
             let bytes = match host.receive().await {
                 Ok(Some(bytes)) => bytes,
-                // the receiver finds its connection closed
+                // The receiver detects that its connection is closed.
                 Ok(None) | Err(ControlError::Closed) => return None,
                 Err(error) if error.is_lost() => {
                     return refusal(RefusalCode::Broken, error.to_string());
@@ -76,7 +76,8 @@ impl Conversation {
             };
             match self.take(&bytes) {
                 Ok(Some(message)) => {
-                    // A receiver that has ended reads no more; what else comes beside is still heard.
+                    // A receiver that has ended reads no further messages. Messages for the observer are still
+                    // processed.
                     let _over = pipe.write_all(&encode_message(&message)).await;
                 }
                 Ok(None) => {}
@@ -85,7 +86,7 @@ impl Conversation {
         }
     }
 
-    /// Takes a message of the host, and returns it if it is for the receiver.
+    /// Processes a message of the host. Returns it if it is for the receiver.
     fn take(&mut self, bytes: &[u8]) -> Result<Option<ToReceiver>, WireError> {
         match decode_message(bytes)? {
             ToReceiver::Relay(relay) => {
@@ -103,7 +104,7 @@ impl Conversation {
         }
     }
 
-    /// Hands on the shape of the host's sources, if it names nothing but what was asked for.
+    /// Passes on the shape of the host's sources if it contains only requested names.
     fn take_shape(&mut self, shape: TargetShape) -> Result<(), WireError> {
         let Some(receiver) = self.shape.take() else {
             return Err(WireError::OutOfOrder {
@@ -119,7 +120,7 @@ impl Conversation {
             TargetShape::Single { name } => check(name)?,
             TargetShape::Directory { tops } => tops.iter().try_for_each(check)?,
         }
-        // A receiver that has ended needs none.
+        // The receiver may have ended already.
         let _over = receiver.send(shape);
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! What a host says beside the transfer, told to this side's observer as if the sender were here.
+//! The additional messages of a sending host, reported to this side's observer as if the sender were local.
 //!
-//! **Invariant:** no text of a host reaches a terminal with anything in it that is not to be shown.
+//! **Invariant:** text from a host is made printable before it reaches a terminal.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,39 +14,39 @@ use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{FileHash, Refusal, Relay, TransferAccount, TransferProgress};
 
-/// See the module.
+/// Processes the additional messages of a sending host.
 pub(crate) struct Relayed {
     observer: Arc<dyn Observer>,
-    /// The way to more lanes.
+    /// Channel for requesting more lanes.
     more: UnboundedSender<u16>,
-    /// How long the run had gone on when the host began to send.
+    /// Time from the start of the run until the host began to send.
     offset: Duration,
     manifest: Lock<Option<Manifest>>,
     heard: Lock<Heard>,
-    /// The files that got their names here, and of which the host has not told the hash yet.
+    /// Files that were completed on this side and whose hashes the host has not reported yet.
     unheard: Lock<HashMap<RelPath, Root>>,
 }
 
-/// The most files in that table. A host tells of a file once it knows that it has its name, so there are no more than
-/// are on their way.
+/// Maximum number of files in `unheard`. A host reports a file after it has learned that the file is complete, so the
+/// number is limited by the files in flight.
 const UNHEARD_MAX: usize = 1 << 20;
 
-/// What a session has heard.
+/// The information that a session has received from the host.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
-    /// What the sender has counted in its last session.
+    /// Progress of the sender in its last session.
     pub(crate) progress: TransferProgress,
-    /// The most files and bytes together that it has known to be at the target in any.
+    /// Maximum sum of files and bytes that the sender knew to be at the target in any session.
     pub(crate) there_most: u64,
     pub(crate) account: Option<TransferAccount>,
     pub(crate) broken: Option<Refusal>,
     pub(crate) first_byte: Option<Duration>,
     pub(crate) lanes: usize,
-    /// When the host was first told to have answered.
+    /// When the sender first reported an answer of its receiver.
     pub(crate) answered: Option<Instant>,
-    /// The files that were here and whose hashes the host has told.
+    /// Number of files that were already at the target and whose hashes the host reported.
     pub(crate) looked: u64,
-    /// How often the sender has begun another session with it.
+    /// Number of times that the sender has started another session with its receiver.
     pub(crate) restarts: u64,
 }
 
@@ -67,7 +67,7 @@ impl Relayed {
         }
     }
 
-    /// Takes a word beside the transfer.
+    /// Processes an additional message.
     pub(crate) fn take(&self, relay: Relay) {
         match relay {
             Relay::SessionBegins => {
@@ -87,7 +87,7 @@ impl Relayed {
                 self.list(&hashed, Known::Looked);
                 self.heard.lock().looked += hashed.len() as u64;
             }
-            // The dialler has gone only when the session is being stopped.
+            // The dialer ends only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
             Relay::Account(account) => self.heard.lock().account = Some(*account),
             Relay::Broken(refusal) => {
@@ -108,7 +108,7 @@ impl Relayed {
         }
     }
 
-    /// Adds to the manifest what the host has not told, by the hashes with which it came.
+    /// Adds files that the host has not reported to the manifest, with the hashes that they arrived with.
     fn add_unheard(&self) {
         let unheard = std::mem::take(&mut *self.unheard.lock());
         if let Some(manifest) = &mut *self.manifest.lock() {
@@ -118,22 +118,23 @@ impl Relayed {
         }
     }
 
-    /// What was heard, once nothing more can be; `ended` is why the host's words came to an end, where that says more.
+    /// Returns the received information at the end of the session. `ended` is the reason why this side stopped reading,
+    /// if there is one.
     pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
-        // The words of a connection that is lost are lost with it, and the next one finds these files equal.
+        // The final messages of a lost connection are lost, and the next session will find these files to be equal.
         self.add_unheard();
         let mut heard = std::mem::take(&mut *self.heard.lock());
         heard.broken = heard.broken.or(ended);
         (self.manifest.lock().take(), heard)
     }
 
-    /// How often the sender has begun another session.
+    /// Returns the number of times that the sender has started another session.
     pub(crate) fn restarts(&self) -> u64 {
         self.heard.lock().restarts
     }
 
     fn tell(&self, mut event: Event) {
-        // Only this host says that it waits: the display remembers each cause, and shows it as a state.
+        // Only this side reports that it waits, because the display remembers each cause and shows it as a state.
         if let Event::Waiting { message } | Event::HeldUp { by: message } = event {
             event = Event::Warned { message };
         }
@@ -202,7 +203,7 @@ impl fmt::Debug for Relayed {
     }
 }
 
-/// The longest name of a stage that is shown.
+/// Maximum number of characters of a stage name that is displayed.
 const STAGE_CHARS_MAX: usize = 40;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The sources of a pull as the user wrote them, and the names that they may bring to the top of the target.
+//! The sources of a pull as typed by the user, and the names that they allow at the top of the target.
 //!
-//! A host answers for globs, and could bring whatever it likes under any name: CVE-2022-29154 is that rsync believed
-//! it. So names at the top are matched here again, against the last part of each source.
+//! A host expands globs and could send any files under any names. In CVE-2022-29154, rsync trusted the host. The names
+//! at the top are therefore matched again on this side against the last component of each source.
 //!
-//! **Invariant:** where no source means the contents of a directory, no name at the top of the target is let in but
-//! those that were asked for; and with a list of paths no other path, at any depth.
+//! **Invariant:** unless a source means the contents of a directory, only requested names are allowed at the top of the
+//! target. With a list of paths, only listed paths are allowed at any depth.
 
 use std::sync::Arc;
 
@@ -15,25 +15,26 @@ use zmove_scan::glob_matches;
 #[derive(Clone, Debug)]
 pub struct RemoteSources {
     paths: Vec<Vec<u8>>,
-    /// The paths of a list, which are relative to the only source.
+    /// The listed paths, which are relative to the only source.
     listed: Option<Arc<ListedPaths>>,
 }
 
 impl RemoteSources {
-    /// Sources by their paths; with a list of paths, ended by `separator`, these paths below the only source.
+    /// Creates the sources from their paths. With a list, the listed paths relative to the only source are requested.
+    /// Each ends with `separator`.
     #[must_use]
     pub fn new(paths: Vec<Vec<u8>>, list: Option<(&[u8], u8)>) -> Self {
         let listed = list.map(|(list, separator)| Arc::new(listed(list, separator)));
         Self { paths, listed }
     }
 
-    /// The paths.
+    /// Returns the paths.
     #[must_use]
     pub fn paths(&self) -> &[Vec<u8>] {
         &self.paths
     }
 
-    /// The names that a host may bring.
+    /// Returns the names that a host may send.
     #[must_use]
     pub fn top_names(&self) -> TopNames {
         if let Some(listed) = self.listed.clone() {
@@ -60,7 +61,7 @@ impl RemoteSources {
     }
 }
 
-/// The paths of a list. `.` is the source itself, whose mode and time the target gets.
+/// Parses a list of paths. `.` is the source itself, whose mode and time are applied to the target.
 fn listed(list: &[u8], separator: u8) -> ListedPaths {
     let mut listed = ListedPaths::default();
     for path in list.split(|&byte| byte == separator) {
