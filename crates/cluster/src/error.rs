@@ -1,4 +1,4 @@
-//! Why work cannot be had, or does not go on.
+//! Errors of work queues, movers and sessions.
 
 use std::time::Duration;
 
@@ -6,159 +6,159 @@ use zmove_engine::ConnectError;
 use zmove_sender::{SessionError, SessionOver};
 use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 
-/// Why work cannot be had, or told of.
+/// The reason why a request to the queue failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     /// The job has ended.
     #[error("the push has ended")]
     Over,
-    /// The broker of the queue has been away for longer than anybody waits.
+    /// The broker of the queue could not be reached for longer than the caller's patience.
     #[error("{operation}: the broker {broker} has been away for {} s: {source}", away.as_secs())]
     Away {
-        /// What was asked of the queue.
+        /// The request to the queue.
         operation: &'static str,
-        /// The broker's address.
+        /// Address of the broker.
         broker: String,
-        /// How long.
+        /// How long the broker could not be reached.
         away: Duration,
-        /// What the last request has come to.
+        /// Error of the last attempt.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The queue cannot be reached, or has refused.
+    /// The queue cannot be reached or refused the request.
     #[error("{operation}: {source}")]
     Queue {
-        /// What was asked of the queue.
+        /// The request to the queue.
         operation: &'static str,
-        /// Why it was not done.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The queue has lost items in each pass.
+    /// The queue lost items in each pass.
     #[error(
         "the broker may have lost work in each of {passes} passes over the sources (is it restarted again and again?): what \
          the last one has lost is not known, so not all of {unconfirmed} may be at the target"
     )]
     Loses {
-        /// How many passes.
+        /// Number of passes.
         passes: u32,
-        /// The sources, as they are shown.
+        /// The sources, formatted for display.
         unconfirmed: String,
     },
-    /// Somebody is there, and no broker for this node.
+    /// A server was reached, but this node cannot use it as a broker.
     #[error(transparent)]
     Hindered(#[from] Hindrance),
 }
 
-/// Why whoever listens at the broker's address is of no use.
+/// The reason why the server at the broker's address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Hindrance {
-    /// The broker does not let this node in.
+    /// The broker refuses this node.
     #[error("the broker {broker} does not let this node in: {why}")]
     Refused {
-        /// The broker's address.
+        /// Address of the broker.
         broker: String,
-        /// What it says.
+        /// The reason given by the broker.
         why: String,
     },
-    /// Another server listens there, or another program.
+    /// Another server or another program listens at the address.
     #[error("{0}")]
     Another(String),
 }
 
-/// Why a mover stops.
+/// The reason why a mover stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
     /// The session is over.
     #[error(transparent)]
     Session(#[from] SessionOver),
-    /// The job has been closed, or removed as dead.
+    /// The job was closed, or was removed because it was considered dead.
     #[error("{}", WorkError::Over)]
     Ended,
-    /// The receiver could not do what it was told to: nothing that it has not recorded counts.
+    /// The receiver could not carry out an order. Work that it has not recorded does not count.
     #[error("the receiver failed to {operation}: {code}")]
     Receiver {
-        /// What it was doing.
+        /// The operation that failed.
         operation: Operation,
-        /// Why it could not.
+        /// The cause.
         code: FaultCode,
     },
-    /// The receiver is there, and has not done for so long what it was told to.
+    /// The receiver is connected but did not answer an order within this time.
     #[error("its storage hangs: an order to it has not been answered for {} s", _0.as_secs())]
     Hangs(Duration),
-    /// The receiver is there, and work that was to end within so long has not: a mover leaves it to others.
+    /// The receiver is connected, but work there did not end within this time. The mover leaves the work to others.
     #[error("its storage hangs: work there has not ended within {} s", _0.as_secs())]
     StandsStill(Duration),
-    /// The queue fails, and whoever asked it has had patience.
+    /// The queue failed for longer than the caller's patience.
     #[error("{0}")]
     Queue(#[from] WorkError),
-    /// No mover goes on.
+    /// All movers have stopped.
     #[error("no mover goes on: {0}")]
     Movers(Box<SessionEnd>),
-    /// A receiver does not see the job that another has begun.
+    /// A receiver does not see the job that was started at another receiver.
     #[error(
         "{unseen_at} does not see the push that is under way at {seen_at}: all receivers must have one directory '{target}' \
          (is its storage mounted at each?)"
     )]
     NotShared {
-        /// The receiver that does not.
+        /// The receiver that does not see the job.
         unseen_at: String,
-        /// One that does.
+        /// A receiver that sees the job.
         seen_at: String,
-        /// The target, as all are asked for it.
+        /// The target that all receivers were asked for.
         target: String,
     },
-    /// This node sees other sources than another, and does not lead.
+    /// This node sees different sources than another node and is not the head.
     #[error("this node does not see the same sources: failed to {0}")]
     Differs(String),
-    /// The protocol has been broken, by the receiver or by what the queue holds.
+    /// The receiver violated the protocol, or the queue contains an invalid item.
     #[error("{0}")]
     PeerMisbehaved(&'static str),
-    /// A task of this process has panicked.
+    /// A task of this process panicked.
     #[error("{0}")]
     Panicked(&'static str),
 }
 
-/// What a work item has come to that has panicked.
+/// The result of a work item that panicked.
 pub(crate) const PANICKED: Stop = Stop::Panicked("a work item panicked");
 pub(crate) const MOVER_PANICKED: Stop = Stop::Panicked("a mover panicked");
 
-/// Why a session has ended before its work has.
+/// The reason why a session ended before its work was complete.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionEnd {
     /// The receiver cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The session has broken off, or was refused.
+    /// The session failed or was refused.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The receiver cannot record what has been done: its storage is full, or a quota of it is used up.
+    /// The receiver cannot record completed work, because its storage is full or a quota is exhausted.
     #[error("receiver: {operation} '{target}': {code} (at {receiver})")]
     NoRoom {
         /// The receiver.
         receiver: String,
-        /// The target there.
+        /// The target at the receiver.
         target: String,
-        /// What it was doing.
+        /// The operation that failed.
         operation: Operation,
-        /// Why it could not.
+        /// The cause.
         code: FaultCode,
     },
-    /// Nothing was done in so many sessions in a row.
+    /// Several consecutive sessions made no progress.
     #[error(
         "{last}; {sessions} sessions in a row began and were lost, and nothing was done in them"
     )]
     InVain {
-        /// How many sessions.
+        /// Number of consecutive sessions without progress.
         sessions: u32,
-        /// Why the last one has ended.
+        /// Error of the last session.
         last: Box<Self>,
     },
-    /// What was done in it could not go on.
+    /// The work in the session failed.
     #[error(transparent)]
     Stop(#[from] Stop),
 }
 
 impl SessionEnd {
-    /// The queue's failure, if there is nothing else.
+    /// Returns the queue's error if it is the only cause.
     pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
         match self {
             Self::Stop(Stop::Queue(error)) => Ok(error),
@@ -169,7 +169,8 @@ impl SessionEnd {
         }
     }
 
-    /// Whether no session with any receiver is of use after this: all of them have one storage.
+    /// Returns whether no session with any receiver can succeed after this error, because all receivers share one
+    /// storage.
     pub(crate) fn ends_all(&self) -> bool {
         match self {
             Self::Stop(stop) => {
@@ -186,7 +187,7 @@ impl SessionEnd {
         }
     }
 
-    /// What the receiver was doing when it found no room, and how it has told that.
+    /// Returns the operation for which the receiver found no space, and the error code.
     pub(crate) fn found_no_room(&self) -> Option<(Operation, FaultCode)> {
         match self {
             Self::Stop(Stop::Receiver { operation, code }) if code.is_no_room() => {
@@ -199,7 +200,7 @@ impl SessionEnd {
         }
     }
 
-    /// Whether there is no room at the target.
+    /// Returns whether there is no space at the target.
     pub(crate) fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,
@@ -208,8 +209,8 @@ impl SessionEnd {
         }
     }
 
-    /// Whether a session that was never up leaves nothing: no connection has come about, or the receiver has refused
-    /// the session before it did anything.
+    /// Returns whether a session that was never established left nothing behind: it could not connect, or the receiver
+    /// refused it before doing any work.
     pub(crate) fn is_refusal(&self) -> bool {
         use RefusalCode::{Broken, Failed};
         match self {
@@ -223,12 +224,12 @@ impl SessionEnd {
         }
     }
 
-    /// Whether a receiver has said that it does not have the job.
+    /// Returns whether a receiver reported that the job is not running there.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
     }
 
-    /// Whether all that this says is that the receiver is away.
+    /// Returns whether the only problem is that the receiver cannot be reached.
     #[must_use]
     pub fn is_away(&self) -> bool {
         match self {
@@ -239,7 +240,7 @@ impl SessionEnd {
         }
     }
 
-    /// Whether nothing is gained by another session with the same receiver.
+    /// Returns whether another session with the same receiver is useless.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Connect(error) => !error.is_lost(),
@@ -254,7 +255,8 @@ impl SessionEnd {
     }
 }
 
-/// Why a session is refused that finds no room for its journal: a refusal has words and no number for that.
+/// Returns the error code for a session that was refused because there was no space for its journal. A refusal contains
+/// this code only in its text.
 fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
     let says = |code: &FaultCode| refusal.text.contains(&code.to_string());
     FaultCode::NO_ROOM
@@ -263,7 +265,8 @@ fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
         .filter(|_| refusal.code == RefusalCode::Target)
 }
 
-/// An order that was not done, for which the session ends: what it has not recorded is done again.
+/// Returns the reason to stop for an order that was not carried out. The session ends, and work that the receiver has
+/// not recorded is done again.
 pub(crate) fn refused(result: SharedJobResult) -> Stop {
     match result {
         SharedJobResult::Failed(_, FaultCode::JobEnded) => Stop::Ended,

@@ -1,4 +1,5 @@
-//! The head of a job: puts in the first item of a pass, sees to it that the pass ends, and ends the job.
+//! The head of a job: puts the first item of each pass into the queue, makes sure that the pass completes, and closes
+//! the job.
 //!
 //! ```text
 //!  a pass ──► queue idle? ─┬─ nothing was lost ──► sessions end ──► directories get mode and time ──► closed
@@ -6,9 +7,9 @@
 //!    └───────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! **Invariant:** the job ends with the first pass in which the queue has lost nothing, once all of it is done. Nobody
-//! else writes to the target when directories get mode and time: movers have left, and the leases of sessions that were
-//! lost have ended.
+//! **Invariant:** the job ends with the first pass in which the queue lost nothing, after all its work is done. When
+//! the head sets the mode and time of directories, nobody else writes to the target: movers have left, and the leases
+//! of lost sessions have expired.
 
 mod finish;
 mod one_target;
@@ -44,65 +45,65 @@ pub use self::phase::JobPhase;
 /// The node that leads a job.
 #[derive(Debug)]
 pub struct Head<W> {
-    /// What it does as any node.
+    /// The part of the head that all nodes have.
     pub node: Node<W>,
-    /// The number of the receiver that is asked first to begin the job. Default: the first.
+    /// Number of the receiver at which the head first tries to start the job. Default: the first.
     pub begins_at: usize,
-    /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then. Default:
-    /// they do not wait.
+    /// How long all movers except the first wait for other nodes. A mover does nothing if enough nodes have joined by
+    /// then. Default: no wait.
     pub others_come_within: Duration,
-    /// How far the job is.
+    /// Phase of the job.
     pub phase: watch::Sender<JobPhase>,
     /// The other nodes of the job. Default: none.
     pub others: watch::Receiver<Others>,
 }
 
-/// A job that has come to its end.
+/// The result of a completed job.
 #[derive(Clone, Debug)]
 pub struct JobEnd {
-    /// What all nodes have done.
+    /// Work done by all nodes.
     pub tally: Tally,
-    /// How often the sources have been walked: more than once where the queue has lost something.
+    /// Number of passes over the sources. More than one if the queue lost items.
     pub passes: u32,
-    /// Whether an item may count twice, or not at all.
+    /// Whether some items may be counted twice or not at all.
     pub is_inexact: bool,
 }
 
-/// Why a job has not come to its end.
+/// The reason why a job was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// No receiver has opened a session of the job, or can be reached: nothing is left of it anywhere.
+    /// No receiver can be reached or has opened a session of the job. Nothing is left behind.
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
-    /// No receiver goes on with the job, of which something may have begun at one.
+    /// No receiver continues the job, but it may have started at one of them.
     #[error("{error}")]
     PerhapsBegun {
-        /// Why the last one does not.
+        /// Error of the last receiver.
         #[source]
         error: Box<SessionEnd>,
-        /// The number of a receiver that does not have it. Another job may begin there; this one may not, since what
-        /// goes to whoever has it would go to another directory where they do not share one.
+        /// Number of a receiver at which the job is not running. Another job may start there. This job may not: if the
+        /// receivers do not share a directory, its data would be split between two directories.
         absent_at: Option<usize>,
     },
-    /// No receiver goes on with it.
+    /// No receiver continues the job.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
-    /// There is no room at the target, not even for what tells how far the job is.
+    /// There is no space at the target, not even for the records of the job's progress.
     #[error("{0}; what is whole stays: make room, and run the same command again")]
     NoRoom(#[source] Box<SessionEnd>),
-    /// Not all receivers have one directory at the target.
+    /// The receivers do not share a directory at the target.
     #[error(transparent)]
     NotShared(Box<SessionEnd>),
-    /// The queue fails: its broker is away, or refuses.
+    /// The queue failed: its broker cannot be reached or refuses requests.
     #[error("{0}; run the same command again")]
     Queue(#[source] WorkError),
-    /// The user has ended it.
+    /// The user interrupted the job.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl<W: WorkQueue> Head<W> {
-    /// The head of a job that nobody else takes part in.
+    /// Creates the head of a job without other nodes.
     #[must_use]
     pub fn new(node: Node<W>) -> Self {
         Self {
@@ -114,10 +115,11 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Leads the job to its end.
+    /// Leads the job until it is complete.
     ///
     /// # Errors
-    /// The job does not begin, no receiver goes on, there is no room there, the queue fails, or `stop` resolves.
+    /// The job cannot be started, no receiver continues, there is no space at the target, the queue fails, or `stop`
+    /// resolves.
     pub async fn run(
         &self,
         observer: Arc<dyn Observer>,
@@ -166,15 +168,15 @@ impl<W: WorkQueue> Head<W> {
                     self.close_at_a_receiver(listener).await;
                 }
             };
-            // where the queue does not hear it, movers find that the job is over at the receivers
+            // If the queue cannot be closed, movers learn from the receivers that the job is over.
             let closing = async { tokio::join!(self.node.queue.close(), closing) };
             let _best_effort = timeout(CLOSE_MAX, closing).await;
         }
         ended
     }
 
-    /// Ends the job at the first receiver that does so. What is left of one that is not ended keeps the next push
-    /// waiting until it is known to be dead.
+    /// Closes the job at any one of its receivers. If the job is not closed, it blocks the next push until it is
+    /// considered dead.
     async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
         let events = self.node.events(Arc::new(NoObserver), listener);
         let receivers = self.node.receivers.iter().enumerate();
@@ -207,7 +209,8 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Whether something of the job may have begun at a receiver: an opening that was lost may have been carried out.
+    /// Returns whether the job may have been started at a receiver. A receiver may have carried out an opening although
+    /// its answer was lost.
     fn may_have_begun(&self, course: &Course) -> bool {
         course.has_opened || self.is_at(JobPhase::Begun) || self.node.served.has_lost_sessions()
     }
@@ -216,7 +219,7 @@ impl<W: WorkQueue> Head<W> {
         *self.phase.borrow() >= phase
     }
 
-    /// Why the job has not come to its end, where no session is tried any more after this.
+    /// Converts the error of the last session into the reason why the job failed.
     fn failure(&self, error: SessionEnd, course: &Course) -> JobError {
         match error.into_queue_failure() {
             Ok(error) => JobError::Queue(error),
@@ -236,7 +239,7 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Leads the job in sessions, one after the other.
+    /// Leads the job in consecutive sessions.
     async fn lead(
         &self,
         mut sessions: MoverSessions<W>,
@@ -245,8 +248,8 @@ impl<W: WorkQueue> Head<W> {
         let job = &self.node.job;
         loop {
             let (receiver, events) = sessions.next();
-            // A job that is under way, or may be, must not begin anew in another directory, which this receiver may
-            // have: two would pass for one.
+            // A job that is or may be running must not be started again in another directory, which this receiver may
+            // have. The job would then write to both directories.
             let beginning = if self.may_have_begun(course) {
                 Beginning::UnderWay
             } else {
@@ -280,11 +283,12 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// What a job has come to that is closed.
+    /// Returns the result of a closed job.
     fn end_of(&self, course: &Course) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
-        // All items but the first are announced by others. If more are done, some were done, and counted, twice.
+        // Every item except the first is announced by another one. If more items were done, some were done and counted
+        // twice.
         let is_inexact = course.passes > 1
             || self.others.borrow().unfinished > 0
             || tally.items != 1 + tally.announced;
@@ -296,13 +300,13 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// What all nodes have done.
+    /// Returns the work done by all nodes.
     fn tally(&self) -> Tally {
         let others = self.others.borrow().tally.clone();
         self.node.served.tally().and(others)
     }
 
-    /// Leads the job for one session, as far as that lasts.
+    /// Leads the job for the duration of one session.
     async fn lead_in(
         &self,
         orders: Orders,
@@ -329,8 +333,8 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Waits until no other session writes: those that are up have ended, and so have the leases of all that were lost,
-    /// of this node and of others.
+    /// Waits until no other session can write: connected sessions have ended, and the leases of all lost sessions have
+    /// expired, on this node and on others.
     ///
     /// # Errors
     /// A receiver does not see the job.
@@ -361,9 +365,8 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Waits for the ends of sessions: first those of the movers of this node, which have [`ENDS_WITHIN`] for that,
-    /// then those of the witnesses, each of which has a limit of its own, then those of other nodes, which have as long
-    /// as movers.
+    /// Waits for the end of sessions, in this order: those of this node's movers for up to [`ENDS_WITHIN`], those of
+    /// the witnesses, each with its own limit, and those of other nodes for up to [`ENDS_WITHIN`].
     async fn await_ends(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         let movers_have = timeout(ENDS_WITHIN, async {
             while course.movers.join_next().await.is_some() {}
@@ -390,7 +393,7 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Checks, by what a witness says, that its receiver has the directory in which the job is under way: that of the
+    /// Checks the result of a witness. Its receiver must have the directory in which the job runs, which is that of the
     /// receiver of these events.
     fn check_one_target(
         &self,
@@ -408,14 +411,15 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Sees to it that all work is done in a pass in which the queue loses nothing.
+    /// Runs passes until all work is done in a pass in which the queue lost nothing.
     async fn conduct(
         &self,
         orders: &Orders,
         events: &SessionEvents,
         course: &mut Course,
     ) -> Result<(), Stop> {
-        // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
+        // An answer shows that the session has begun. Work that any node completed since the last session counts as
+        // progress of the head.
         orders.give(SharedJobOrder::Ping).await?;
         let items = self.tally().items;
         if items > course.items {
@@ -462,30 +466,29 @@ impl<W: WorkQueue> Head<W> {
     }
 }
 
-/// How far a job is, which a session that breaks does not change.
+/// The progress of a job, which outlives a failed session.
 #[derive(Default)]
 struct Course {
-    /// The passes that have begun, or were to.
+    /// Number of passes that were started, including one whose first item is not in the queue yet.
     passes: u32,
-    /// Whether the queue has the first item of the last one: a session may break before.
+    /// Whether the queue has the first item of the last pass. A session may fail before it does.
     pass_has_begun: bool,
-    /// What the queue had lost when the last one began.
+    /// Number of losses of the queue when the last pass was started.
     losses: u64,
-    /// The items that were done when a session began.
+    /// Number of completed items when the last session began.
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
-    /// The receivers that have not yet been found to see the job.
+    /// Checks of the receivers that are not known to see the job yet.
     witnesses: JoinSet<Result<(), String>>,
-    /// Until when other nodes may write; `None` while sessions are up.
+    /// Until when other nodes may write, or `None` while sessions are running.
     others_write_until: Option<Instant>,
     finished: Finished,
     close: Close,
-    /// Whether a session has been opened, so that the job is under way at the target.
+    /// Whether a session was opened, so that the job is running at the target.
     has_opened: bool,
-    /// The number of the first receiver that has said that it does not have the job.
+    /// Number of the first receiver that reported that the job is not running there.
     absent_at: Option<usize>,
-    /// How many orders have not been answered in time. The next one may take twice as long, since there may be much to
-    /// do.
+    /// Number of orders that timed out. Each doubles the time limit of later orders, since there may be a lot to flush.
     hung: u32,
 }
 
@@ -494,43 +497,43 @@ struct Course {
 enum Close {
     #[default]
     NotOrdered,
-    /// A receiver has been told to, which it has perhaps done.
+    /// A receiver was ordered to close the job. Its answer is still missing.
     Ordered,
     Done,
 }
 
 impl Course {
-    /// Whether the job has come to its end although a session has ended like this.
+    /// Returns whether the job is complete even though a session ended with this error.
     fn is_over_by(&self, end: &SessionEnd) -> bool {
         match self.close {
             Close::NotOrdered => false,
-            // the answer was lost
+            // Only the answer was lost.
             Close::Ordered => is_closed(end),
             Close::Done => true,
         }
     }
 }
 
-/// Whether a session that was to close a job has failed because the job is closed.
+/// Returns whether a session that was to close a job failed because the job is already closed.
 fn is_closed(error: &SessionEnd) -> bool {
     error.is_absent() || matches!(error, SessionEnd::Stop(Stop::Ended))
 }
 
 const WALKED_AGAIN: &str = "work may have been lost from the queue: the sources are walked once more, and files that are equal are \
      skipped";
-/// How many passes follow those in which the queue has lost something, before the job is given up.
+/// Maximum number of additional passes after losses before the job fails.
 const PASSES_AFTER_LOSS_MAX: u32 = 5;
-/// How long after its death the receivers of a node may write: it holds a lease from the head as long, and they from
-/// it.
+/// How long the receivers of a dead node may continue to write. The node's lease from the head and the receivers' lease
+/// from the node may expire one after the other.
 const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
-/// How long nobody wonders.
+/// Shorter waits are not reported to the user.
 const TOLD_ABOVE: Duration = Duration::from_secs(1);
-/// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
+/// Time limit for reporting the end of a failed job to the queue and a receiver. The user is waiting for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-/// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
-/// since what was left there is flushed before.
+/// Initial time limit for a receiver to answer an order: twice the lease of a work item, since the receiver first
+/// flushes data that was left behind.
 const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// How often the queue is asked whether it is idle: at first more often, since small jobs end soon.
+/// How often the queue is asked whether it is idle. The interval is shorter at first, because small jobs end soon.
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 

@@ -1,4 +1,4 @@
-//! A job of many nodes, as each of its movers knows it.
+//! The data about a multi-node job that each of its movers needs.
 
 mod head_lease;
 mod tally;
@@ -25,48 +25,49 @@ use crate::error::{Stop, WorkError};
 pub use self::head_lease::HeadLease;
 pub use self::tally::Tally;
 
-/// A job of many nodes, as each of its movers knows it.
+/// The data about a multi-node job that each of its movers needs.
 #[derive(Clone, Debug)]
 pub struct SharedJob {
-    /// The job.
+    /// Id of the job.
     pub id: SharedJobId,
-    /// This node.
+    /// Name of this node.
     pub node: NodeName,
-    /// The sources, the same paths on all nodes of the senders.
+    /// The sources, with the same paths on all sending nodes.
     pub sources: Vec<ScanRoot>,
-    /// What each receiver is asked for.
+    /// The opening that is sent to each receiver.
     pub open: Open,
-    /// How the sources are read and sent.
+    /// Settings for reading and sending the sources.
     pub config: SenderConfig,
-    /// The grant by which this node is let in. Default: none, so that its own key has to be.
+    /// Grant that authorizes this node. Default: none, so that receivers must allow the node's own key.
     pub grant: HeldGrant,
-    /// What the node that leads has seen of the sources. Default: nothing, and no directory is compared with what
-    /// another node has seen.
+    /// State of the sources as the head has seen it. Default: empty, so that directories are not compared between
+    /// nodes.
     pub source_marks: Vec<Option<DirectoryMark>>,
-    /// What follows where this node sees other directories than another. Default: this node leads.
+    /// What happens if this node sees different directories than another node. Default: this node is the head.
     pub view: View,
-    /// The lease that the node holds from the head. Default: one that never ends, since this node leads.
+    /// Lease that the node holds from the head. Default: a lease that never expires, for the head itself.
     pub head: Lease,
 }
 
-/// A receiver of a job, and how it is reached.
+/// A receiver of a job, and its connection settings.
 #[derive(Clone, Debug)]
 pub struct Receiver {
     /// The directory with this side's key and the pinned keys.
     pub home: PathBuf,
     /// The receiver.
     pub remote: Remote,
-    /// The settings of its connections.
+    /// Connection settings.
     pub settings: DialSettings,
 }
 
-/// Whose view of the sources is right.
+/// Which node's view of the sources is authoritative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
-    /// This node's, which leads: what another has found otherwise fails here, since it may have sent what it saw.
+    /// This node is the head, and its view is authoritative. Entries that another node found in a different state fail,
+    /// because that node may have sent them in that state.
     #[default]
     Leads,
-    /// The leading node's: this one leaves the job where it sees something else.
+    /// The head's view is authoritative. This node leaves the job if it sees something else.
     Follows,
 }
 
@@ -75,18 +76,18 @@ pub enum View {
 pub struct HeldGrant(Arc<Lock<Option<Arc<SignedJobGrant>>>>);
 
 impl HeldGrant {
-    /// Holds another grant from now on.
+    /// Replaces the grant.
     pub fn renew(&self, grant: SignedJobGrant) {
         *self.0.lock() = Some(Arc::new(grant));
     }
 
-    /// The grant.
+    /// Returns the current grant.
     #[must_use]
     pub fn current(&self) -> Option<Arc<SignedJobGrant>> {
         self.0.lock().clone()
     }
 
-    /// When the grant ends, in seconds since 1970; `None` where there is none.
+    /// Returns when the grant expires, in seconds since 1970, or `None` if there is no grant.
     #[must_use]
     pub fn ends(&self) -> Option<u64> {
         Some(self.current()?.grant.not_after)
@@ -94,7 +95,7 @@ impl HeldGrant {
 }
 
 impl SharedJob {
-    /// The job with all that its walks need.
+    /// Creates a job, with the scan configuration that `open` requires.
     #[must_use]
     pub fn new(
         id: SharedJobId,
@@ -117,7 +118,8 @@ impl SharedJob {
         }
     }
 
-    /// Looks at the sources, so that all nodes compare what they see with each other. May block on files.
+    /// Records the state of the sources, so that all nodes can compare it with their own view. Blocks on file
+    /// operations.
     #[must_use]
     pub fn with_marks(self) -> Self {
         let source_marks = self.sources.iter().map(mark_root).collect();
@@ -127,8 +129,9 @@ impl SharedJob {
         }
     }
 
-    /// The grant for the node of this key, at the receivers of these, for the time of these seconds since 1970. Of
-    /// sources that have no name at the target, and of very many, any names may come.
+    /// Creates the grant for the node with key `node` at the given receivers. `valid` is in seconds since 1970. The
+    /// grant lists the names at the top of the target. It allows any names if a source has no name there or if the list
+    /// would be too long.
     #[must_use]
     pub fn grant_for(
         &self,
@@ -158,7 +161,7 @@ impl SharedJob {
         grant
     }
 
-    /// The names at the top of the target that the sources get; `None` where one has no name there.
+    /// Returns the names of the sources at the top of the target, or `None` if a source has no name there.
     pub(crate) fn tops(&self) -> Option<Vec<Name>> {
         self.sources
             .iter()
@@ -166,7 +169,7 @@ impl SharedJob {
             .collect()
     }
 
-    /// The opening of a session, which may begin the job or finds it under way.
+    /// Returns the opening of a session, which may start the job or only join it.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
         let job = self.id;
         let node = self.node.clone();
@@ -182,18 +185,18 @@ impl SharedJob {
         }
     }
 
-    /// The target, as it is told.
+    /// Returns the target, formatted for display.
     pub(crate) fn target(&self) -> String {
         Escaped::path(OsStr::from_bytes(&self.open.target)).to_string()
     }
 
-    /// The source of this number.
+    /// Returns the source with this number.
     pub(crate) fn root_of(&self, source: u32) -> Option<&ScanRoot> {
         self.sources.get(usize::try_from(source).ok()?)
     }
 
-    /// Scans a source on a thread that may block. A node that follows leaves the job where it sees other directories
-    /// than the ones that it is to scan.
+    /// Scans a source on a thread that may block. A node that is not the head leaves the job if it sees different
+    /// directories than the work item describes.
     pub(crate) async fn scan(
         &self,
         source: u32,
@@ -215,8 +218,8 @@ impl SharedJob {
         }
     }
 
-    /// The error of a job whose queue has lost items in each of so many passes. Nobody knows which items the last one
-    /// has lost.
+    /// Returns the error for a job whose queue lost items in each of its passes. The items that the last pass lost are
+    /// unknown.
     pub(crate) fn given_up_after(&self, passes: u32) -> WorkError {
         let paths = self.sources.iter().map(|source| &source.source);
         let mut unconfirmed: Vec<_> = paths
@@ -233,7 +236,7 @@ impl SharedJob {
         }
     }
 
-    /// The tops of all sources, as the node that leads has seen them.
+    /// Returns the top directories of all sources, in the state that the head has seen.
     pub(crate) fn tops_of_sources(&self) -> impl Iterator<Item = MarkedPath> {
         let marks = self.source_marks.iter().copied().chain(repeat(None));
         self.sources.iter().zip(marks).map(|(_, mark)| MarkedPath {
@@ -243,13 +246,13 @@ impl SharedJob {
     }
 }
 
-/// The maximum number of sources that one error names.
+/// Maximum number of sources that an error lists.
 const SOURCES_NAMED_MAX: usize = 10;
 const NO_SOURCE: Stop =
     Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 
-/// How much one work item has: little enough that no node is long at work after the others, a third of a second at
-/// 400 Mbit/s.
+/// Maximum size of a work item. It is small enough that no node works much longer than the others: a third of a second
+/// at 400 Mbit/s.
 pub(crate) const ITEM: PortionSize = PortionSize {
     entries: 1000,
     bytes: 4 * GROUP_BYTES,

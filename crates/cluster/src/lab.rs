@@ -1,4 +1,4 @@
-//! What the tests of this crate begin with: a job, a receiver that nobody is at, and sessions that do not begin.
+//! Fixtures for the tests of this crate: a job, an unreachable receiver, and sessions that never begin.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::session::{JobEvents, SessionEvents};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 
-/// The top of a source of which nothing has been seen.
+/// Returns the top directory of a source, without a recorded state.
 pub(crate) fn root() -> MarkedPath {
     let path = RelPath::root();
     MarkedPath { path, mark: None }
 }
 
-/// An item of the first pass about this source.
+/// Creates an item of the first pass for this source.
 pub(crate) fn item_of(source: u32, work: ItemWork) -> WorkItem {
     WorkItem {
         pass: 1,
@@ -32,7 +32,7 @@ pub(crate) fn item_of(source: u32, work: ItemWork) -> WorkItem {
     }
 }
 
-/// A job without sources.
+/// Creates a job without sources.
 pub(crate) fn job() -> SharedJob {
     SharedJob::new(
         JOB,
@@ -70,18 +70,18 @@ pub(crate) fn session_events() -> Arc<SessionEvents> {
     job_events(Arc::new(NoObserver)).within(0, &receiver())
 }
 
-/// A mover whose session is over.
+/// Creates a mover whose session is over.
 pub(crate) fn mover() -> Mover<LocalQueue> {
     let queue = Arc::new(LocalQueue::new(JOB));
     Mover::new(Arc::new(job()), queue, feeder(), session_events())
 }
 
-/// What feeds a session that is over.
+/// Creates the feeder of a session that is over.
 pub(crate) fn feeder() -> Feeder {
     pushed().1
 }
 
-/// A session that has not begun, and what feeds it.
+/// Creates a session that has not begun, and its feeder.
 pub(crate) fn pushed() -> (Push, Feeder) {
     Push::fed(
         job().opening(Beginning::Allowed),

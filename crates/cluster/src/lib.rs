@@ -1,4 +1,4 @@
-//! A job of many nodes: senders that take work from one queue, and receivers that write into one shared file system.
+//! Multi-node jobs: senders take work from a common queue, and receivers write into a shared file system.
 //!
 //! ```text
 //!  head ──► queue ──► mover ──► receiver ──┐
@@ -7,9 +7,9 @@
 //!   └─────── tallies ────────┘
 //! ```
 //!
-//! **Invariant:** an item leaves the queue when its files are at the target and flushed, and what it announced is in
-//! the queue or done. So the job has ended when the queue is empty and has lost nothing. What a queue has lost is found
-//! again by another pass over the sources, which skips what is at the target.
+//! **Invariant:** an item leaves the queue when its files are flushed at the target and all items that it announced are
+//! in the queue or done. The job is therefore complete when the queue is empty and has lost nothing. Another pass over
+//! the sources finds lost work again and skips files that are already at the target.
 
 mod error;
 mod head;

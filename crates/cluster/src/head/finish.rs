@@ -1,10 +1,11 @@
-//! The last that is done in a job: directories get mode and time, when nothing more is put into them.
+//! The last step of a job: directories get their modes and times after all entries have been written.
 //!
-//! The head walks the sources, and does so in its own session: so much is little beside the files. Directories that
-//! have gone from the sources meanwhile stay closed, as they were made.
+//! The head scans the sources for this and uses its own session, because the work is small compared to that for the
+//! files. Directories that have disappeared from the sources keep the restrictive modes with which they were created.
 //!
-//! **Invariant:** a directory whose mode takes away the right to enter it is set after all others of its source, and
-//! after those below it. So a session that breaks before has closed nothing, and the next one may begin again.
+//! **Invariant:** a directory whose mode prevents its owner from entering it is set after all other directories of its
+//! source, and after the directories below it. If a session fails before that, no directory is closed yet and the next
+//! session can start over.
 
 use std::path::Path;
 
@@ -21,19 +22,20 @@ use crate::error::{Stop, refused};
 use crate::job::{ITEM, SharedJob};
 use crate::session::{Orders, SessionEvents};
 
-/// How far the directories of a job are finished.
+/// The progress of setting the directories of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Finished {
-    /// The number of sources whose directories have been set.
+    /// Number of sources whose directories have been set.
     sources: u32,
-    /// The directories of the next source that are to be closed, the next last; `None` until all others of it are set.
+    /// Directories of the next source that must be set last, in reverse order. `None` until all other directories of
+    /// the source are set.
     closing: Option<Vec<Directories>>,
 }
 
-/// Directories that are set by one order, as the head of a batch.
+/// Directories that are set by one order, encoded as the header of a batch.
 type Directories = Vec<u8>;
 
-/// What finishes the directories of a job in one session.
+/// Sets the directories of a job in one session.
 pub(crate) struct Finishing<'a> {
     pub(crate) job: &'a SharedJob,
     pub(crate) orders: &'a Orders,
@@ -41,9 +43,10 @@ pub(crate) struct Finishing<'a> {
 }
 
 impl Finishing<'_> {
-    /// Sets mode and time of all directories. Those that do not get them are told and counted.
+    /// Sets the mode and time of all directories. Failures are reported and counted.
     pub(crate) async fn run(&self, finished: &mut Finished) -> Result<(), Stop> {
-        // one source after the other: several may be the target itself, and the last one counts
+        // Process sources one after the other: several may be merged into the target itself, and the last one
+        // determines its mode and time.
         for (source, root) in (0..).zip(self.job.tops_of_sources()) {
             if source < finished.sources {
                 continue;
@@ -62,8 +65,8 @@ impl Finishing<'_> {
         Ok(())
     }
 
-    /// Sets the directories of a source that may be entered when they are set. Returns the others, those above before
-    /// those below.
+    /// Sets the directories of a source that can still be entered afterwards. Returns the others, each before those
+    /// below it.
     async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Directories>, Stop> {
         let closing = Lock::new(Vec::new());
         let found = stream::try_unfold(vec![root], |mut unwalked| async move {
@@ -90,8 +93,9 @@ impl Finishing<'_> {
         Ok(closing.into_inner())
     }
 
-    /// Walks the last of these directories, several portions at once, since storage on other hosts takes its time for
-    /// each directory. Returns the directories that were found, and puts those that are to be walked in their place.
+    /// Scans the last of the given directories, several portions concurrently, because network storage takes time for
+    /// each directory. Returns the directories that were found, and replaces the scanned ones with those still to be
+    /// scanned.
     async fn walk(&self, source: u32, unwalked: &mut Vec<MarkedPath>) -> Result<Vec<Batch>, Stop> {
         let size = PortionSize {
             wanted: PortionWanted::Directories,
@@ -109,7 +113,7 @@ impl Finishing<'_> {
         let mut found = Vec::new();
         for portion in try_join_all(walks).await? {
             for item in &portion.items {
-                // what could not be walked before has been told, and counted
+                // An entry that could not be scanned earlier has already been reported and counted.
                 if let ScanItem::Error(error) = item
                     && !self.events.has_told(&format!("sender: {error}"))
                 {
@@ -132,12 +136,12 @@ impl Finishing<'_> {
         }
     }
 
-    /// Tells of the directories that did not get mode and time.
+    /// Reports the directories whose mode and time could not be set.
     fn tell(&self, directories: &[u8], faults: &[EntryFault]) -> Result<(), Stop> {
         if faults.is_empty() {
             return Ok(());
         }
-        // each group is one directory itself
+        // Each group contains one directory.
         let directories = Batch::decode(directories, 0).map_err(|_own| OWN_HEAD)?;
         for &EntryFault {
             entry,
@@ -153,13 +157,13 @@ impl Finishing<'_> {
                 code,
             };
             let came_later = match code {
-                // it is not there for the same reason
+                // The directory is missing because of the failure that was already reported.
                 FaultCode::Os(NO_SUCH_FILE)
                     if has_failed_above(self.job, &fault.path, self.events) =>
                 {
                     continue;
                 }
-                // one that was found before has been made
+                // A directory that was found in an earlier pass would exist.
                 FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
                 _ => "",
             };
@@ -170,12 +174,12 @@ impl Finishing<'_> {
     }
 }
 
-/// Whether nobody may put something below a directory when it is set.
+/// Returns whether no entries can be created below a directory once its mode is set.
 fn closes(directory: &BatchEntry) -> bool {
     directory.metadata().mode & MAY_ENTER != MAY_ENTER
 }
 
-/// Whether it has been told that this directory, or one above, has failed: at the target, or at a source.
+/// Returns whether a failure of this directory or of a parent directory was reported, at the target or at a source.
 fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> bool {
     let has_failed = |path: &Path| events.has_failed(&Escaped::path(path).to_string());
     let in_source = |source: &ScanRoot| {
@@ -199,12 +203,13 @@ const CAME_LATER: &str =
     ": it came while the push ran, or was removed; the same command sends what is there";
 const AS_THEY_CAME: &str =
     "the copies of the directories there keep the modes with which they were made";
-/// What an owner needs of a directory to do something below it.
+/// Permissions that an owner needs to work inside a directory.
 const MAY_ENTER: u32 = 0o300;
-/// How many directories are taken at once: all that wait may be very many.
+/// Maximum number of directories that are scanned concurrently. The total number of waiting directories may be very
+/// large.
 const PLACES_AT_ONCE: usize = 1000;
 const WALKS_AT_ONCE: usize = 8;
-/// How many orders are on their way at once: as many as do for a long path, of 256 directories each.
+/// Maximum number of orders in flight, each for 256 directories. It is sufficient for a long path.
 const ORDERS_AT_ONCE: usize = 16;
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,8 @@
-//! Whether the receivers of a job have one directory at the target.
+//! Checks that all receivers of a job share one directory at the target.
 //!
-//! A host on which the storage is not mounted has an empty directory in its place. Where it begins the job, all goes to
-//! its own disk; and who of two is right nobody here can know. So a receiver that does not see the job ends it.
+//! If the storage is not mounted on a host, an empty directory takes its place. If the job starts there, all data is
+//! written to the host's own disk. The job cannot tell which of two directories is the right one. It therefore fails if
+//! a receiver does not see it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +18,24 @@ use crate::head::JobPhase;
 use crate::job::{Receiver, SharedJob};
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
-/// A receiver that has to see the job, by a mover's session or one that is there to ask it.
+/// A check that a receiver sees the job, either through a mover's session or through a session of its own.
 pub(crate) struct Witness {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) receiver: Receiver,
-    /// The receiver's number.
+    /// Number of the receiver.
     pub(crate) number: usize,
     pub(crate) events: Arc<JobEvents>,
-    /// How far the job is.
+    /// Phase of the job.
     pub(crate) phase: watch::Receiver<JobPhase>,
-    /// How long a receiver may say that it does not see the job, if that is less than [`SHOWS_WITHIN`].
+    /// How long a receiver may report that it does not see the job, if that is less than [`SHOWS_WITHIN`].
     pub(crate) patience: Duration,
 }
 
 impl Witness {
-    /// Asks the receiver until it sees the job. One that cannot be asked is passed over when the job is at its end.
+    /// Asks the receiver until it sees the job. A receiver that cannot be asked is skipped at the end of the job.
     ///
     /// # Errors
-    /// It does not see the job: the receiver's name.
+    /// The receiver does not see the job. The error is its name.
     pub(crate) async fn sees_job(self) -> Result<(), String> {
         let asked = (self.receiver.clone(), Arc::clone(&self.job));
         let ask = move |session| {
@@ -56,8 +57,8 @@ impl Witness {
         let mut is_away = false;
         let mut has_warned = false;
         while !self.events.has_seen_job(self.number) {
-            // at the end of the job one that was away is not waited for, nor for long one that hangs; one that has said
-            // that the job is not there is, as long as it takes
+            // At the end of the job, do not wait for a receiver that cannot be reached, and only briefly for one that
+            // hangs. Wait without limit for a receiver that has reported that it does not see the job.
             let at_end_within = match (is_away, self.events.has_missed_job(self.number)) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => None,
@@ -67,7 +68,8 @@ impl Witness {
                 break;
             };
             is_away = error.is_away();
-            // one that has said so to a mover, and refuses for another reason now, does not see the job either
+            // A receiver that has reported this to a mover and now refuses for another reason does not see the job
+            // either.
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 let patience = SHOWS_WITHIN.min(self.patience);
@@ -85,10 +87,10 @@ impl Witness {
                 sleep(ASKED_AGAIN_AFTER).await;
                 continue;
             }
-            // one that comes back may have its storage by then, and as much time to see the job
+            // When a receiver comes back, its storage may be mounted, and it gets the full time to see the job again.
             unseen_since = None;
             if self.have_movers_left() {
-                // movers have told why
+                // The movers have reported the cause.
                 break;
             }
             self.pause(TRIED_AGAIN_AFTER).await;
@@ -96,7 +98,7 @@ impl Witness {
         Ok(())
     }
 
-    /// Waits for so long, or until no mover comes any more.
+    /// Waits for `time`, or until the movers have left.
     async fn pause(&mut self, time: Duration) {
         drop(timeout(time, self.until(JobPhase::Left)).await);
     }
@@ -109,7 +111,8 @@ impl Witness {
         *self.phase.borrow() == JobPhase::Left
     }
 
-    /// Asks once. At the end of the job one that has not answered within so long counts as away.
+    /// Asks the receiver once. At the end of the job, a receiver that does not answer within `at_end_within` counts as
+    /// unreachable.
     async fn ask_once<Asking: Future<Output = Result<(), SessionEnd>>>(
         &mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
@@ -130,10 +133,10 @@ impl Witness {
     }
 }
 
-/// How long the movers of this process, which may be enough, have for their first sessions.
+/// How long the movers of this process have for their first sessions, which may make the check unnecessary.
 const MOVERS_COME_WITHIN: Duration = Duration::from_secs(1);
-/// How long a directory that one host has made may stay unseen by another: a client of NFS that has looked there before
-/// takes its word for a minute (acdirmax of nfs(5)).
+/// How long a directory created by one host may be invisible to another. An NFS client may cache an earlier lookup for
+/// a minute (acdirmax in nfs(5)).
 const SHOWS_WITHIN: Duration = Duration::from_secs(70);
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The other nodes of a job, and which movers of the head they spare.
+//! The other nodes of a job, and the movers of the head that they make unnecessary.
 
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use crate::job::Tally;
 /// The other nodes of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// The number of those that do some of the work now.
+    /// Number of nodes that are currently working.
     pub at_work: usize,
-    /// The number of those, at work or not, of which not all sessions are known to have ended as they should.
+    /// Number of nodes, working or not, that may still have sessions that did not end properly.
     pub unfinished: usize,
-    /// What all of them have done.
+    /// Work done by all other nodes.
     pub tally: Tally,
 }
 
-/// A mover of the head that waits until it has something to do.
+/// A mover of the head that waits until it is needed.
 pub(crate) struct Standby {
     pub(crate) number: usize,
     pub(crate) phase: watch::Receiver<JobPhase>,
     pub(crate) others: watch::Receiver<Others>,
-    /// How long others may take to come.
+    /// How long other nodes have to join the job.
     pub(crate) others_come_within: Duration,
 }
 
 impl Standby {
-    /// Returns once the mover is needed, or with `false` if it never is. It is where the job has begun and fewer other
-    /// nodes are at work than this mover's number says: each of them serves one receiver, and this mover would take
-    /// their work.
+    /// Returns `true` once the mover is needed, or `false` if it never is. The mover is needed if the job has started
+    /// and the number of other working nodes is lower than the mover's number. Each other node uses one receiver, and
+    /// this mover would only take work away from it.
     pub(crate) async fn until_needed(mut self) -> bool {
         let begun = self.phase.wait_for(|phase| *phase >= JobPhase::Begun);
         if begun.await.is_err() {
@@ -42,7 +42,7 @@ impl Standby {
         }
         let are_too_few = async {
             sleep(self.others_come_within).await;
-            // where nobody counts them any more, there are none
+            // If the number of nodes is no longer updated, there are none.
             drop(
                 self.others
                     .wait_for(|others| others.at_work < self.number)
@@ -51,7 +51,7 @@ impl Standby {
         };
         tokio::select! {
             biased;
-            // a job that is over before is not held up
+            // Comes first so that the job does not wait for other nodes after its end.
             _ = self.phase.wait_for(|phase| *phase >= JobPhase::Over) => false,
             () = are_too_few => true,
         }

@@ -1,15 +1,16 @@
-//! How far a job is.
+//! The phases of a job.
 
-/// How far a job is.
+/// The phase of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobPhase {
-    /// The job is not known to have begun at the target.
+    /// The job is not known to have started at the target.
     #[default]
     Beginning,
-    /// The job has begun at the target.
+    /// The job has started at the target.
     Begun,
-    /// All work has ended, and the queue knows that the job is over.
+    /// All work is done, and the queue knows that the job is over.
     Over,
-    /// The movers of the head have ended their sessions, or taken too long to: none comes to a receiver any more.
+    /// The movers of the head have ended their sessions or exceeded the time limit for it. No further mover will
+    /// connect to a receiver.
     Left,
 }

@@ -1,9 +1,10 @@
-//! The lease that a node holds from the head of a job: the node answers the pings of receivers only while it holds it.
+//! The lease that a node holds from the head of a job. The node answers the pings of receivers only while it holds the
+//! lease.
 //!
-//! A receiver publishes while its sender answers. A node outlives the head of its job, and would go on to send. So it
-//! pings the head, in the notices that it sends in any case, and the head answers in its own. **Invariant:** a receiver
-//! publishes nothing for a node twenty seconds after the head has died: ten in which the node holds its lease, and ten
-//! in which the node's last answer counts.
+//! A receiver publishes files while its sender answers pings. A node that outlives the head of its job would continue
+//! to send. It therefore pings the head in its regular notices, and the head answers in its own. **Invariant:** a
+//! receiver publishes nothing for a node later than twenty seconds after the head's death: ten seconds until the node's
+//! lease expires, and ten until the node's last answer expires.
 
 use std::time::Duration;
 
@@ -11,20 +12,20 @@ use tokio::task::AbortHandle;
 use tokio::time::interval;
 use zmove_disk::{GAP_MAX, Lease, boot_clock};
 
-/// The lease of a node, which ends when this is dropped. It runs in a task of the runtime in which it was made.
+/// The lease of a node, which ends when this is dropped. A task in the current runtime keeps its clock running.
 #[derive(Debug)]
 pub struct HeadLease {
-    /// The lease. Its ping is in the next notice to the head, which answers in its own.
+    /// The lease. Its ping is sent in the next notice to the head, which answers in its own notice.
     pub lease: Lease,
     ticking: AbortHandle,
 }
 
-/// How often the process notes that it runs.
+/// How often the process records that it is running.
 const TICK_EVERY: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_EVERY.as_millis() * 4 < GAP_MAX.as_millis());
 
 impl Default for HeadLease {
-    /// A lease that the node does not hold yet.
+    /// Creates a lease that the node does not hold yet.
     fn default() -> Self {
         let said_in_the_next_notice = |_ping| {};
         let lease = Lease::timed(boot_clock(), said_in_the_next_notice, None);

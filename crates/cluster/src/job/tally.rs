@@ -1,29 +1,29 @@
-//! What the movers of a job have done. Each node keeps a tally and reports it to the head, which adds all of them up.
+//! The work done by the movers of a job. Each node keeps a tally and reports it to the head, which adds up all tallies.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::Counters;
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{FileTotal, NotKept, WorkCounts};
 
-/// The counts of work items that are done.
+/// Counts of completed work items.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// Items that are done, in all passes.
+    /// Number of completed items in all passes.
     pub items: u64,
-    /// How many items were announced by items that are done, and put into the queue. Each is to be done once.
+    /// Number of items that completed items announced and put into the queue. Each of them must be completed once.
     pub announced: u64,
-    /// What entries did not get, in all passes, by kind and reason.
+    /// Metadata that could not be preserved in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,
-    /// The newest pass.
+    /// Number of the newest pass.
     pass: u32,
-    /// The counts of the newest pass.
+    /// Counts of the newest pass.
     counts: WorkCounts,
-    /// The files that the passes before have moved. The newest finds them at the target.
+    /// Files that earlier passes moved. The newest pass finds them at the target.
     moved_before: FileTotal,
 }
 
 impl Tally {
-    /// Adds an item that is done, and has put so many others into the queue.
+    /// Adds a completed item, which has put `announced` further items into the queue.
     pub(crate) fn add(&mut self, pass: u32, counts: WorkCounts, announced: u64) {
         self.begin_pass(pass);
         self.items += 1;
@@ -35,12 +35,12 @@ impl Tally {
         }
     }
 
-    /// Adds entries that have failed in the newest pass.
+    /// Adds entries that failed in the newest pass.
     pub(crate) const fn fail(&mut self, failed: u64) {
         self.counts.failed = self.counts.failed.saturating_add(failed);
     }
 
-    /// Adds what entries did not get.
+    /// Adds counts of metadata that could not be preserved.
     pub(crate) fn lack(&mut self, counts: Vec<NotKept>) {
         for count in counts {
             let is_like = |known: &&mut NotKept| (known.kind, known.why) == (count.kind, count.why);
@@ -52,7 +52,7 @@ impl Tally {
         }
     }
 
-    /// The tally of both together.
+    /// Returns the sum of both tallies.
     #[must_use]
     pub fn and(mut self, mut other: Self) -> Self {
         self.begin_pass(other.pass);
@@ -65,7 +65,7 @@ impl Tally {
         self
     }
 
-    /// The report counters of the job.
+    /// Returns the report counters of the job.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let FileTotal { files, bytes } = self.moved_before;
@@ -78,7 +78,8 @@ impl Tally {
         }
     }
 
-    /// A newer pass finds again what the passes before have skipped, and what has failed.
+    /// Switches to a newer pass. Only moved files of the earlier pass are kept, because the newer pass counts skipped
+    /// and failed entries again.
     fn begin_pass(&mut self, pass: u32) {
         if pass > self.pass {
             self.pass = pass;
@@ -88,7 +89,7 @@ impl Tally {
     }
 }
 
-/// The files that were not at the target.
+/// Returns the files that were not already at the target.
 fn moved(counts: &WorkCounts) -> FileTotal {
     FileTotal {
         files: counts.files.saturating_sub(counts.skipped),
