@@ -1,4 +1,4 @@
-//! A mover: takes work items from the queue, and does them in one session with a receiver.
+//! A mover takes work items from the queue and carries them out in one session with a receiver.
 //!
 //! ```text
 //!  take ──► walk, look up ──► announce what is left ──► send, wait until all has settled ──► settle ──► done
@@ -8,14 +8,15 @@
 //!  taken ──► unsent ──► sent ──► done        (a large file: taken ──► waiting ──► done)
 //! ```
 //!
-//! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
-//! for.
+//! Several items are processed concurrently, so that the mover waits neither for the queue's answers nor for the flush
+//! at the end of an item.
 //!
-//! Items that a full queue refuses are done by the mover that announced them, under the lease of the item that it took.
+//! Items that a full queue refuses are processed by the mover that announced them, under the lease of the item that it
+//! took.
 //!
-//! **Invariant:** an item leaves the queue only after the receiver has named and flushed what belongs to it, and when
-//! the queue has all that it announces, or that is done as well. So a mover that dies leaves nothing undone that the
-//! queue does not have.
+//! **Invariant:** an item leaves the queue only after the receiver has published and flushed its files, and after all
+//! items that it announces are in the queue or done. If a mover dies, all unfinished work is therefore still in the
+//! queue.
 
 mod cut;
 mod item;
@@ -40,47 +41,47 @@ use crate::job::SharedJob;
 use crate::queue::{Done, ItemWork, LEASE, Taken, WorkItem, WorkQueue};
 use crate::session::SessionEvents;
 
-/// A mover, in one session.
+/// A mover in a session.
 pub(crate) struct Mover<W> {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) queue: Arc<W>,
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
-    /// Each item that is being walked, or has more than half of its bytes to be read, has one.
+    /// Held by each item that is being scanned or has more than half of its bytes still to be read.
     turns: Arc<Semaphore>,
-    /// Each large file that waits for others has a clone.
+    /// Cloned by each large file that waits for other items.
     waiting: Arc<()>,
-    /// Each item that has made no step for a lease has a clone.
+    /// Cloned by each item that has made no progress for the duration of a lease.
     standing: Arc<()>,
-    /// Notified when a turn ends, or a large file begins to wait.
+    /// Notified when a turn ends or a large file starts to wait.
     changed: Notify,
 }
 
-/// What has ended a mover's session.
+/// The reason for the regular end of a mover's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoverEnd {
-    /// All work of the job has ended.
+    /// All work of the job is done.
     Over,
     /// The mover was called away, or another pass has begun.
     Left,
 }
 
-/// What is counted while an item is leased.
+/// Counters of a leased item.
 #[derive(Default)]
 struct Leased {
-    /// The lease is renewed only while there are more of these.
+    /// Number of steps. The lease is renewed only while this number increases.
     steps: AtomicU64,
-    /// The items that were put into the queue.
+    /// Number of items that were put into the queue.
     announced: AtomicU64,
 }
 
-/// An item that a mover does.
+/// An item that a mover is processing.
 struct Assigned<'a> {
     item: WorkItem,
     under: &'a Leased,
-    /// What it has announced, and the queue has refused.
+    /// Announced items that the queue refused.
     refused: Lock<Vec<WorkItem>>,
-    /// Held until so little of the item is left to be sent that the next may be taken.
+    /// Held until so little of the item remains to be sent that the next item may be taken.
     turn: Lock<Option<OwnedSemaphorePermit>>,
 }
 
@@ -103,12 +104,12 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Does items until the job is over, a later pass than this has begun, or the mover is called away; calls `ended`
-    /// after each. What waits for others then goes back to the queue, and what does not end within [`LEAVES_WITHIN`]
-    /// also.
+    /// Processes items until the job is over, a newer pass begins, or the mover is called away. Calls `ended` after
+    /// each item. When the mover leaves, items that wait for others return to the queue, and so do items that do not
+    /// end within [`LEAVES_WITHIN`].
     ///
     /// # Errors
-    /// The session or the queue fails, or what is under way hangs.
+    /// The session or the queue fails, or an item hangs.
     pub(crate) async fn run(
         self,
         mut called_away: watch::Receiver<bool>,
@@ -117,7 +118,7 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
-        // what takes the next item, if anything does
+        // The future that takes the next item, if there is one.
         let mut taking = FuturesUnordered::new();
         let mut end = None;
         let mut ends_by = Instant::now();
@@ -137,9 +138,9 @@ impl<W: WorkQueue> Mover<W> {
             }
             tokio::select! {
                 Some(taken) = taking.next() => match taken? {
-                    // it goes back to the queue: others are there for it
+                    // Return the item to the queue, where other movers can take it.
                     Some(taken) if mover.stands() => drop(taken),
-                    // a session that has found the target empty would send again what an earlier pass has sent
+                    // A session that found the target empty would send again all that an earlier pass has sent.
                     Some(taken) if taken.item.pass > opened_in => {
                         pass.store(taken.item.pass, Ordering::Relaxed);
                         drop(taken);
@@ -166,12 +167,12 @@ impl<W: WorkQueue> Mover<W> {
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
                 () = sleep_until(ends_by), if end.is_some() => match end {
-                    // what waits for its turn within a rate does not hang
+                    // An item that waits because of the rate limit does not hang.
                     Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
                         ends_by += RENEW_EVERY;
                     }
                     Some(MoverEnd::Left) => return Err(Stop::StandsStill(LEAVES_WITHIN)),
-                    // all has been done by others; what is under way here hangs
+                    // Others have done all work, so items that are still running here hang.
                     _ => return Err(Stop::Queue(WorkError::Over)),
                 },
             }
@@ -179,21 +180,21 @@ impl<W: WorkQueue> Mover<W> {
         Ok(MoverEnd::Over)
     }
 
-    /// The turn of an item that has just been taken, if nothing else has got it meanwhile.
+    /// Returns a turn for an item that was just taken, if none has been acquired in the meantime.
     fn turn_for(&self, item: &WorkItem) -> Option<OwnedSemaphorePermit> {
         let turn = || Arc::clone(&self.turns).try_acquire_owned().ok();
         (!waits(item)).then(turn)?
     }
 
-    /// Notes that so little of an item is to be sent that the next may be taken.
+    /// Records that so little of an item remains to be sent that the next item may be taken.
     fn note_sent(&self, by: &Assigned<'_>) {
         if by.turn.lock().take().is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// Whether something stands still here. Where the storage hangs, so would all else; and what is handed out again
-    /// for that reason would come here again.
+    /// Returns whether an item is stalled here. If the storage hangs, any other item would stall too, including the
+    /// stalled item when it is handed out again.
     fn stands(&self) -> bool {
         holders(&self.standing) > 0
     }
@@ -205,7 +206,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(self.queue.take().await?)
     }
 
-    /// Does an item, whose lease is renewed as long as it makes steps.
+    /// Processes an item and renews its lease while it makes progress.
     async fn do_taken(
         self: Arc<Self>,
         taken: Taken<W::Delivery>,
@@ -222,7 +223,7 @@ impl<W: WorkQueue> Mover<W> {
                 () = tokio::time::sleep(RENEW_EVERY) => {}
             }
             let now = leased.steps.load(Ordering::Relaxed);
-            // what waits for its turn within a rate does not stand still
+            // An item that waits because of the rate limit is not stalled.
             let has_moved = std::mem::replace(&mut before, now) != now
                 || self.feeder.has_used_rate_within(RENEW_EVERY);
             if has_moved {
@@ -232,7 +233,7 @@ impl<W: WorkQueue> Mover<W> {
                 continue;
             }
             stands_for += RENEW_EVERY;
-            // before the lease is over, since the item would come here again
+            // Mark the item before its lease expires, since this mover would otherwise take it again.
             if stands_for + RENEW_EVERY == taken.lease {
                 standing = Some(Arc::clone(&self.standing));
             }
@@ -252,8 +253,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(())
     }
 
-    /// Does an item, and what of its announcements the queue refuses: the last announced first, so that a tree is gone
-    /// through in depth, and little of it waits here.
+    /// Processes an item and its announced items that the queue refuses. The item that was announced last comes first,
+    /// so that a tree is processed depth-first and few items wait here.
     async fn do_all(
         self: &Arc<Self>,
         first: WorkItem,
@@ -275,7 +276,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    /// Does one item when it is its turn. Returns what the queue has refused.
+    /// Processes an item when it has a turn. Returns the items that the queue refused.
     async fn do_one(
         self: &Arc<Self>,
         item: WorkItem,
@@ -296,7 +297,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok((by.refused.into_inner(), counts?))
     }
 
-    /// Puts in what an item announces. What the queue refuses is done here, the first before the last.
+    /// Puts announced items into the queue. Items that the queue refuses are processed here, the first before the last.
     async fn announce(&self, by: &Assigned<'_>, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
             let announced = self.queue.put(items).await?;
@@ -310,7 +311,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(())
     }
 
-    /// Tells why something has failed, which counts once.
+    /// Reports a failure and returns the counts for it.
     fn fail(&self, why: String) -> WorkCounts {
         self.events.on(&Event::Failed { message: why });
         one_failure()
@@ -318,13 +319,13 @@ impl<W: WorkQueue> Mover<W> {
 }
 
 impl Assigned<'_> {
-    /// Notes a step. The lease is renewed only while there are some.
+    /// Records progress, without which the lease is not renewed.
     fn made_step(&self) {
         self.under.steps.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Where a portion comes from: `by` is the item that it is of, and `marks` are of its directories.
+/// The origin of a portion: the item `by` that it belongs to, and the `marks` of its directories.
 #[derive(Clone, Copy)]
 struct PortionOrigin<'a> {
     by: &'a Assigned<'a>,
@@ -338,34 +339,35 @@ fn one_failure() -> WorkCounts {
     }
 }
 
-/// How many have a clone of a mark.
+/// Returns the number of clones of a mark.
 fn holders(mark: &Arc<()>) -> usize {
     Arc::strong_count(mark) - 1
 }
 
-/// Resolves with `true` once it is set, and with `false` if it never will be.
+/// Waits until the flag is set. Returns `false` if the sender is dropped first.
 pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
     flag.wait_for(|is_set| *is_set).await.is_ok()
 }
 
-/// Whether an item hardly does anything but wait for other items.
+/// Returns whether an item mostly waits for other items.
 fn waits(item: &WorkItem) -> bool {
     matches!(item.work, ItemWork::Large(_))
 }
 
-/// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
-/// the flush at their end. Together they have 256 MiB, which is 10 Gbit/s for 0.2 s.
+/// Maximum number of concurrent items, without those that wait for others. Most of them are in flight on a long path or
+/// wait for the final flush. Together they have up to 256 MiB, which is 10 Gbit/s for 0.2 s.
 const ITEMS_AT_ONCE: usize = 16;
-/// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node
-/// at work after all others have ended.
+/// Maximum number of items that are being scanned or have most of their bytes unread. An item that is taken too early
+/// keeps this node busy after all others have finished.
 const TURNS: usize = 1;
-/// So many large files a mover waits for at once.
+/// Maximum number of large files for which a mover waits concurrently.
 const LARGE_AT_ONCE: usize = 32;
-/// How long a mover may take to end what it has, when all work of the job has ended.
+/// Time limit for a mover to finish its items after all other work of the job is done.
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
-/// How long what is under way may take to end where a mover is called away.
+/// Time limit for running items when a mover is called away.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// How often the lease of an item is renewed: one renewal may be lost.
+/// Interval between renewals of an item's lease. One renewal may be lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
-/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
+/// Interval between checks whether all groups of a large file have arrived, if nothing else is to be sent and groups
+/// are still arriving.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

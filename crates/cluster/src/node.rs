@@ -1,4 +1,4 @@
-//! What one node does in a job: it has movers, each of which has sessions with the receivers, one after the other.
+//! The work of one node in a job. The node has movers, and each mover has consecutive sessions with the receivers.
 //!
 //! ```text
 //!  the job begins ──► session with a receiver ──┬─ the job is over ──► end
@@ -25,29 +25,29 @@ use crate::mover::{Mover, MoverEnd, is_set};
 use crate::queue::WorkQueue;
 use crate::session::{JobEvents, SeenMessages, Served, SessionEvents, ask, in_session};
 
-/// A node of a job, with movers of this process.
+/// A node of a job, whose movers run in this process.
 #[derive(Debug)]
 pub struct Node<W> {
     /// The job.
     pub job: Arc<SharedJob>,
     /// The queue.
     pub queue: Arc<W>,
-    /// The receivers; each mover begins with another of them, and goes on with the next where it fails.
+    /// The receivers. Each mover starts with a different one, and continues with the next one if it fails.
     pub receivers: Arc<[Receiver]>,
-    /// How many movers this node has.
+    /// Number of movers of this node.
     pub movers: usize,
-    /// How long the node goes on when no receiver does.
+    /// How long the node keeps trying when no receiver is available.
     pub patience: Duration,
-    /// What has become of the sessions of this node.
+    /// Results of this node's sessions.
     pub served: Arc<Served>,
-    /// The failures that others have told, which are not counted again at the end. Default: none.
+    /// Failures that other nodes have reported. They are not counted again at the end. Default: none.
     pub told: Arc<SeenMessages>,
-    /// Set when the movers of this node are to leave the job to others, once they have done what they have.
+    /// Set when the movers of this node should finish their items and leave the job to others.
     pub leaves: watch::Sender<bool>,
 }
 
 impl<W: WorkQueue> Node<W> {
-    /// A node that has done nothing yet.
+    /// Creates a node that has done nothing yet.
     #[must_use]
     pub fn new(
         job: SharedJob,
@@ -69,10 +69,10 @@ impl<W: WorkQueue> Node<W> {
         }
     }
 
-    /// Takes part in the job, which another node leads: `number` is that of this node.
+    /// Takes part in a job that another node leads. `number` is the number of this node.
     ///
     /// # Errors
-    /// No receiver goes on.
+    /// No receiver is available any more.
     pub async fn take_part(
         &self,
         number: usize,
@@ -107,7 +107,7 @@ impl<W: WorkQueue> Node<W> {
         )
     }
 
-    /// The sessions of one mover, or of the head; the first is with the receiver of this number.
+    /// Returns the sessions of one mover, or of the head. The first session is with the receiver of number `first`.
     pub(crate) fn sessions(&self, first: usize, events: Arc<JobEvents>) -> MoverSessions<W> {
         let patience = Timeout(self.patience);
         MoverSessions {
@@ -126,22 +126,23 @@ impl<W: WorkQueue> Node<W> {
     }
 }
 
-/// Sessions one after the other: the next receiver has the next one, where one fails.
+/// Consecutive sessions. When a session fails, the next one is with the next receiver.
 pub(crate) struct MoverSessions<W> {
     job: Arc<SharedJob>,
     queue: Arc<W>,
     receivers: Arc<[Receiver]>,
-    /// The number of the next session's receiver, counted on beyond the last one.
+    /// Index of the next session's receiver. It keeps increasing beyond the number of receivers.
     next: usize,
     patience: Timeout,
-    /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
+    /// Periods without a session in which work was completed. The head itself completes none, and a mover may have none
+    /// for a long time.
     pub(crate) outages: Outages,
-    /// Whether the job is known to be under way. Before, each receiver is tried once, so that a wrong name is told at
-    /// once; also by a node that has just come, which nobody waits for then.
+    /// Whether the job is known to be running. Until then, each receiver is tried only once, so that a wrong name is
+    /// reported immediately. This also applies to a node that joins late, for which nobody waits.
     pub(crate) is_under_way: bool,
-    /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
+    /// Number of consecutive sessions that failed permanently. Any failure counts until the job is known to be running.
     refusals: usize,
-    /// The newest pass of which the mover has had an item.
+    /// The newest pass from which the mover has received an item.
     pass: AtomicU32,
     /// Set when the node leaves the job.
     leaves: watch::Receiver<bool>,
@@ -153,7 +154,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         self.next % self.receivers.len()
     }
 
-    /// The receiver of the next session, and its events.
+    /// Returns the receiver of the next session, and the events of that session.
     pub(crate) fn next(&mut self) -> (Receiver, Arc<SessionEvents>) {
         let number = self.next_number();
         self.next += 1;
@@ -162,8 +163,8 @@ impl<W: WorkQueue> MoverSessions<W> {
         (receiver, events)
     }
 
-    /// Does items in sessions, one after the other, until the job is over. Each mover has a receiver of its own, to
-    /// which it comes back: else all end up at one, and are lost with it.
+    /// Processes items in consecutive sessions until the job is over. Each mover returns to its own receiver when
+    /// possible. Otherwise, all movers would end up at one receiver and fail with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
         self.is_under_way = self.job.view == View::Leads;
         let own = self.next_number();
@@ -202,7 +203,7 @@ impl<W: WorkQueue> MoverSessions<W> {
             match ended {
                 Ok(MoverEnd::Over) => return Ok(()),
                 Ok(MoverEnd::Left) => (self.next, self.refusals) = (own, 0),
-                // the head has ended the job while something was still under way
+                // The head has closed the job while an item was still running.
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
                     self.events.served.lose_session();
                     return Ok(());
@@ -216,7 +217,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         Ok(())
     }
 
-    /// Resolves when a receiver that was left takes sessions again.
+    /// Waits until a receiver that failed accepts sessions again.
     fn is_well(&self, number: usize) -> impl Future<Output = ()> + use<W> {
         let receiver = self.receivers[number].clone();
         let job = Arc::clone(&self.job);
@@ -235,7 +236,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         }
     }
 
-    /// Waits before the next session; fails when that has no use, or has lasted too long.
+    /// Waits before the next session. Fails if another session is useless, or if the timeout has been reached.
     pub(crate) async fn pause(
         &mut self,
         session: &SessionEvents,
@@ -282,7 +283,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         }
     }
 
-    /// Why nobody waits any longer.
+    /// Returns the reason for giving up.
     fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
         Box::new(match self.outages.in_vain() {
             0 | 1 => last,
@@ -294,7 +295,7 @@ impl<W: WorkQueue> MoverSessions<W> {
     }
 }
 
-/// What has ended a session, and at which receiver, which some errors say themselves.
+/// Formats the error of a session with the receiver's name, unless the error already contains it.
 pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     match error {
         SessionEnd::Connect(_)
@@ -304,10 +305,11 @@ pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     }
 }
 
-/// How long a mover stays away from its own receiver before that is asked, and twice as long each time, up to the most.
+/// How long a mover stays away from its own receiver before it probes the receiver. The interval doubles each time up
+/// to the maximum.
 const BACK_AFTER: Duration = Duration::from_secs(10);
 const BACK_AFTER_MAX: Duration = Duration::from_secs(300);
-/// The longest wait before the next session: mostly another receiver is there.
+/// Maximum wait before the next session. Usually, another receiver is available.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

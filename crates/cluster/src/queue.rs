@@ -1,4 +1,4 @@
-//! Work items, and the queues that have them: one in this process, and one at a broker.
+//! Work items and their queues: one in this process, and one at a broker.
 
 pub mod jetstream;
 mod local_queue;

@@ -1,6 +1,6 @@
-//! How what a walk has found is cut into work items.
+//! Splits the results of a scan into work items.
 //!
-//! **Invariant:** the cut follows from what was found alone.
+//! **Invariant:** the split depends only on the scan's results.
 
 use zmove_scan::Portion;
 use zmove_types::GroupSpan;
@@ -8,7 +8,7 @@ use zmove_wire::GroupRange;
 
 use crate::queue::{ItemWork, SplitFile};
 
-/// What a portion of a source leaves to other items.
+/// Returns the items for the part of a portion that is left to others.
 pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = ItemWork> {
     let trees = in_turns(&portion.directories).map(|some| ItemWork::Trees(some.to_vec()));
     let names = portion
@@ -21,7 +21,7 @@ pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = ItemWork> {
     trees.chain(names)
 }
 
-/// What is to be done for a large file: ranges of the groups that are missing, and that it gets its name.
+/// Returns the items for a large file: ranges of the missing groups, and the commit of the file.
 pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator<Item = ItemWork> {
     let of = |range: GroupRange| {
         missing.iter().filter_map(move |missing| {
@@ -40,8 +40,8 @@ pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator
         .chain(std::iter::once(ItemWork::Large(file.clone())))
 }
 
-/// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
-/// get some; and not too few where there are many, which may be small.
+/// Splits directories into the items that scan them. With few directories, which may be large, each item has few, so
+/// that all nodes get some. With many directories, which may be small, each item has more.
 fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
     let at_once = directories
         .len()
@@ -50,8 +50,8 @@ fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
     directories.chunks(at_once)
 }
 
-/// The ranges of a large file, contiguous and in order: most of it in long ones, so that a receiver has long stretches
-/// for itself, and the end in short ones, so that no node is long at work after the others.
+/// Returns the ranges of a large file, contiguous and in order. Most of the file is in long ranges, so that a receiver
+/// writes long stretches. The end is in short ranges, so that no node works much longer than the others.
 fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
     let groups = GroupSpan::count(file.bytes).unwrap_or(0);
     let long = (groups / LONG_RANGES).clamp(LONG_RANGE_GROUPS_MIN, LONG_RANGE_GROUPS_MAX);
@@ -68,11 +68,11 @@ fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
     })
 }
 
-/// How many items the directories that are left become, as long as each has few of them.
+/// Number of items for the remaining directories of a portion, as long as each item has few of them.
 const ITEMS_PER_PORTION: usize = 16;
-/// The most directories of one item: their paths have 256 KiB at the most.
+/// Maximum number of directories in an item. Their paths take up to 256 KiB.
 const DIRECTORIES_MAX: usize = 64;
-/// Into so many long ranges a file is divided, within these bounds.
+/// Number of long ranges that a file is split into, within the following bounds.
 const LONG_RANGES: u32 = 64;
 const LONG_RANGE_GROUPS_MIN: u32 = 4;
 const LONG_RANGE_GROUPS_MAX: u32 = 256;

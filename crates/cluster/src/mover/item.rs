@@ -1,4 +1,4 @@
-//! What a mover does with one work item.
+//! Processes a single work item.
 
 use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled};
@@ -14,7 +14,7 @@ use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
 use crate::session::settled;
 
 impl<W: WorkQueue> Mover<W> {
-    /// Does an item, and has the receiver name and flush what belongs to it. Nothing of *begin* goes there.
+    /// Processes an item and makes the receiver publish and flush its files. *Begin* has none.
     pub(super) async fn end(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
         let counts = self.act(by).await?;
         by.made_step();
@@ -47,14 +47,14 @@ impl<W: WorkQueue> Mover<W> {
                 let portion = self.look_up(by, directory, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
                 let mut counts = self.send_portion(by, portion).await?;
-                // Each item of a directory that is gone fails with the same message: the missing names count.
+                // All items of a removed directory fail with the same message, so the missing names are counted.
                 if is_gone {
                     counts.failed = counts.failed.max(names.len() as u64);
                 }
                 Ok(counts)
             }
-            // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
-            // missing, and tells what fails then.
+            // A failed range is neither counted nor reported. The item that commits the file sends the missing groups,
+            // and reports the failure if it occurs again.
             ItemWork::Range { file, range } => {
                 if let Ok(found) = self.find(by, file).await?
                     && self.send_range(by, found, *range).await?.counts.failed > 0
@@ -90,7 +90,7 @@ impl<W: WorkQueue> Mover<W> {
         self.job.scan(by.item.source, look).await
     }
 
-    /// Announces what a portion leaves, sends the portion, and has its large files get their names.
+    /// Announces the rest of a portion, sends the portion, and commits its large files.
     async fn send_portion(&self, by: &Assigned<'_>, portion: Portion) -> Result<WorkCounts, Stop> {
         self.announce_work(by, rest_of(&portion)).await?;
         let left_out = WorkCounts {
@@ -113,7 +113,7 @@ impl<W: WorkQueue> Mover<W> {
         } = self.settle(sending, found).await?;
         let mut counts = counts.and(left_out);
         for file in unnamed {
-            // this session has sent all groups of it
+            // This session has sent all groups of the file.
             counts = counts.and(match self.commit(&file).await? {
                 Committed::Named(counts) => counts,
                 Committed::Missing(_) => {
@@ -125,8 +125,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    /// Waits until all of a piece of an item has settled, and notes the progress meanwhile. Large files that are left
-    /// to several are announced at once; those that are at the target count as skipped.
+    /// Waits until all data of an item has settled, and records progress. Large files that are split between movers are
+    /// announced immediately. Large files that are already at the target count as skipped.
     pub(super) async fn settle(
         &self,
         mut sending: Sending,
@@ -157,7 +157,7 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Leaves a large file to several, unless it is at the target already.
+    /// Splits a large file between movers, unless it is already at the target.
     async fn take_large(
         &self,
         PortionOrigin { by, marks }: PortionOrigin<'_>,

@@ -1,5 +1,5 @@
-//! What a mover does for a large file, which several movers send: it looks what is missing, sends groups, and waits
-//! until all are there.
+//! Large files that several movers send: finds the missing groups, sends groups, and commits the file when all groups
+//! have arrived.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::job::ITEM;
 use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
-    /// The groups of a large file that are not at the target, and how many bytes are there: another job may have left
-    /// some.
+    /// Returns the groups of a large file that are missing at the target, and the number of bytes that are already
+    /// there. An earlier job may have left some.
     pub(super) async fn missing(
         &self,
         by: &Assigned<'_>,
@@ -40,7 +40,7 @@ impl<W: WorkQueue> Mover<W> {
         let mut missing = match self.feeder.order(order, None).await? {
             SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
             SharedJobResult::Committed { .. } => Vec::new(),
-            // its own item tells why
+            // The item for this file will report the cause.
             _ => return Ok((all(), 0)),
         };
         if missing.len() >= MISSING_RANGES_MAX {
@@ -64,7 +64,7 @@ impl<W: WorkQueue> Mover<W> {
         self.committed(file, answer)
     }
 
-    /// What the answer to the order says that has become of it.
+    /// Interprets the receiver's answer to a commit.
     fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
         let path = &file.path;
         Ok(match answer {
@@ -77,7 +77,7 @@ impl<W: WorkQueue> Mover<W> {
                 Committed::Missing(ranges)
             }
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
-            // what is newer there stays
+            // A newer file at the target is kept.
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
                 Committed::Named(WorkCounts::default())
             }
@@ -93,7 +93,7 @@ impl<W: WorkQueue> Mover<W> {
         })
     }
 
-    /// Sends groups of a large file; only the file's own item gives it its name.
+    /// Sends groups of a large file. Only the file's own item commits it.
     pub(super) async fn send_range(
         &self,
         by: &Assigned<'_>,
@@ -110,7 +110,8 @@ impl<W: WorkQueue> Mover<W> {
         self.settle(sending, found).await
     }
 
-    /// A large file as it was when it was found; the inner error is why it is not there as it was.
+    /// Finds a large file in the state in which it was announced. The inner error is the reason why it is not in that
+    /// state.
     pub(super) async fn find(
         &self,
         by: &Assigned<'_>,
@@ -147,8 +148,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(Err(sender::file_changed(path.join(file.name.as_os_str()))))
     }
 
-    /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
-    /// goes from here, once.
+    /// Commits a large file once all of its groups, which others send, have arrived. If groups seem to be stuck, this
+    /// mover sends them once.
     pub(super) async fn commit_large(
         &self,
         by: &Assigned<'_>,
@@ -170,13 +171,13 @@ impl<W: WorkQueue> Mover<W> {
         loop {
             let missing = match self.commit(&unnamed).await? {
                 Committed::Named(counts) => {
-                    // only now: of one that fails nothing is told in this session's account
+                    // Only a committed file is counted as found in this session.
                     self.feeder.find()?;
                     return Ok(counts);
                 }
                 Committed::Missing(missing) => missing,
             };
-            // an answer shows that the receiver's storage does not hang
+            // An answer shows that the receiver's storage does not hang.
             by.made_step();
             match awaited.look(&missing, self.stuck_after(&by.item)) {
                 Look::Wait => {}
@@ -200,14 +201,14 @@ impl<W: WorkQueue> Mover<W> {
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
                 if let Err(why) = self.find(by, file).await? {
-                    // nobody can send the rest of what it was
+                    // Nobody can send the rest of the old version.
                     return Ok(self.fail(why));
                 }
             }
         }
     }
 
-    /// Sends groups of a large file, as far as none fails; tells why one has.
+    /// Sends groups of a large file until one fails, and reports the failure.
     async fn send_ranges(
         &self,
         by: &Assigned<'_>,
@@ -223,9 +224,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(WorkCounts::default())
     }
 
-    /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
-    /// and nobody waits for it as long as there is something else to send. Where there is not, it takes as long as
-    /// `idle`.
+    /// Waits until it makes sense to ask for the groups of a large file again. The receiver flushes for each answer,
+    /// and the answer is not urgent while other data can be sent. If there is none, this waits for `idle`.
     async fn until_next_look(&self, idle: Duration) {
         let since = Instant::now();
         while since.elapsed() < LOOK_AT_LEAST_EVERY {
@@ -236,7 +236,7 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// After how long without another group of a file nobody seems to send what is missing.
+    /// Returns the time without a new group after which nobody seems to be sending the missing groups.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
         if self.events.has_failed_range(large.id(self.job.id)) {
             FAILED_RANGE_AFTER
@@ -246,14 +246,14 @@ impl<W: WorkQueue> Mover<W> {
     }
 }
 
-/// A large file that is as it was found.
+/// A large file in the state in which it was announced.
 #[derive(Clone)]
 pub(super) struct FoundFile {
     directory: Arc<Directory>,
     entry: Entry,
 }
 
-/// What has become of the order to give a file its name.
+/// The result of a commit.
 #[derive(Debug)]
 pub(super) enum Committed {
     Named(WorkCounts),
@@ -261,31 +261,31 @@ pub(super) enum Committed {
     Missing(Vec<GroupRange>),
 }
 
-/// Groups of a large file that are waited for.
+/// The groups of a large file that a mover waits for.
 ///
-/// Only that fewer are missing than ever before is progress: a receiver that tells of others each time would else be
-/// waited for without end.
+/// Only a new minimum of missing groups counts as progress. Otherwise, a receiver that reports different groups each
+/// time could make the mover wait forever.
 struct Awaited {
-    /// How many groups the file has.
+    /// Number of groups in the file.
     groups: u32,
-    /// The fewest that have been missing.
+    /// Minimum number of missing groups so far.
     fewest: u64,
-    /// Since when it is so few, or these have been sent from here.
+    /// When the minimum was reached, or this mover sent the missing groups.
     since: Instant,
-    /// How long to wait before the next look.
+    /// Wait before the next check.
     pause: Duration,
-    /// The ranges that have been sent from here since.
+    /// Ranges that this mover has sent since then.
     resent: Option<Vec<GroupRange>>,
 }
 
-/// What is to be done about the groups that are missing.
+/// What to do about missing groups.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
-    /// Nothing: some have come, or are on their way.
+    /// Wait, because groups have arrived or are in flight.
     Wait,
-    /// Nobody seems to send them.
+    /// Nobody seems to be sending them.
     Stuck,
-    /// Groups that were sent from here are missing all the same.
+    /// Groups that this mover has sent are still missing.
     Lost,
 }
 
@@ -314,7 +314,7 @@ impl Awaited {
             }
             Some(resent) if is_stuck || resent == missing => Look::Lost,
             None if is_stuck => Look::Stuck,
-            // what another sends again meanwhile is missing until that has been flushed
+            // A group that another mover sends again is missing until it is flushed.
             Some(_) | None => Look::Wait,
         }
     }
@@ -324,7 +324,8 @@ impl Awaited {
         self.resent = Some(missing);
     }
 
-    /// How many groups are missing, at most: of those behind the last range of a full answer nothing is known.
+    /// Returns the maximum number of missing groups. If an answer is full, all groups after its last range may be
+    /// missing.
     fn count(&self, missing: &[GroupRange]) -> u64 {
         let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
         match missing.last() {
@@ -336,7 +337,8 @@ impl Awaited {
     }
 }
 
-/// Whether these are ranges of groups of a file of so many bytes: one after the other, and at least one.
+/// Returns whether these are valid ranges of groups of a file of `bytes` bytes: at least one, in ascending order, and
+/// inside the file.
 pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
     let count = GroupSpan::count(bytes).unwrap_or(0);
     let end = ranges.iter().try_fold(0, |end, range| {
@@ -349,11 +351,12 @@ pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
 const NO_GROUPS: Stop =
     Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
-/// The longest time between two looks at whether all groups are there and the file is unchanged.
+/// Maximum time between checks whether all groups have arrived and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
-/// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
+/// Time without a new group after which nobody seems to be sending the missing groups. It is somewhat longer than the
+/// lease of an item.
 const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
-/// The same where a range has failed here: what others are sending comes.
+/// The same after a range has failed on this node. Groups that others are sending will still arrive.
 const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

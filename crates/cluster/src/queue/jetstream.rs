@@ -1,4 +1,4 @@
-//! The queue of a job whose movers run on several hosts: a stream of NATS JetStream.
+//! The queue of a job whose movers run on several hosts, implemented as a stream of NATS JetStream.
 //!
 //! ```text
 //!  stream zmove, a work queue of all jobs       buckets
@@ -6,23 +6,22 @@
 //!    zmove.JOB.walk ──► consumer JOB-walk-XXXX    zmove-notices: see `notices.rs`
 //! ```
 //!
-//! - **Replicas.** A broker of three servers keeps three copies. A single server keeps one, in a file that it does not
-//!   flush before it answers.
-//! - **Losses.** The queue may lose items, and reports how often it may have ([`WorkQueue::losses`]). A single server
-//!   keeps consumers in memory, so consumers that are missing show that it was started again. Nobody knows which items
-//!   it had written to its disk by then.
-//! - **Silence.** A server whose files were cut short may count items that no consumer delivers, a new one neither. The
-//!   head of the job that finds this deletes the stream. Each job that has items there notices a loss.
-//! - **Limits.** A subject takes a number of items and then refuses. `put` returns the items that were refused: if it
-//!   waited for room, all might wait.
-//! - **Leases** belong to the consumers (`ack_wait`), without a limit of deliveries. From the second delivery on an
-//!   item counts as a repeat (`mover.rs`). A consumer that replaces another one counts anew, after a loss.
-//! - **Messages say nothing** (`seal.rs`). Nothing acts upon a body that does not open.
+//! - **Replicas.** A broker with three servers keeps three copies. A single server keeps one copy, in a file that it
+//!   does not flush before it answers.
+//! - **Losses.** The queue may lose items. It reports how often that may have happened ([`WorkQueue::losses`]). A
+//!   single server keeps consumers in memory, so missing consumers show that it was restarted. The items that it had
+//!   written to disk by then are unknown.
+//! - **Silence.** A server with truncated files may count items that no consumer delivers, not even a new one. If the
+//!   head of a job detects this, it deletes the stream. Every job with items in the stream then detects a loss.
+//! - **Limits.** A subject accepts a limited number of items and refuses further ones. `put` returns the refused items.
+//!   If it waited for space instead, all movers might wait forever.
+//! - **Leases** are managed by the consumers (`ack_wait`), with an unlimited number of deliveries.
+//! - **Messages reveal nothing** (`seal.rs`). A body that cannot be decrypted is never processed.
 //!
-//! **The end.** A missing stream or consumer says nothing, because a broker that has lost its files comes back without
-//! them. So the head records the end of the job, sealed with the job's key, before it removes the consumers. A taker
-//! that finds no consumer looks for the record: with it, the job is over; without it, the taker waits for the head,
-//! which makes the consumers again.
+//! **The end.** A missing stream or consumer does not prove the end of a job, because a broker that has lost its files
+//! comes back without them. The head therefore records the end of the job, sealed with the job's key, before it removes
+//! the consumers. A taker that finds no consumer looks for this record. If it exists, the job is over. Otherwise, the
+//! taker waits for the head to create the consumers again.
 //!
 //! Only features of nats-server 2.9 are used.
 
@@ -68,47 +67,50 @@ pub use seal::JobKey;
 pub struct JetStream {
     broker: Broker,
     taker: Mutex<Taker>,
-    /// Each lease has a receiver of this until the broker knows its end, which can be awaited so.
+    /// Each lease holds a receiver of this channel until the broker has confirmed its end, so that the end of all
+    /// leases can be awaited.
     leases: watch::Sender<()>,
-    /// Whether this process has ended the job. Then it needs no record of that, which the broker may lose.
+    /// Whether this process has closed the job. It then does not depend on the record of the end, which the broker may
+    /// lose.
     closed: watch::Sender<bool>,
 }
 
-/// The job of a queue, and its limits.
+/// The job of a queue, and the queue's limits.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The job.
     pub job: SharedJobId,
-    /// The key that all nodes of the job have.
+    /// Key that all nodes of the job share.
     pub key: JobKey,
-    /// What this process does.
+    /// Role of this process.
     pub role: QueueRole,
-    /// How long an item is leased. Default: [`LEASE`]. Shorter, and an item that takes long is delivered twice; longer,
-    /// and an item of a dead mover waits longer. The head's counts.
+    /// How long an item is leased. Default: [`LEASE`]. With a shorter lease, slow items are delivered twice. With a
+    /// longer one, the items of a dead mover are delayed longer. The head's value applies.
     pub lease: Duration,
-    /// The maximum number of items of each line. Default: 65,536. The first head's at a broker counts.
+    /// Maximum number of items per line. Default: 65,536. The value of the first head at a broker applies.
     pub items_max: i64,
-    /// How long each call except `take` tries again if the broker does not answer. Default: 60 s. Longer, and a job
-    /// outlives a longer outage; shorter, and callers get the error sooner.
+    /// How long each call except `take` retries if the broker does not answer. Default: 60 s. With a longer time, a job
+    /// survives a longer outage. With a shorter one, callers get the error sooner.
     pub patience: Duration,
-    /// How long items may be left of which none is taken, before the head looks for the reason. Default: 10 s. Longer,
-    /// and a job waits longer for items that a damaged broker does not deliver; shorter, and idle nodes are told of
-    /// more often. The head's counts.
+    /// How long items may remain without any of them being taken before the head looks for the reason. Default: 10 s.
+    /// With a longer time, a job waits longer for items that a damaged broker does not deliver. With a shorter one,
+    /// idle nodes are reported more often. The head's value applies.
     pub silence: Duration,
 }
 
-/// What a process does at a queue.
+/// The role of a process at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueRole {
-    /// The process makes the queue, makes it again if the broker has lost it, and ends it. One process of a job.
+    /// The process creates the queue, recreates it if the broker has lost it, and closes it. Each job has one head.
     Head,
-    /// The process takes work and puts in more.
+    /// The process takes items and puts in new ones.
     Mover,
 }
 
-/// One delivery. The item comes again when it is not renewed, and at once when this is dropped before it is done.
+/// A delivery. The item is delivered again if the lease is not renewed, or immediately if this is dropped before the
+/// item is done.
 pub struct Lease {
-    /// `None` once the broker knows the end of the delivery.
+    /// `None` once the broker has confirmed the end of the delivery.
     delivery: Option<Acker>,
     runtime: Handle,
     held: watch::Receiver<()>,
@@ -125,7 +127,7 @@ impl Drop for Lease {
         if let Some(delivery) = self.delivery.take() {
             let held = self.held.clone();
             self.runtime.spawn(async move {
-                // if the broker does not receive it, the lease ends by itself
+                // If the broker does not receive this message, the lease expires.
                 let _best_effort = delivery.double_ack_with(AckKind::Nak(None)).await;
                 drop(held);
             });
@@ -134,7 +136,7 @@ impl Drop for Lease {
 }
 
 impl Settings {
-    /// The default limits, for a job.
+    /// Returns the default settings for a job.
     #[must_use]
     pub const fn new(role: QueueRole, job: SharedJobId, key: JobKey) -> Self {
         Self {
@@ -150,10 +152,10 @@ impl Settings {
 }
 
 impl JetStream {
-    /// Connects to the broker. The head makes the queue; items of the job that the broker still has stay.
+    /// Connects to the broker. The head creates the queue. Items of the job that the broker still has are kept.
     ///
     /// # Errors
-    /// The broker cannot be reached, or does not let this node in.
+    /// The broker cannot be reached or refuses this node.
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
         let queue = Self {
             broker: Broker::new(Connection::open(access).await?, settings).await,
@@ -168,18 +170,19 @@ impl JetStream {
         Ok(queue)
     }
 
-    /// The highest sequence that the broker has acknowledged to this process.
+    /// Returns the highest sequence number that the broker has acknowledged to this process.
     #[must_use]
     pub fn stored(&self) -> u64 {
         self.broker.stored.load(Ordering::Relaxed)
     }
 
-    /// The broker has acknowledged this sequence to another node. If its last one is lower, it has lost items.
+    /// Records that the broker has acknowledged this sequence number to another node. If the last sequence number of
+    /// the stream is lower, the broker has lost items.
     pub fn note_stored(&self, sequence: u64) {
         self.broker.stored.fetch_max(sequence, Ordering::Relaxed);
     }
 
-    /// Returns when all leases have been dropped, and the broker knows of it: this process is about to end.
+    /// Waits until all leases have been dropped and the broker has confirmed it. Called before this process exits.
     pub async fn flush_dropped(&self) {
         self.leases.closed().await;
     }
@@ -192,13 +195,13 @@ impl JetStream {
         }
     }
 
-    /// Whether the broker is there, and has the job; a change is notified.
+    /// Returns a receiver for the state of the broker, which is notified of changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<BrokerState> {
         self.broker.connection.state()
     }
 
-    /// Makes what is missing at the broker, if this is the head and the job is not over.
+    /// Recreates missing objects at the broker, if this is the head and the job is not over.
     async fn restore(&self) -> Result<(), BrokerError> {
         match self.broker.settings.role {
             _ if *self.closed.borrow() => Err(BrokerError::Over),
@@ -208,7 +211,7 @@ impl JetStream {
         }
     }
 
-    /// Asks the broker until it answers or patience ends.
+    /// Repeats a request until the broker answers or the patience is exhausted.
     async fn ask<T, F>(&self, operation: &'static str, ask: impl Fn() -> F) -> Result<T, WorkError>
     where
         F: Future<Output = Result<T, BrokerError>>,
@@ -247,7 +250,7 @@ impl JetStream {
                     return Err(WorkError::Queue { operation, source });
                 }
                 BrokerError::Missing => "the broker knows nothing of the job".into(),
-                // a server reports apart from its answers that something is not allowed
+                // A server reports permission errors separately from its answers.
                 BrokerError::Unanswered(error) => connection.refusal().map_or(error, Into::into),
             };
             let away = since.elapsed();
@@ -270,7 +273,7 @@ impl JetStream {
             self.broker.put(item)
         };
         let answer = self.ask("put work into the queue", put).await?;
-        // The answer to an earlier try may have been lost.
+        // The answer to an earlier attempt may have been lost.
         let is_own = answer == Put::Known && tries.into_inner() > 1;
         Ok(if is_own { Put::Stored } else { answer })
     }
@@ -287,7 +290,7 @@ impl JetStream {
         self.ask(operation, || async {
             self.broker.connection.check()?;
             let acknowledged = delivery.double_ack_with(answer).await;
-            // a consumer that is missing holds no lease, and is no error
+            // A missing consumer has no leases, so this is not an error.
             acknowledged.map_err(BrokerError::Unanswered)
         })
         .await
@@ -355,5 +358,5 @@ impl WorkQueue for JetStream {
     }
 }
 
-/// Keeps a consumer that exists and always refuses from being asked without a rest.
+/// Limits the request rate at a consumer that exists but always refuses.
 const RESTORED_PAUSE: Duration = Duration::from_millis(50);

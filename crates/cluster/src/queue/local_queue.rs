@@ -1,7 +1,7 @@
-//! The queue of a job whose movers run in the head's own process.
+//! The queue of a job whose movers all run in the head's process.
 //!
-//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word, or says
-//! that it stands still, waits again. Nobody needs to watch the clock, since takers are of the same process.
+//! **Invariant:** an item is either waiting or taken until it is done. If its taker drops it or reports that it is
+//! stalled, it waits again. No timer is needed, since all takers are in this process.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,24 +22,24 @@ pub struct LocalQueue {
 #[derive(Debug, Default)]
 struct Shared {
     state: Lock<State>,
-    /// Notified when there is something to take, or the job is over.
+    /// Notified when an item can be taken or the job is over.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The items that wait, the next one first.
+    /// Waiting items, the next one first.
     waiting: BTreeMap<QueueTurn, QueuedItem>,
-    /// The items that are taken, by the numbers of their deliveries.
+    /// Items that are taken, by the number of the delivery.
     taken: HashMap<i64, QueuedItem>,
-    /// The last number that was given to an item that came in, or was taken.
+    /// The last number that was assigned to a queued item or a delivery.
     number: i64,
-    /// What has been put in, done or not.
+    /// Ids of all items that were put in, done or not.
     known: HashSet<WorkId>,
     closed: bool,
 }
 
-/// When it is the turn of an item: data goes before walks.
+/// Position of an item in the queue. Data items come before scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueueTurn {
     is_walk: bool,
@@ -49,11 +49,12 @@ struct QueueTurn {
 #[derive(Clone, Debug)]
 struct QueuedItem {
     item: WorkItem,
-    /// How often it has stood still for its lease. What is given back was perhaps not begun.
+    /// Number of leases for which the item has made no progress. Returned items do not count, because their processing
+    /// may not have started.
     lapses: u32,
 }
 
-/// One delivery. The item waits again when this is dropped before it is done.
+/// A delivery. If this is dropped before the item is done, the item waits again.
 #[derive(Debug)]
 pub struct LocalLease {
     number: i64,
@@ -82,7 +83,7 @@ impl State {
         self.waiting.insert(QueueTurn { is_walk, number }, queued);
     }
 
-    /// Puts an item where it is the next: others may wait for what it does.
+    /// Puts an item at the front of the queue, because other items may wait for it.
     fn wait_again(&mut self, queued: QueuedItem) {
         let before_all = -self.next_number();
         self.wait(queued, before_all);
@@ -96,8 +97,8 @@ impl State {
         Some((number, queued))
     }
 
-    /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that
-    /// takes longer than a lease for each flush there would else always be somebody who does it again.
+    /// Removes an item that is done. If its lease has expired, the item is removed from its current place. Otherwise,
+    /// on storage where each flush takes longer than a lease, some mover would always be processing the item again.
     fn end(&mut self, done: &Taken<LocalLease>) -> Done {
         if self.taken.remove(&done.delivery.number).is_some() {
             return Done::First;
@@ -118,7 +119,7 @@ impl State {
 }
 
 impl LocalQueue {
-    /// An empty queue of a job.
+    /// Creates an empty queue for a job.
     #[must_use]
     pub fn new(job: SharedJobId) -> Self {
         Self {
@@ -135,7 +136,7 @@ impl WorkQueue for LocalQueue {
         loop {
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
-            // from here on no change is missed
+            // From here on, no notification is missed.
             changed.as_mut().enable();
             let taken = {
                 let mut state = self.shared.state.lock();
@@ -148,7 +149,7 @@ impl WorkQueue for LocalQueue {
                 let shared = Arc::clone(&self.shared);
                 return Ok(Some(Taken {
                     item: queued.item,
-                    // a storage may need longer for a flush than the first lease, in which no step is made
+                    // A flush, during which no progress is made, may take longer than the first lease.
                     lease: LEASE * (1 << queued.lapses.min(LEASES_DOUBLED_MAX)),
                     delivery: LocalLease { number, shared },
                 }));
@@ -212,9 +213,9 @@ impl WorkQueue for LocalQueue {
     }
 }
 
-/// How often a lease is twice the one before: an hour is long enough for any flush.
+/// Maximum number of times that a lease is doubled. One hour is enough for any flush.
 const LEASES_DOUBLED_MAX: u32 = 7;
-/// The most items that wait. Memory of each: as a rule a hundred bytes, and at worst 256 KiB (1000 names, 64 paths).
+/// Maximum number of waiting items. Each typically takes a hundred bytes, and at most 256 KiB (1000 names, 64 paths).
 const ITEMS_MAX: usize = 65_536;
 
 #[cfg(test)]

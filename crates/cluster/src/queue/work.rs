@@ -1,18 +1,19 @@
-//! Work items: what a job of many nodes is cut into.
+//! The work items into which a multi-node job is split.
 //!
-//! | item | what is to be done | it announces |
+//! | item | work | announces |
 //! |---|---|---|
-//! | *begin* | nothing: the job begins with it | the tree of each source |
-//! | *trees* | directories are walked and sent, as far as one item goes | the rest of the walk, ranges, large files |
-//! | *names* | entries of one directory are looked up and sent | ranges and large files among them |
-//! | *range* | groups of a large file are sent | nothing |
-//! | *large file* | a file of which ranges are sent gets its name | nothing |
+//! | *begin* | none: it starts the job | the tree of each source |
+//! | *trees* | scans and sends directories, up to the size of an item | the rest of the scan, ranges, large files |
+//! | *names* | looks up and sends entries of one directory | ranges and large files among them |
+//! | *range* | sends groups of a large file | nothing |
+//! | *large file* | commits a file whose ranges other items send | nothing |
 //!
-//! An item carries what its announcer has seen of the directories that it is about ([`zmove_scan::DirectoryMark`]): a
-//! node that sees others there gives it back and leaves the job, and at the node that leads they fail.
+//! An item contains the state of its directories as the announcing node has seen them ([`zmove_scan::DirectoryMark`]).
+//! A node that sees a different state returns the item and leaves the job. At the head, such directories fail.
 //!
-//! **Invariant:** an item's id follows from what it says, so a queue passes over an item that it has had. Each *pass*
-//! over the sources has ids of its own. Who does an item again finds what is at the target, and does the rest.
+//! **Invariant:** the id of an item is derived from its contents, so that a queue can skip an item that it has had
+//! before. Each *pass* over the sources has its own ids. If an item is processed again, files that are already at the
+//! target are found there and only the rest is sent.
 
 use serde::{Deserialize, Serialize};
 use zmove_scan::MarkedPath;
@@ -22,54 +23,55 @@ use zmove_wire::GroupRange;
 /// A work item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkItem {
-    /// The pass of the job that the item belongs to, from 1.
+    /// Number of the pass that the item belongs to, starting at 1.
     pub pass: u32,
-    /// The number of the source that the work is about; 0 of *begin*.
+    /// Number of the source that the work refers to. 0 for *begin*.
     pub source: u32,
-    /// What is to be done.
+    /// The work.
     pub work: ItemWork,
 }
 
-/// What is to be done.
+/// The work of an item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ItemWork {
-    /// To begin the job, with the tops of all sources.
+    /// Starts the job with the top directories of all sources.
     Begin(Vec<MarkedPath>),
-    /// To walk directories and to send what is in them, as far as one item goes.
+    /// Scans directories and sends their entries, up to the size of an item.
     Trees(Vec<MarkedPath>),
-    /// To send entries of one directory.
+    /// Sends entries of a directory.
     Names {
         /// The directory.
         directory: MarkedPath,
         /// The names of the entries.
         names: Vec<Name>,
     },
-    /// To send groups of a large file.
+    /// Sends groups of a large file.
     Range {
         /// The file.
         file: SplitFile,
         /// The groups.
         range: GroupRange,
     },
-    /// To give a large file its name.
+    /// Commits a large file.
     Large(SplitFile),
 }
 
-/// A large file that several nodes send, as whoever has found it saw it. One that looks otherwise later has changed.
+/// A large file that several nodes send, in the state in which it was found. If its state differs later, the file has
+/// changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitFile {
-    /// The directory that it is in.
+    /// The directory that contains the file.
     pub directory: MarkedPath,
-    /// The name there.
+    /// Name of the file.
     pub name: Name,
-    /// The length.
+    /// Length of the file, in bytes.
     pub bytes: u64,
-    /// The time.
+    /// Modification time of the file.
     pub mtime: Timestamp,
 }
 
 impl WorkItem {
-    /// Work about the same source that this one announces.
+    /// Creates an item for the same source and pass, which this item announces.
     #[must_use]
     pub const fn child(&self, work: ItemWork) -> Self {
         Self {
@@ -79,10 +81,11 @@ impl WorkItem {
         }
     }
 
-    /// The item's id, in a job. It does not depend on marks: a directory may change between two announcements.
+    /// Returns the id of the item in a job. It does not depend on directory marks, because a directory may change
+    /// between two announcements.
     ///
     /// # Panics
-    /// Never: there is room for it.
+    /// Never panics, because encoding into a vector cannot fail.
     #[must_use]
     pub fn id(&self, job: SharedJobId) -> WorkId {
         let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
@@ -95,27 +98,27 @@ impl WorkItem {
         WorkId(id)
     }
 
-    /// The item as bytes.
+    /// Encodes the item.
     ///
     /// # Panics
-    /// Never: there is room for it.
+    /// Never panics, because encoding into a vector cannot fail.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("a vector grows")
     }
 
-    /// The item that some bytes are; `None` if they are none.
+    /// Decodes an item. Returns `None` if the bytes are not a valid item.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= ITEM_BYTES_MAX).then(|| postcard::from_bytes(bytes).ok())?
     }
 }
 
-/// The most bytes of an item: what a queue surely takes as one message.
+/// Maximum length of an encoded item, in bytes. Every queue accepts a message of this length.
 pub const ITEM_BYTES_MAX: usize = 512 << 10;
 
 impl ItemWork {
-    /// Whether the work announces other work, and moves little itself.
+    /// Returns whether the work announces other items and moves little data itself.
     #[must_use]
     pub const fn is_walk(&self) -> bool {
         matches!(self, Self::Begin(_) | Self::Trees(_))

@@ -1,4 +1,4 @@
-//! Where work comes from: what a mover and the head ask of a queue.
+//! The interface of a work queue for movers and the head.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,26 +6,29 @@ use std::time::Duration;
 use crate::error::WorkError;
 use crate::queue::WorkItem;
 
-/// How long an item is leased, unless a queue is told otherwise, or it has been leased in vain.
+/// Default lease of an item. A queue may have its own setting, and may extend the lease of an item that has expired
+/// before.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// A queue of work items, for movers that take and the head that looks after it.
+/// A queue of work items, used by movers that take items and by the head that supervises the queue.
 ///
-/// An item that has been taken is leased: whoever has it tells in time that it goes on ([`renew`](Self::renew)), or the
-/// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
+/// An item that has been taken is leased. Its mover must [`renew`](Self::renew) the lease in time, or the item is
+/// handed out again. An item may therefore be processed twice, and nothing may rely on it being processed only once.
 pub trait WorkQueue: Send + Sync + 'static {
-    /// What names one delivery of an item, which is handed out again at once when this is dropped before it is done.
+    /// A handle to one delivery of an item. If it is dropped before the item is done, the item is handed out again
+    /// immediately.
     type Delivery: Send + Sync;
 
-    /// Takes an item, waiting for one; data goes before walks, which bring more. `None` when the job is over.
+    /// Takes an item, waiting for one if necessary. Data items come before scans, which add more items. Returns `None`
+    /// when the job is over.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn take(&self)
     -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
 
-    /// Puts in items that another has announced. Those for which there is no room are the caller's to do: if it waited
-    /// for room, all might wait. An item that the queue has had already is passed over, as far as it remembers.
+    /// Puts in announced items. The caller must process items that the queue refuses because it is full: if it waited
+    /// for space instead, all movers might wait forever. Items that the queue remembers from earlier calls are skipped.
     ///
     /// # Errors
     /// The queue cannot be reached, or the job is over.
@@ -34,7 +37,7 @@ pub trait WorkQueue: Send + Sync + 'static {
         items: Vec<WorkItem>,
     ) -> impl Future<Output = Result<Announced, WorkError>> + Send;
 
-    /// Renews the lease of an item, which has made progress.
+    /// Renews the lease of an item that has made progress.
     ///
     /// # Errors
     /// The queue cannot be reached.
@@ -43,11 +46,11 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: &Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
-    /// Hands an item out again that has made no step for its lease. Whoever has it may go on. Default: nothing, where
-    /// the queue sees itself that it is not renewed.
+    /// Hands out again an item that has made no progress for the duration of its lease. Its current mover may continue
+    /// to process it. The default does nothing, for queues that detect a missing renewal.
     fn lapse(&self, _taken: &Taken<Self::Delivery>) {}
 
-    /// Takes an item out of the queue: it is done, and so is all that it announced, or the queue has it.
+    /// Removes an item from the queue. The item is done, and all items that it announced are done or in the queue.
     ///
     /// # Errors
     /// The queue cannot be reached.
@@ -56,51 +59,51 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<Done, WorkError>> + Send;
 
-    /// The number of items that are not done.
+    /// Returns the number of items that are not done.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn waiting(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
-    /// How often the queue has lost items, or may have.
+    /// Returns how often the queue has lost items or may have lost them.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
-    /// Ends the job: whoever waits for an item gets none.
+    /// Closes the job: waiting calls of [`take`](Self::take) return `None`.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn close(&self) -> impl Future<Output = Result<(), WorkError>> + Send;
 }
 
-/// What has become of items that were put in.
+/// The result of putting items into a queue.
 #[derive(Debug, Default)]
 pub struct Announced {
-    /// How many will be done as items of their own because of this call. A queue that may count an item twice leaves
-    /// out those that it had before; one that does not (see [`Done::Again`]) counts them.
+    /// Number of items that will be done separately because of this call. A queue that may count an item twice excludes
+    /// items that it had before. A queue that does not (see [`Done::Again`]) includes them.
     pub put: u64,
-    /// The items for which there was no room.
+    /// The items that the queue refused because it is full.
     pub refused: Vec<WorkItem>,
 }
 
-/// An item that has been handed out.
+/// An item that a mover has taken.
 #[derive(Debug)]
 pub struct Taken<D> {
     /// The item.
     pub item: WorkItem,
-    /// For how long it may make no step.
+    /// How long the item may make no progress.
     pub lease: Duration,
-    /// What names this delivery.
+    /// Handle to this delivery.
     pub delivery: D,
 }
 
-/// Whether an item that is done had been done before.
+/// Whether a completed item had been completed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// Not before, as far as the queue knows.
+    /// The item was not completed before, as far as the queue knows.
     First,
-    /// Before as well, so it has been counted.
+    /// The item was completed, and counted, before.
     Again,
 }

@@ -1,4 +1,4 @@
-//! The way to a broker, and what it lets a node in by.
+//! The address of a broker, and the credentials for it.
 
 use std::fmt;
 use std::io::{Error, ErrorKind};
@@ -12,22 +12,23 @@ use async_nats::rustls::{ClientConfig, RootCertStore};
 use async_nats::{ConnectOptions, ServerAddr};
 use nkeys::KeyPair;
 
-/// The way to a broker.
+/// The address of a broker, and the credentials for it.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// The addresses of its servers: `nats://HOST:PORT` or `tls://HOST:PORT`. A server cannot name others.
+    /// Addresses of the broker's servers: `nats://HOST:PORT` or `tls://HOST:PORT`. A server cannot add others.
     pub urls: Vec<String>,
-    /// The contents of a NATS credentials file, or of a file with the seed of an nkey.
+    /// Contents of a NATS credentials file, or of a file with the seed of an nkey.
     pub credentials: Option<String>,
-    /// The certificates (PEM) of the authorities that vouch for the servers. Without them, those of this host count.
+    /// Certificates (PEM) of the authorities that are trusted for the servers. Default: the authorities that this host
+    /// trusts.
     pub authorities: Option<String>,
 }
 
 impl Access {
-    /// Checks all that can be checked without a connection.
+    /// Checks the settings as far as possible without a connection.
     ///
     /// # Errors
-    /// An address, the credentials or a certificate cannot be read.
+    /// An address, the credentials or a certificate is invalid.
     pub fn check(&self) -> Result<(), Error> {
         for url in &self.urls {
             if !is_address(url) {
@@ -86,7 +87,7 @@ fn seed_in(text: &str) -> Result<&str, Error> {
         .ok_or_else(|| unfit("neither NATS credentials nor the seed of an nkey"))
 }
 
-/// TLS that trusts servers for which these authorities vouch.
+/// Returns a TLS configuration that trusts the given authorities.
 fn trusting(pem: &str) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
@@ -106,10 +107,10 @@ fn unfit(why: &(impl fmt::Display + ?Sized)) -> Error {
     Error::new(ErrorKind::InvalidInput, why.to_string())
 }
 
-/// How long a broker that is there may take to answer.
+/// Time limit for a request to a reachable broker.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// After two of these without an answer a connection is made anew.
+/// Interval between pings. The connection is reopened after two pings without an answer.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -5,16 +5,16 @@ use std::error::Error;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{self, ErrorCode};
 
-/// Why a request to the broker was not done.
+/// The reason why a request to the broker failed.
 #[derive(Debug)]
 pub(super) enum BrokerError {
-    /// The broker does not have what was asked for.
+    /// The broker does not have the requested object.
     Missing,
     /// The job is over.
     Over,
-    /// The broker refuses.
+    /// The broker refused the request.
     Refused(jetstream::Error),
-    /// The broker could not be asked, or has not answered; later it may.
+    /// The broker could not be reached or did not answer. A later attempt may succeed.
     Unanswered(Box<dyn Error + Send + Sync>),
 }
 
@@ -24,7 +24,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for BrokerError {
             None => Self::Unanswered(error.into()),
             Some(answer) => match answer.error_code() {
                 ErrorCode::STREAM_NOT_FOUND | ErrorCode::CONSUMER_NOT_FOUND => Self::Missing,
-                // the server starts, or the servers have no leader
+                // The server is starting, or the servers have no leader.
                 _ if answer.code() == UNAVAILABLE => Self::Unanswered(answer.into()),
                 _ => Self::Refused(answer),
             },
@@ -32,7 +32,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for BrokerError {
     }
 }
 
-/// The answer of the broker that led to an error.
+/// Returns the broker's answer that caused an error.
 pub(super) fn answer_in(error: &(dyn Error + 'static)) -> Option<jetstream::Error> {
     let of_creation = error.downcast_ref().map(CreateStreamError::kind);
     match (error.downcast_ref::<jetstream::Error>(), of_creation) {
@@ -42,5 +42,5 @@ pub(super) fn answer_in(error: &(dyn Error + 'static)) -> Option<jetstream::Erro
     }
 }
 
-/// The code by which a broker reports that it cannot do something now.
+/// The code with which a broker reports that it is temporarily unavailable.
 const UNAVAILABLE: usize = 503;

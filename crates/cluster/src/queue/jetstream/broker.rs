@@ -1,7 +1,8 @@
-//! What a job has at its broker, and each single request about it.
+//! The objects of a job at its broker, and the individual requests for them.
 //!
-//! **Invariant:** an acknowledgement names the consumer that has delivered, and the name of a consumer is never used
-//! again. So an item that was taken before the broker lost its files takes nothing away from the queue after that.
+//! **Invariant:** an acknowledgment contains the name of the consumer that delivered the item, and the name of a
+//! consumer is never reused. If an item was taken before the broker lost its files, its acknowledgment therefore
+//! removes nothing from the recreated queue.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,20 +33,20 @@ pub(super) struct Broker {
     pub(super) seal: Seal,
     pub(super) settings: Settings,
     stream: Stream<()>,
-    /// Whether this process has made the consumers before. Locked while it makes them.
+    /// Whether this process has created the consumers before. Locked while it creates them.
     has_made: Mutex<bool>,
-    /// The highest sequence that the broker is known to have acknowledged.
+    /// The highest sequence number that the broker is known to have acknowledged.
     pub(super) stored: AtomicU64,
     losses: Lock<Losses>,
     silence: Lock<Silence>,
     began: Instant,
 }
 
-/// How long the number of items has been the same.
+/// Detects a silence: a period in which the number of items has not changed.
 #[derive(Debug)]
 struct Silence {
     left: u64,
-    /// When it changed, or was found to be right.
+    /// When the number last changed or was last verified.
     since: Instant,
 }
 
@@ -53,23 +54,23 @@ struct Silence {
 #[derive(Debug, Default)]
 struct Losses {
     count: u64,
-    /// The highest sequence that was acknowledged before the last loss.
+    /// The highest sequence number that was acknowledged before the last loss.
     stored_before: u64,
 }
 
 impl Losses {
-    /// Counts a loss. This sequence is the highest that was acknowledged before.
+    /// Counts a loss. `stored` is the highest sequence number that was acknowledged before.
     const fn add(&mut self, stored: u64) {
         self.count += 1;
         self.stored_before = stored;
     }
 }
 
-/// Whether the broker took an item.
+/// The broker's answer to an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
     Stored,
-    /// The broker had the item within the last two minutes.
+    /// The broker received the same item within the last two minutes.
     Known,
     NoRoom,
 }
@@ -97,8 +98,8 @@ impl Broker {
         format!("{STREAM}.{}.{line}", self.seal.job_name())
     }
 
-    /// Makes the stream and the consumers that are missing. If they were made before, the stream was created anew, or
-    /// the server was started again and may have lost any of its items.
+    /// Creates the stream and the consumers that are missing. If they were created before, either the stream is new, or
+    /// the server was restarted and may have lost any of its items.
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut has_made = self.has_made.lock().await;
         let names = match self.consumer_names().await {
@@ -128,7 +129,7 @@ impl Broker {
             discard: DiscardPolicy::New,
             max_messages_per_subject: self.settings.items_max,
             discard_new_per_subject: true,
-            // nats-server 2.9 removes the oldest items of a stream that reaches this limit
+            // nats-server 2.9 removes the oldest items of a stream that reaches this limit.
             max_bytes: -1,
             max_age: KEPT_FOR,
             ..Config::default()
@@ -136,7 +137,8 @@ impl Broker {
         making.await.map(drop)
     }
 
-    /// Makes the consumer of a line. It is kept in memory: none outlives a server that may have lost some of its items.
+    /// Creates the consumer of a line. The consumer is kept in memory, so that it does not outlive a server that may
+    /// have lost some of its items.
     async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
@@ -156,7 +158,7 @@ impl Broker {
         Ok(self.stream.create_consumer(config).await.map(drop)?)
     }
 
-    /// The names of the consumers of the job. `Missing` if there is no stream.
+    /// Returns the names of the job's consumers. Fails with `Missing` if there is no stream.
     async fn consumer_names(&self) -> Result<Vec<String>, BrokerError> {
         self.connection.check()?;
         let names: Vec<String> = self.stream.consumer_names().try_collect().await?;
@@ -167,7 +169,7 @@ impl Broker {
             .collect())
     }
 
-    /// The consumers of the job, that of the data first.
+    /// Returns the job's consumers, starting with the one for data.
     pub(super) async fn consumers(&self) -> Result<[PullConsumer; 2], BrokerError> {
         let names = self.consumer_names().await?;
         let consumer = async |line| {
@@ -178,7 +180,8 @@ impl Broker {
         Ok(try_join(consumer(DATA), consumer(WALK)).await?.into())
     }
 
-    /// The number of items that are not done. `Missing` if there are some, and nothing that delivers them.
+    /// Returns the number of items that are not done. Fails with `Missing` if there are items but no consumers that
+    /// deliver them.
     pub(super) async fn left(&self) -> Result<u64, BrokerError> {
         let left = self.count().await?;
         let is_silent = self.is_silent(left);
@@ -196,7 +199,7 @@ impl Broker {
         Ok(left)
     }
 
-    /// The number of items of the job in the stream. A server whose files were cut short may count items that it does
+    /// Returns the number of the job's items in the stream. A server with truncated files may count items that it does
     /// not have.
     async fn count(&self) -> Result<u64, BrokerError> {
         self.connection.check()?;
@@ -205,8 +208,8 @@ impl Broker {
         Ok(count.await?)
     }
 
-    /// Whether the number of items, which is this one now, has not changed for a while. From then on only once in this
-    /// while.
+    /// Returns whether the number of items has been `left` for a while. It then returns `true` only once in each such
+    /// period.
     fn is_silent(&self, left: u64) -> bool {
         let mut silence = self.silence.lock();
         let is_other = std::mem::replace(&mut silence.left, left) != left;
@@ -221,7 +224,7 @@ impl Broker {
         is_silent
     }
 
-    /// Whether any of these consumers has an item, taken or not. Reports a silence if none is taken.
+    /// Returns whether any of these consumers has an item, taken or not. Reports a silence if no item is taken.
     async fn has_items(&self, consumers: &[String]) -> Result<bool, BrokerError> {
         let infos = consumers.iter().map(|name| self.stream.consumer_info(name));
         let infos = try_join_all(infos).await?;
@@ -233,7 +236,7 @@ impl Broker {
         Ok(infos.iter().map(items).sum::<u64>() > 0)
     }
 
-    /// Puts in an item. An item that the broker had within the last two minutes is stored once.
+    /// Puts in an item. An item that the broker received within the last two minutes is stored only once.
     pub(super) async fn put(&self, item: &WorkItem) -> Result<Put, BrokerError> {
         self.connection.check()?;
         let line = if item.work.is_walk() { WALK } else { DATA };
@@ -269,8 +272,9 @@ impl Broker {
         }
     }
 
-    /// How often the stream has lost items, or may have: consumers were made again, its last sequence is lower than an
-    /// acknowledged one, or items were removed by their age. `Missing` if consumers are missing.
+    /// Returns how often the stream has lost items or may have lost them. A loss is assumed if consumers were created
+    /// again, if the last sequence number is lower than an acknowledged one, or if items may have expired by age. Fails
+    /// with `Missing` if consumers are missing.
     pub(super) async fn losses(&self) -> Result<u64, BrokerError> {
         if self.consumer_names().await?.len() < 2 {
             return Err(BrokerError::Missing);
@@ -284,7 +288,7 @@ impl Broker {
         Ok(losses.count + self.began.elapsed().as_secs() / KEPT_FOR.as_secs())
     }
 
-    /// Records that the job is over, and removes its items and its consumers.
+    /// Records that the job is over, and removes its items and consumers.
     pub(super) async fn end(&self) -> Result<(), BrokerError> {
         let ended = self.connection.bucket(ENDED, KEPT_FOR, StorageType::File);
         let record = self.seal.seal_end().into();
@@ -310,7 +314,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Receives a message when the job is over, so that takers need not wait for the end of their pulls.
+    /// Subscribes to the message that reports the end of the job, so that takers do not have to wait for their pulls to
+    /// expire.
     pub(super) async fn subscribe_to_end(&self) -> Result<Subscriber, BrokerError> {
         Ok(self
             .connection
@@ -319,7 +324,7 @@ impl Broker {
             .await?)
     }
 
-    /// Whether the job is over.
+    /// Returns whether the job is over.
     pub(super) async fn has_ended(&self) -> Result<bool, BrokerError> {
         self.connection.check()?;
         let Ok(ended) = self.connection.context.get_key_value(ENDED).await else {
@@ -330,34 +335,34 @@ impl Broker {
     }
 }
 
-/// The name of the consumer of a line.
+/// Returns the name of the consumer of a line.
 fn find<'n>(names: &'n [String], line: &str) -> Option<&'n str> {
     let part = format!("-{line}-");
     let name = names.iter().find(|name| name.contains(&part))?;
     Some(name)
 }
 
-/// The stream of all jobs, and the first token of its subjects.
+/// Name of the stream of all jobs, and first token of its subjects.
 const STREAM: &str = "zmove";
 
-/// The line of items that move data, and that of walks.
+/// The lines of items that move data, and of items that scan.
 const DATA: &str = "data";
 const WALK: &str = "walk";
 
-/// The bucket with the ends of jobs, and the line that reports an end.
+/// Name of the bucket with the ends of jobs, and of the line that reports an end.
 const ENDED: &str = "zmove-ended";
 
-/// How long items and ends are kept.
+/// How long items and records of ends are kept.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How much longer than a lease nobody may ask a consumer before the broker removes it. A job whose consumers are
-/// removed walks again, and at a low rate movers do not ask for long.
+/// How much longer than a lease a consumer may be idle before the broker removes it. A job whose consumers are removed
+/// scans its sources again, and with a low rate limit, movers take no items for a long time.
 const INACTIVE_BEYOND: Duration = Duration::from_secs(24 * 3600);
 
-/// The maximum number of pulls that wait at a consumer: two for each node.
+/// Maximum number of waiting pulls per consumer: two per node.
 const PULLS_MAX: i64 = 4096;
 
-/// By what a broker reports that it is full: the stream or subject, the account, or the server's storage.
+/// Error codes with which a broker reports that the stream or subject, the account, or the server's storage is full.
 const NO_ROOM: [ErrorCode; 5] = [
     ErrorCode::STREAM_STORE_FAILED,
     ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,

@@ -1,6 +1,6 @@
-//! The connection to a broker: where it is, who asks, and whether it is there.
+//! The connection to a broker and its state.
 //!
-//! **Invariant:** a connection that was there once is made again for as long as it is wanted.
+//! **Invariant:** a connection that was once established is restored whenever it is lost.
 
 use std::error::Error as _;
 use std::io::Error;
@@ -17,28 +17,28 @@ use super::access::{ANSWER_MAX, Access};
 use super::answers::BrokerError;
 use crate::error::{Hindrance, WorkError};
 
-/// Whether the broker can be reached.
+/// The state of the connection to a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokerState {
-    /// The broker is there.
+    /// The broker is connected.
     Ready,
-    /// The broker is there, and has items of which none was taken for a while.
+    /// The broker is connected, and has items of which none has been taken for a while.
     Silent,
-    /// The broker cannot be reached, and is dialled again.
+    /// The broker cannot be reached. Reconnecting is in progress.
     Lost,
 }
 
-/// A connection.
+/// A connection to a broker.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) context: Context,
-    /// The broker's addresses, for messages.
+    /// Addresses of the broker, for messages.
     pub(super) broker: String,
     told: Arc<BrokerNews>,
 }
 
-/// What has been told of the broker.
+/// The reported state and errors of a broker.
 #[derive(Debug)]
 struct BrokerNews {
     broker: String,
@@ -74,7 +74,7 @@ impl Connection {
             });
             match options.connect(urls.clone()).await {
                 Ok(client) => break client,
-                // a server that reads its configuration again refuses whoever is about to say who it is
+                // A server that is reloading its configuration refuses clients before they authenticate.
                 Err(error) if is_refusal(&error) && refusals < REFUSALS_MAX => {
                     refusals += 1;
                     sleep(REFUSED_PAUSE).await;
@@ -98,12 +98,12 @@ impl Connection {
         })
     }
 
-    /// What is known of the broker. A connection that has been made anew is a change.
+    /// Returns a receiver for the state of the broker. A restored connection counts as a change.
     pub(super) fn state(&self) -> watch::Receiver<BrokerState> {
         self.told.state.subscribe()
     }
 
-    /// Turns one state into another, if it is the present one.
+    /// Changes the state from `from` to `to` if it is currently `from`.
     pub(super) fn turn(&self, from: BrokerState, to: BrokerState) {
         self.told.state.send_if_modified(|state| {
             let is_present = *state == from;
@@ -114,8 +114,8 @@ impl Connection {
         });
     }
 
-    /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but
-    /// waited for, so long at most.
+    /// Waits before another request. If the broker cannot be reached, waits up to `away_max` for the connection.
+    /// Otherwise, waits for a short time or for a change of the state.
     pub(super) async fn pause(&self, away_max: Duration) {
         let mut state = self.state();
         if self.is_lost() {
@@ -133,7 +133,8 @@ impl Connection {
         *self.told.state.borrow() == BrokerState::Lost
     }
 
-    /// Fails where the broker is away: a request would wait for it, and for its own answer after that.
+    /// Fails if the broker cannot be reached. A request would otherwise wait for the connection and then for its own
+    /// answer.
     pub(super) fn check(&self) -> Result<(), BrokerError> {
         match self.hindrance() {
             _ if !self.is_lost() => Ok(()),
@@ -142,7 +143,8 @@ impl Connection {
         }
     }
 
-    /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
+    /// Returns the reason why the server at the broker's address cannot be used, if the connection is lost and a server
+    /// was reached.
     pub(super) fn hindrance(&self) -> Option<Hindrance> {
         self.told
             .hindrance
@@ -151,7 +153,7 @@ impl Connection {
             .filter(|_| self.is_lost())
     }
 
-    /// Why the server has last refused something that it does not answer, as what is not allowed.
+    /// Returns the last error that the server reported without answering a request, such as a missing permission.
     pub(super) fn refusal(&self) -> Option<String> {
         self.told.refusal.lock().clone()
     }
@@ -164,7 +166,7 @@ impl BrokerNews {
                 self.state.send_replace(BrokerState::Ready);
                 *self.hindrance.lock() = None;
             }
-            // an attempt to connect again has failed
+            // An attempt to reconnect failed.
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
                 *self.hindrance.lock() = is_refusal.then(|| Hindrance::Refused {
@@ -183,7 +185,7 @@ fn is_refusal(error: &async_nats::ConnectError) -> bool {
     error.kind() == ConnectErrorKind::AuthorizationViolation
 }
 
-/// Why who listens at the broker's address is of no use, where that is why no connection has come about.
+/// Returns the reason why the server at the broker's address cannot be used, if that is why the connection failed.
 fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance> {
     let refused = |why| {
         Some(Hindrance::Refused {
@@ -210,12 +212,12 @@ fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance
 
 const LOST: &str = "it cannot be reached";
 
-/// The maximum number of items on their way to the broker.
+/// Maximum number of items in flight to the broker.
 const ITEMS_IN_FLIGHT_MAX: usize = 64;
 
-/// How often a refused connection is tried again.
+/// Maximum number of retries after a refused connection.
 const REFUSALS_MAX: u32 = 5;
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a broker is asked again; sooner if its state changes.
+/// Interval between requests to a broker. A change of its state ends the wait earlier.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);

@@ -1,9 +1,9 @@
-//! The broker of a push without one: a `nats-server` child process that ends with its push.
+//! The broker of a push that was given none: a `nats-server` child process that ends with its push.
 //!
-//! Pushes by one cluster on one host share the server of the first. Nobody watches it.
+//! Several pushes by one cluster on one host share the server of the first push. The server is not monitored.
 //!
-//! **Invariant:** at most one server uses a directory. It has a lock on its standard input, which the kernel releases
-//! when the process ends.
+//! **Invariant:** at most one server uses a directory. Its standard input is a locked file, and the kernel releases the
+//! lock when the process ends.
 
 use std::fmt::Display;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -24,15 +24,16 @@ use tokio::time::{Instant, sleep};
 /// The configuration of a local broker.
 #[derive(Clone, Debug)]
 pub struct LocalBroker {
-    /// The directory of its configuration, log and streams.
+    /// Directory for the server's configuration, log and streams.
     pub directory: PathBuf,
-    /// The address at which it listens.
+    /// Address on which the server listens.
     pub address: SocketAddr,
-    /// The public nkey of the nodes that it lets in.
+    /// Public nkey of the nodes that the server allows.
     pub nkey: String,
 }
 
-/// A local broker that listens. The process is killed when this is dropped, if this push has started it.
+/// A local broker that is ready for connections. If this push has started the process, it is killed when this is
+/// dropped.
 #[derive(Debug)]
 pub struct LocalServer(Option<Child>);
 
@@ -40,25 +41,25 @@ impl LocalBroker {
     /// Returns the public nkey of a seed.
     ///
     /// # Errors
-    /// The seed cannot be read.
+    /// The seed is invalid.
     pub fn nkey_of(seed: &str) -> io::Result<String> {
         let pair = KeyPair::from_seed(seed).map_err(Error::other)?;
         Ok(pair.public_key())
     }
 
-    /// Makes the seed of an nkey.
+    /// Generates the seed of an nkey.
     ///
     /// # Errors
-    /// The system has no random numbers.
+    /// The system cannot provide random numbers.
     pub fn new_seed() -> io::Result<String> {
         KeyPair::new_user().seed().map_err(Error::other)
     }
 
-    /// Starts the server by a command that executes [`program`] with [`ARGUMENTS`], unless another push on this host
-    /// has started it. Returns when it listens.
+    /// Starts the server, unless another push on this host has already started it. `command` must run [`program`] with
+    /// [`ARGUMENTS`]. Returns when the server accepts connections.
     ///
     /// # Errors
-    /// The server cannot be started, ends, or does not listen in time; or another program listens at the address.
+    /// The server cannot be started, ends, or is not ready in time, or another program listens on the address.
     pub async fn start(&self, command: impl Fn() -> Command) -> io::Result<LocalServer> {
         DirBuilder::new()
             .recursive(true)
@@ -110,11 +111,12 @@ impl LocalBroker {
             .stdin(lock)
             .stdout(log.try_clone()?)
             .stderr(log);
-        // A signal of the terminal is for the push, which needs the broker to end its job.
+        // A terminal signal is meant for the push, which still needs the broker to close its job.
         command.process_group(0).spawn()
     }
 
-    /// Locks the directory; `None` while a server has the lock. On a file system without locks, nobody has one.
+    /// Locks the directory. Returns `None` if a server holds the lock. On a file system without locks, the lock is
+    /// always granted.
     fn lock(&self) -> io::Result<Option<File>> {
         let file = OpenOptions::new()
             .write(true)
@@ -150,7 +152,8 @@ impl Drop for LocalServer {
     }
 }
 
-/// The `nats-server` of this host. Debian installs it where only root looks for programs.
+/// Returns the command for the `nats-server` of this host. Debian installs it in a directory that only root has in its
+/// `PATH`.
 #[must_use]
 pub fn program() -> Command {
     let debian = Path::new("/usr/sbin/nats-server");
@@ -161,10 +164,10 @@ pub fn program() -> Command {
     })
 }
 
-/// The arguments of the program in the directory of a local broker.
+/// Arguments of the program. The configuration is in the directory of the local broker.
 pub const ARGUMENTS: [&str; 2] = ["-c", "nats.conf"];
 const STORE: &str = "store";
 const LOG: &str = "nats-server.log";
-/// How long a server may take to listen.
+/// Time limit for a server to accept connections.
 const START_MAX: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);

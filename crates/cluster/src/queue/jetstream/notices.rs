@@ -1,11 +1,12 @@
-//! Notices that the nodes of a cluster exchange beside work: that a job is under way, and that a node is there.
+//! Notices that the nodes of a cluster exchange in addition to work items. They report that a job is running or that a
+//! node is available.
 //!
-//! Notices are entries of a bucket that keeps each for a few seconds. Nodes and heads put theirs each second, so a
-//! broker may come back empty, and a node that comes late reads all that count. A watch does not report the removal of
-//! an entry: readers judge by their own clock for how long somebody has been silent.
+//! Notices are entries of a bucket that keeps each entry for a few seconds. Nodes and heads repeat theirs every second,
+//! so a broker may lose its contents, and a node that joins late receives all current notices. A watch does not report
+//! the removal of an entry, so readers use their own clock to detect that a node has become silent.
 //!
-//! **Invariant:** a notice opens only with the key of the cluster. A notice that a broker repeats names a job that has
-//! ended, which the receivers know.
+//! **Invariant:** a notice can be decrypted only with the key of the cluster. If a broker replays an old notice, it
+//! refers to a job that has ended, which the receivers know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,16 +35,16 @@ use crate::job::Tally;
 pub struct NoticeBoard {
     connection: Connection,
     key: RandomizedNonceKey,
-    /// The beginning of the keys of this process.
+    /// Prefix of this process's keys in the bucket.
     prefix: String,
     events: AtomicU64,
     hearing: Mutex<Hearing>,
 }
 
-/// What is read of the bucket.
+/// The state of reading the bucket.
 struct Hearing {
     state: watch::Receiver<BrokerState>,
-    /// `None` after the connection was lost: the broker may have lost the bucket.
+    /// `None` after the connection was lost, because the broker may have lost the bucket.
     watch: Option<Watch>,
 }
 
@@ -53,31 +54,31 @@ impl fmt::Debug for NoticeBoard {
     }
 }
 
-/// One notice.
+/// A notice to the other nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Notice {
-    /// A job is under way.
+    /// A job is running.
     Job(JobNotice),
-    /// A node is there.
+    /// A node is available.
     Node(NodeNotice),
-    /// Something of a job has failed at a node.
+    /// Part of a job failed at a node.
     Failed(NodeFailure),
-    /// A node takes no part in a job, for this reason.
+    /// A node does not take part in a job, for this reason.
     Absent(NodeFailure),
-    /// The head of a job lets a node of it in at the receivers.
+    /// The head of a job grants a node access to the receivers.
     Grant(GrantNotice),
-    /// Something at a node that its job outlives, as a receiver that is lost.
+    /// A problem at a node that does not end its job, such as a lost receiver.
     Warned(NodeFailure),
 }
 
-/// What a node cannot do, or may not, or does otherwise.
+/// A failure or problem at a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFailure {
     /// The job.
     pub job: SharedJobId,
-    /// The name of the node.
+    /// Name of the node.
     pub node: String,
-    /// What it is, and why.
+    /// The problem and its cause.
     pub message: String,
 }
 
@@ -86,50 +87,52 @@ pub struct NodeFailure {
 pub struct GrantNotice {
     /// The job.
     pub job: SharedJobId,
-    /// The key of the node.
+    /// Key of the node.
     pub key: [u8; 32],
-    /// The [grant](zmove_wire::SignedJobGrant), as it travels.
+    /// The encoded [grant](zmove_wire::SignedJobGrant).
     pub grant: Vec<u8>,
 }
 
-/// A job that is under way.
+/// A running job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobNotice {
     /// The job.
     pub job: SharedJobId,
-    /// What was typed at the head.
+    /// Command line that was typed at the head.
     pub words: Vec<Vec<u8>>,
-    /// The sources, by whose numbers work says what it is about. Nodes take these instead of those that were typed.
+    /// The sources, to which work items refer by number. Nodes use these instead of the typed ones.
     pub sources: Vec<SourceNotice>,
-    /// What is mounted below the sources.
+    /// File systems that are mounted below the sources.
     pub mounts: Vec<SourceNotice>,
-    /// The nodes that take part, each with its number, by which it chooses its first receiver. The head has 0.
+    /// The participating nodes with their numbers. A node uses its number to choose its first receiver. The head has
+    /// number 0.
     pub nodes: BTreeMap<String, u32>,
-    /// The newest ping of each other node, by its number: that the head has heard it keeps the node's lease.
+    /// The newest ping of each other node that the head has received, by node number. This answer keeps the node's
+    /// lease alive.
     pub answered: BTreeMap<u32, u64>,
-    /// Whether the job has begun at the target: before that no node but the head's may open it.
+    /// Whether the job has started at the target. Until then, only the head may open the target.
     pub begun: bool,
-    /// What the head may read.
+    /// Permissions with which the head reads the sources.
     pub reader: Reader,
-    /// What entries get where their own is not kept: the same, whoever sends them.
+    /// Replacements for metadata that is not preserved. All senders use the same ones.
     pub instead: Instead,
-    /// The queue, the nodes and the receivers as the head sees them: `nodes` of `docs/schema/job.json`.
+    /// The queue, the nodes and the receivers from the head's point of view: `nodes` in `docs/schema/job.json`.
     pub shown: String,
 }
 
-/// The reader of the sources at a node, as far as that decides what may be read.
+/// The permissions with which a node reads the sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reader {
-    /// The user.
+    /// User id.
     pub user: u32,
-    /// The user's groups.
+    /// Group ids of the user.
     pub groups: BTreeSet<u32>,
-    /// Whether modes keep nothing from this reader, as from root.
+    /// Whether the reader ignores file modes, like root.
     pub reads_all: bool,
 }
 
 impl JobNotice {
-    /// The name of the node that leads.
+    /// Returns the name of the head.
     #[must_use]
     pub fn head(&self) -> Option<&str> {
         self.nodes
@@ -138,7 +141,7 @@ impl JobNotice {
             .map(|(name, _)| name.as_str())
     }
 
-    /// Gives a node a number.
+    /// Assigns a number to a node.
     pub fn number(&mut self, node: &str) -> Numbered {
         if self.nodes.contains_key(node) {
             return Numbered::Before;
@@ -159,66 +162,67 @@ impl JobNotice {
         }
     }
 
-    /// The newest ping of a node that the head has answered.
+    /// Returns the newest ping of a node that the head has answered.
     #[must_use]
     pub fn answer_to(&self, node: &str) -> Option<u64> {
         self.answered.get(self.nodes.get(node)?).copied()
     }
 
-    /// Whether the notice is short enough for any broker, also where more is mounted later.
+    /// Returns whether the notice is short enough for any broker, even if more file systems are mounted later.
     #[must_use]
     pub fn fits(&self) -> bool {
         postcard::to_stdvec(self).is_ok_and(|bytes| bytes.len() <= JOB_BYTES_MAX)
     }
 }
 
-/// Whether a node has a number in a job.
+/// The result of assigning a number to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbered {
-    /// The node has got one.
+    /// The node received a number.
     Now,
-    /// The node had one.
+    /// The node already had a number.
     Before,
-    /// The node gets none: there are too many nodes, or their names are too long.
+    /// The node receives no number: there are too many nodes, or their names are too long.
     TooMany,
 }
 
-/// The most nodes of one job, by their names: each says its own, and one that lies has as many as it likes.
+/// Maximum number of nodes in a job, counted by name. Each node chooses its own name, so a malicious node may use many.
 pub const NODES_MAX: usize = 1024;
-/// Half of what a broker takes as one message unless it is told otherwise.
+/// Maximum length of a job notice, in bytes: half of a broker's default message size limit.
 const JOB_BYTES_MAX: usize = 512 << 10;
 
-/// A source, or a directory in one, as the head sees it.
+/// A source, or a directory below it, as the head sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceNotice {
-    /// The path.
+    /// Path of the directory.
     pub path: Vec<u8>,
-    /// Some of the names in it: a node that has none of them has another directory there, or an empty one where a file
-    /// system is to be mounted.
+    /// Some of the names in the directory. A node that finds none of them has another directory at the path, or an
+    /// empty mount point.
     pub names: Vec<Vec<u8>>,
-    /// What it is.
+    /// Identity of the source.
     pub mark: Option<SourceMark>,
 }
 
-/// By what a source is known to be the same on two hosts.
+/// The properties by which two hosts recognize the same source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMark {
-    /// The inode number, which a shared file system has the same everywhere.
+    /// Inode number, which is the same on all hosts of a shared file system.
     pub inode: u64,
-    /// The host's boot id and the device number there, of a file system that no two hosts can share.
+    /// Boot id of the host and device number, for a file system that cannot be shared between hosts.
     pub local: Option<(u128, u64)>,
 }
 
-/// A node that is there.
+/// An available node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeNotice {
-    /// The name of the node.
+    /// Name of the node.
     pub node: String,
-    /// The node's key, by which receivers know it.
+    /// Key of the node, by which receivers recognize it.
     pub key: [u8; 32],
-    /// The part that it has in a job, or would have.
+    /// The part that the node has, or would have, in a job.
     pub part: Option<NodePart>,
-    /// The highest sequence that the broker has acknowledged to the node; 0 if none. By it a head notices a loss.
+    /// The highest sequence number that the broker has acknowledged to the node, or 0. The head uses it to detect a
+    /// loss.
     pub stored: u64,
 }
 
@@ -227,40 +231,40 @@ pub struct NodeNotice {
 pub struct NodePart {
     /// The job.
     pub job: SharedJobId,
-    /// How far the node is.
+    /// State of the node.
     pub state: NodeState,
-    /// What the node has found and moved.
+    /// Files and bytes that the node has found and moved.
     pub moved: TransferProgress,
-    /// What the node has done.
+    /// Work that the node has completed.
     pub tally: Tally,
-    /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
+    /// When the node's grant expires, in seconds since 1970, or `None` if it has none.
     pub granted_until: Option<u64>,
-    /// The ping to which the head answers ([`JobNotice::answered`]).
+    /// The ping that the head answers ([`JobNotice::answered`]).
     pub ping: u64,
-    /// What the node has stored at each receiver since it began, by the number of the receiver.
+    /// Files and bytes that the node has stored at each receiver since it started, by receiver number.
     pub receivers: BTreeMap<usize, FileTotal>,
 }
 
-/// How far a node is with its part in a job.
+/// The state of a node's part in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeState {
-    /// The node would take part.
+    /// The node offers to take part.
     Offers,
     /// The node takes part.
     Works,
-    /// The job is over, and all sessions of the node have ended as they should.
+    /// The job is over, and all sessions of the node have ended properly.
     HasEnded,
-    /// The node's user has stopped it: what it had taken is for others. All sessions have ended as they should.
+    /// The node's user has stopped it. Its items are left to others, and all its sessions have ended properly.
     Stopped,
-    /// The job is over for the node, and a session of it was lost, which may still be at work at its receiver.
+    /// The job is over for the node. One of its sessions was lost, and may still be active at its receiver.
     HasLostSessions,
 }
 
 impl NoticeBoard {
-    /// Listens at the broker of a cluster that has this key.
+    /// Connects to the broker of the cluster with this key and starts to listen.
     ///
     /// # Errors
-    /// The broker cannot be reached, or does not let this node in.
+    /// The broker cannot be reached or refuses this node.
     pub async fn open(access: &Access, key: &JobKey) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
         let mut random = [0; 8];
@@ -269,7 +273,7 @@ impl NoticeBoard {
             state: connection.state(),
             watch: None,
         };
-        // if the broker does not make the bucket now, `hear` asks again
+        // If the broker cannot create the bucket now, `hear` tries again.
         let _best_effort = hearing.begin(&connection).await;
         Ok(Self {
             prefix: Hex(&random).to_string(),
@@ -280,17 +284,19 @@ impl NoticeBoard {
         })
     }
 
-    /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
+    /// Returns the reason why the server at the broker's address cannot be used, if the connection is lost and a server
+    /// was reached.
     #[must_use]
     pub fn hindrance(&self) -> Option<Hindrance> {
         self.connection.hindrance()
     }
 
-    /// Tells all nodes, as far as there is a broker: what is told while there is none would wait in a queue, which is
-    /// bounded, and be told late. What is longer than the broker takes is told to nobody: the work goes on without.
+    /// Sends a notice to all nodes if the broker is connected. Without a connection, the notice is dropped: it would
+    /// wait in a bounded queue and arrive late. A notice that is too long for the broker is dropped too, and work
+    /// continues without it.
     ///
     /// # Errors
-    /// The connection has been given up.
+    /// The connection was closed permanently.
     pub async fn tell(&self, notice: &Notice) -> Result<(), WorkError> {
         if self.connection.is_lost() {
             return Ok(());
@@ -313,8 +319,8 @@ impl NoticeBoard {
         }
     }
 
-    /// The subject of a notice. The newest state of a job or a node replaces the one before; each event stays for a
-    /// while.
+    /// Returns the subject of a notice. The newest state of a job or node replaces the previous one. Each event is kept
+    /// for a while.
     fn key_of(&self, notice: &Notice) -> String {
         let name = match notice {
             Notice::Job(job) => job.job.0,
@@ -327,23 +333,23 @@ impl NoticeBoard {
         format!("$KV.{BUCKET}.{}.{}", self.prefix, Hex(&name))
     }
 
-    /// Has all that was told on its way: this process is about to end.
+    /// Sends all pending notices. Called before this process exits.
     pub async fn flush(&self) {
         if !self.connection.is_lost() {
             let _heard_by_nobody_then = self.connection.client.flush().await;
         }
     }
 
-    /// The next notice, one's own among them. A broker that is away is waited for.
+    /// Returns the next notice, including those of this node. Waits for a broker that cannot be reached.
     ///
     /// # Errors
-    /// Its sender speaks another version of the protocol.
+    /// The sender of the notice uses another version of the protocol.
     pub async fn hear(&self) -> Result<Notice, GreetingError> {
         let mut hearing = self.hearing.lock().await;
         loop {
             let entry = hearing.next(&self.connection).await;
             let opened = open(&self.key, ASSOCIATED_DATA, &entry.value);
-            // of another cluster, or of nobody's
+            // Ignore notices of other clusters and invalid ones.
             if let Some(notice) = opened.and_then(|body| read(&body)) {
                 return notice;
             }
@@ -352,7 +358,7 @@ impl NoticeBoard {
 }
 
 impl Hearing {
-    /// Watches the bucket, which is made if the broker does not have it.
+    /// Starts to watch the bucket. Creates the bucket if the broker does not have it.
     async fn begin(&mut self, connection: &Connection) -> Result<(), BrokerError> {
         self.state.mark_unchanged();
         let bucket = connection.bucket(BUCKET, KEPT_FOR, StorageType::Memory);
@@ -360,7 +366,7 @@ impl Hearing {
         Ok(())
     }
 
-    /// The next entry, as soon as there is a broker that has one.
+    /// Returns the next entry, waiting for the broker if necessary.
     async fn next(&mut self, connection: &Connection) -> kv::Entry {
         loop {
             let Some(watch) = &mut self.watch else {
@@ -381,7 +387,7 @@ impl Hearing {
     }
 }
 
-/// A notice behind the version of the protocol; `None` where the bytes are none.
+/// Parses the protocol version and the notice after it. Returns `None` if the bytes are not a notice.
 fn read(body: &[u8]) -> Option<Result<Notice, GreetingError>> {
     let (version, notice) = postcard::take_from_bytes(body).ok()?;
     match check_version(version) {
@@ -390,13 +396,14 @@ fn read(body: &[u8]) -> Option<Result<Notice, GreetingError>> {
     }
 }
 
-/// The bucket of the notices.
+/// Name of the bucket with the notices.
 const BUCKET: &str = "zmove-notices";
-/// How long a notice is kept. Longer, and a new reader hears nodes that have gone; shorter, and it hears less.
+/// How long a notice is kept. With a longer time, a new reader sees nodes that are gone. With a shorter one, it may
+/// miss notices.
 const KEPT_FOR: Duration = Duration::from_secs(5);
-/// How long a reader waits for a broker that is away before it looks again.
+/// Interval at which a reader checks whether the broker is back.
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
-/// How often nodes and heads tell their notices.
+/// Interval at which nodes and heads send their notices.
 pub const TELL_EVERY: Duration = Duration::from_secs(1);
 const ASSOCIATED_DATA: &[u8] = b"notice";
 

@@ -1,4 +1,4 @@
-//! Requests to a broker to make something.
+//! Requests that create objects at a broker.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::answers::BrokerError;
 use super::connection::Connection;
 
 impl Connection {
-    /// Makes a stream with three replicas, or with one if the broker has too few servers.
+    /// Creates a stream with three replicas, or with one if the broker has too few servers.
     pub(super) async fn make_stream(&self, config: Config) -> Result<Stream, BrokerError> {
         let make = |num_replicas| {
             self.context.create_stream(Config {
@@ -27,7 +27,7 @@ impl Connection {
         Ok(make(1).await?)
     }
 
-    /// A bucket, which is made if the broker does not have it.
+    /// Returns a bucket. Creates it if the broker does not have it.
     pub(super) async fn bucket(
         &self,
         bucket: &str,
@@ -38,7 +38,8 @@ impl Connection {
         if let Ok(found) = self.context.get_key_value(bucket).await {
             return Ok(found);
         }
-        // the crate cannot make a bucket at nats-server 2.9, whose account information it does not understand
+        // `async_nats` cannot create a bucket on nats-server 2.9, because it cannot parse that server's account
+        // information.
         self.make_stream(Config {
             name: format!("KV_{bucket}"),
             subjects: vec![format!("$KV.{bucket}.>")],

@@ -1,8 +1,8 @@
-//! What a broker may see of work items: sealed bodies, and names that say nothing.
+//! Encryption of work items at a broker: sealed bodies, and names that reveal nothing.
 //!
-//! **Invariant:** a body opens only with the key of its job, in the job for which it was sealed, and under the message
-//! id that follows from its contents. So a broker can keep, repeat and drop items, and neither read nor make nor
-//! exchange one.
+//! **Invariant:** a body can be decrypted only with the key of its job, in the job for which it was sealed, and under
+//! the message id that is derived from its contents. A broker can therefore keep, replay and drop items, but it cannot
+//! read, forge or swap them.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use zmove_types::{Hex, SharedJobId, from_hex};
 
 use crate::queue::WorkItem;
 
-/// What all nodes of a job know and its broker does not.
+/// A secret that all nodes of a job share and its broker does not know.
 #[derive(Clone)]
 pub struct JobKey([u8; Self::BYTES]);
 
 impl JobKey {
-    /// The length of a key.
+    /// Length of a key, in bytes.
     pub const BYTES: usize = 32;
 
-    /// The key that these bytes are: random ones, of this job alone.
+    /// Creates a key from random bytes that are used for this job only.
     #[must_use]
     pub const fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
@@ -27,7 +27,7 @@ impl JobKey {
 }
 
 impl JobKey {
-    /// The key of a job of a cluster that has this key.
+    /// Derives the key of a job from this cluster key.
     #[must_use]
     pub fn of_job(&self, job: SharedJobId) -> Self {
         let mut hasher =
@@ -44,7 +44,7 @@ impl fmt::Debug for JobKey {
     }
 }
 
-/// Seals and opens what a job has at the broker.
+/// Encrypts and decrypts the objects of a job at the broker.
 #[derive(Debug)]
 pub(super) struct Seal {
     bodies: RandomizedNonceKey,
@@ -53,7 +53,7 @@ pub(super) struct Seal {
     job: SharedJobId,
 }
 
-/// A name that only who has the key of the job can make.
+/// A name that can be computed only with the key of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SealedName([u8; 16]);
 
@@ -73,13 +73,13 @@ impl Seal {
         }
     }
 
-    /// The name of the job.
+    /// Returns the name of the job.
     pub(super) fn job_name(&self) -> SealedName {
         self.name(&[])
     }
 
-    /// The message id of an item, the same each time that the item is put in. It is keyed, because anybody could hash a
-    /// path that they guess.
+    /// Returns the message id of an item, which is the same each time that the item is put in. It is keyed, because
+    /// anyone can hash a path that they guess.
     pub(super) fn message_id(&self, item: &WorkItem) -> SealedName {
         self.name(&item.id(self.job).0)
     }
@@ -98,7 +98,7 @@ impl Seal {
         seal(&self.bodies, &data, item.encode())
     }
 
-    /// The item in a message of this id; `None` if none was sealed under it.
+    /// Decrypts the item in a message with this id. Returns `None` if it was not sealed under this id.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
         let id = SealedName(from_hex(id.as_bytes())?);
         let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?)?;
@@ -109,24 +109,25 @@ impl Seal {
         [self.job.0, id.0].concat()
     }
 
-    /// A record that the job is over.
+    /// Creates a record that the job is over.
     pub(super) fn seal_end(&self) -> Vec<u8> {
         seal(&self.ends, &self.job.0, Vec::new())
     }
 
-    /// Whether a record says that the job is over.
+    /// Returns whether a record proves that the job is over.
     pub(super) fn is_end(&self, record: &[u8]) -> bool {
         open(&self.ends, &self.job.0, record).is_some()
     }
 }
 
-/// The key for one purpose.
+/// Derives the encryption key for one purpose.
 pub(super) fn aes_of(key: &JobKey, purpose: &str) -> RandomizedNonceKey {
     let key = blake3::derive_key(purpose, &key.0);
     RandomizedNonceKey::new(&AES_256_GCM, &key).expect("a derived key has this length")
 }
 
-/// Nonce, ciphertext, tag. The nonce is random: at 2³² bodies of one job the odds that any two have the same are 2⁻³³.
+/// Returns nonce, ciphertext and tag. The nonce is random: with 2³² bodies in a job, the probability of a collision is
+/// 2⁻³³.
 pub(super) fn seal(
     key: &RandomizedNonceKey,
     associated_data: &[u8],

@@ -1,10 +1,10 @@
-//! Takes items, as long as there is a broker or may be one again.
+//! Takes items, and waits for the broker when it cannot be reached.
 //!
-//! A taker asks the consumers one after the other for an item that is there now. If there is none, it leaves a pull at
-//! each until an item comes.
+//! A taker asks one consumer after the other for an available item. If there is none, it leaves a pull request at each
+//! consumer until an item arrives.
 //!
-//! **Invariant:** a pull cannot be taken back, so it ends by itself. An item that comes when nobody waits for it any
-//! more is given back at once.
+//! **Invariant:** a pull request cannot be canceled, so it expires. An item that arrives when nobody waits for it any
+//! more is returned immediately.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::connection::BrokerState;
 use super::{JetStream, Lease, QueueRole};
 use crate::queue::{LEASE, Taken};
 
-/// The state of whoever takes.
+/// The state of taking items.
 #[derive(Debug, Default)]
 pub(super) struct Taker {
     consumers: Option<[PullConsumer; 2]>,
@@ -31,7 +31,7 @@ pub(super) struct Taker {
 }
 
 impl Taker {
-    /// The next item.
+    /// Takes the next item.
     pub(super) async fn take(&mut self, queue: &JetStream) -> Result<Taken<Lease>, BrokerError> {
         self.takes += 1;
         loop {
@@ -47,10 +47,10 @@ impl Taker {
         }
     }
 
-    /// The next message, if one comes before the connection is lost and before the pulls end.
+    /// Returns the next message, or `None` if the connection is lost or the pull requests expire first.
     async fn next(&mut self, queue: &JetStream) -> Answer {
         let mut state = queue.state();
-        // waits without end for a broker that is away
+        // Waits without a limit for a broker that cannot be reached.
         drop(state.wait_for(|state| *state != BrokerState::Lost).await);
         let consumers = match &mut self.consumers {
             Some(consumers) => consumers,
@@ -66,7 +66,7 @@ impl Taker {
             biased;
             pulled = pull_next(queue, consumers, walks_are_due) => pulled,
             _ = ended.next() => Err(BrokerError::Missing),
-            // a pull from before a connection was lost gets no answer
+            // A pull request from before the connection was lost gets no answer.
             _ = state.changed() => Ok(None),
         }
     }
@@ -102,18 +102,18 @@ async fn pull_next(
 
 type Answer = Result<Option<Pulled>, BrokerError>;
 
-/// A message with an item, which is given back when this is dropped.
+/// A message with an item. If this is dropped, the item is returned.
 struct Pulled {
     message: Message,
     lease: Lease,
 }
 
-/// Waits for the answer to a request for one item, also when the handle is dropped. `None` if no item comes in time. A
-/// consumer that refuses is `Missing`.
+/// Waits for the answer to a request for one item, even if the handle is dropped. Returns `None` if no item arrives in
+/// time. Fails with `Missing` if the consumer refuses.
 fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
     let mut lease = queue.lease(None);
     tokio::spawn(async move {
-        // a consumer that was removed is silent
+        // A consumer that was removed does not answer.
         let answer = timeout(ANSWER_MAX, batch.try_next()).await?;
         let message = answer.map_err(|_refused| BrokerError::Missing)?;
         Ok(message.map(|message| {
@@ -123,8 +123,8 @@ fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
     })
 }
 
-/// The item in a message. The head removes a message that does not open. A mover gives it back, because one that has a
-/// wrong key would empty the queue.
+/// Decrypts the item in a message. If that fails, the head removes the message. A mover returns it, because a mover
+/// with a wrong key would otherwise empty the queue.
 async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
     let Pulled { message, mut lease } = pulled;
     let id = message.headers.as_ref();
@@ -142,21 +142,22 @@ async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
         QueueRole::Head => AckKind::Ack,
         QueueRole::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
-    // if the broker does not receive the answer, the message comes again
+    // If the broker does not receive the answer, it delivers the message again.
     let _best_effort = message.double_ack_with(answer).await;
     None
 }
 
-/// How often walks are asked for before data, so that data does not run out on all nodes at once.
+/// Scans are requested before data in one of this many takes, so that data does not run out on all nodes at the same
+/// time.
 const WALKS_FIRST_EVERY: u64 = 8;
 
-/// How long a pull waits at the broker. Longer, and a process that ends waits longer for its last pulls; shorter, and
-/// an idle node asks more often.
+/// How long a pull request waits at the broker. With a longer time, a process that exits waits longer for its last
+/// requests. With a shorter one, an idle node sends more requests.
 const PULL_MAX: Duration = Duration::from_secs(1);
 
-/// How long the answer to a pull may take.
+/// Time limit for the answer to a pull request.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 const _: () = assert!(PULL_MAX.as_millis() < ANSWER_MAX.as_millis());
 
-/// How long a message that a mover cannot read is left to others.
+/// How long a message that a mover cannot decrypt is left to others.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(2);
