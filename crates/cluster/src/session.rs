@@ -25,7 +25,7 @@ pub(crate) use self::events::{ENDS_WITHIN, JobEvents, SessionEvents};
 pub(crate) use self::orders::{Orders, settled};
 pub use self::seen_messages::SeenMessages;
 
-/// Does some work in a session with a receiver.
+/// Runs `work` in a session with a receiver.
 pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     receiver: &Receiver,
     job: &SharedJob,
@@ -62,7 +62,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
-        // the sender is dropped when there is nothing more to do, which ends the session as well
+        // The sender is also dropped when the work is done, which ends the session as well.
         let _told_or_dropped = broken_off.await;
     };
     let mut session = going_on(push, reached.link, Arc::clone(events), stop);
@@ -85,13 +85,14 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     }
     reached.route.close().await;
     reached.route.end().await;
-    // the last thing that is waited for: who is dropped while he waits leaves a session of which nobody knows the end
+    // Must come after the last await: if this future is dropped earlier, the end of the session is unknown.
     up.has_ended = true;
     drop(up);
     ended.map_err(|end| with_receiver(end, &events.receiver, job))
 }
 
-/// The end of a session, with the receiver where that has no room, or refuses it: several may, each for its own reason.
+/// Adds the name of the receiver to an error if the receiver is full or refuses the session. Several receivers may do
+/// so for different reasons.
 fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd {
     if let Some((operation, code)) = end.found_no_room() {
         return SessionEnd::NoRoom {
@@ -113,7 +114,7 @@ fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd
     }
 }
 
-/// Asks a receiver in a session whether it sees the job, and takes sessions.
+/// Asks a receiver in a separate session whether it sees the job and accepts sessions.
 pub(crate) async fn ask(
     receiver: &Receiver,
     job: &SharedJob,
@@ -130,7 +131,7 @@ pub(crate) async fn ask(
     asked.await.inspect_err(|error| events.note_lost(error))
 }
 
-/// A session that is up: lost where nobody waits for its end.
+/// A connected session. If this is dropped before `has_ended` is set, the session counts as lost.
 pub(crate) struct Up<'a> {
     session: &'a SessionEvents,
     has_ended: bool,
@@ -156,8 +157,8 @@ impl Drop for Up<'_> {
     }
 }
 
-/// Runs a session in a task of its own, which goes on to its end if this future is dropped: threads of the session are
-/// stopped there, and the receiver is told.
+/// Runs a session in a separate task. If the returned future is dropped, the task still runs to the session's end,
+/// where it stops the session's threads and notifies the receiver.
 fn going_on(
     push: Push,
     link: Link,
@@ -176,19 +177,19 @@ fn going_on(
             .await
             .unwrap_or_else(|failed| match failed.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // the runtime ends
+                // The runtime is shutting down.
                 Err(_cancelled) => Err(SessionError::Interrupted),
             })
     })
 }
 
-/// Breaks off a session whose work has stopped. Returns why: the reason that the session itself says, if it says one.
+/// Interrupts a session whose work has failed. Returns the session's own error if there is one, and otherwise `stop`.
 async fn cut_short<S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
     stop: Stop,
 ) -> SessionEnd {
-    // whoever waits for the session may hear that it is over before it says why
+    // The work may learn that the session is over before the session reports its error.
     let why = match &stop {
         Stop::Session(_) => timeout(SAYS_WHY_WITHIN, &mut session).await.ok(),
         _ => None,
@@ -204,8 +205,8 @@ async fn cut_short<S>(
     }
 }
 
-/// Waits for the end of a session in which nothing is to be done any more. One that takes long, as where its storage
-/// hangs, is broken off: what was done in it has been flushed by orders, so that nothing depends on its end.
+/// Waits for the end of a session whose work is done. A session that takes too long, for example because its storage
+/// hangs, is interrupted. Its data has already been flushed by orders, so nothing depends on its end.
 async fn end<S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
@@ -222,9 +223,9 @@ async fn end<S>(
     Ok(())
 }
 
-/// How long any may take, which may have much to flush.
+/// Time limit for the end of any session. It may have a lot of data to flush.
 const ENDS_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// How long a session may take to say why it is over.
+/// Time limit for a session to report its error.
 const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What happens in the sessions of a job, for all who listen to it.
+//! The events of a job's sessions, for all observers of the job.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
@@ -17,35 +17,35 @@ use crate::job::{Receiver, Tally};
 use crate::queue::LEASE;
 use crate::session::SeenMessages;
 
-/// The listeners to what happens in sessions, and what of it concerns the whole job.
+/// The observers of session events, and the state that concerns the whole job.
 pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) served: Arc<Served>,
-    /// The failures that have been told.
+    /// Failures that this node has reported.
     told: SeenMessages,
-    /// The failures that others have told.
+    /// Failures that other nodes have reported.
     told_elsewhere: Arc<SeenMessages>,
-    /// The large files of which a range has failed, by the items that give them their names.
+    /// The large files of which a range has failed, identified by the items that commit them.
     failed_ranges: Lock<HashSet<WorkId>>,
-    /// What is known of receivers, by their numbers.
+    /// State of the receivers, by number.
     known: Lock<BTreeMap<usize, Known>>,
-    /// What lost sessions had found and not settled: others find it again.
+    /// Files and bytes that lost sessions found but did not settle. Other sessions will find them again.
     unsettled: Lock<FileTotal>,
 }
 
-/// What is known of a receiver.
+/// The state of a receiver.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The receivers of the sessions that are up: this one, once for each.
+    /// Name of the receiver, once for each connected session.
     pub(super) up_at: Vec<String>,
-    /// Whether a session of the job has been opened there.
+    /// Whether a session of the job has been opened at the receiver.
     has_seen_job: bool,
-    /// Whether it has said that the job is not under way there.
+    /// Whether the receiver has reported that the job is not running there.
     has_missed_job: bool,
-    /// Whether a session has failed since one was of use.
+    /// Whether a session has failed since the last successful one.
     is_useless: bool,
-    /// What has been told of it since then. The empty line says that it is away.
+    /// Warnings reported since then. The empty string stands for "cannot be reached".
     told: BTreeSet<String>,
 }
 
@@ -68,7 +68,8 @@ impl JobEvents {
         })
     }
 
-    /// Whether this reason is new for this receiver. A session that was of use clears what was told.
+    /// Records a failed session. Returns whether its cause is new for this receiver. A successful session clears the
+    /// reported causes.
     pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
         let line = if why.is_away() {
             String::new()
@@ -81,17 +82,17 @@ impl JobEvents {
         known.told.insert(line)
     }
 
-    /// Whether no session with any of so many receivers has been of use since one with it has failed.
+    /// Returns whether the last session with each of `receivers` receivers failed.
     pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
         (0..receivers).all(|number| self.knows(number, |known| known.is_useless))
     }
 
-    /// Whether this receiver sees the job: it has answered in a session of it.
+    /// Returns whether this receiver sees the job, which it has shown by an answer in one of the job's sessions.
     pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
         self.knows(receiver, |known| known.has_seen_job)
     }
 
-    /// Whether this receiver has said that the job is not under way there.
+    /// Returns whether this receiver has reported that the job is not running there.
     pub(crate) fn has_missed_job(&self, receiver: usize) -> bool {
         self.knows(receiver, |known| known.has_missed_job)
     }
@@ -100,7 +101,7 @@ impl JobEvents {
         self.known.lock().get(&receiver).is_some_and(what)
     }
 
-    /// The events for a session with a receiver of this number.
+    /// Creates the events of a session with this receiver.
     pub(crate) fn within(
         self: &Arc<Self>,
         number: usize,
@@ -115,10 +116,10 @@ impl JobEvents {
     }
 }
 
-/// What one session has moved, failed and warned of, for all who listen to the job.
+/// The events of a single session, for all observers of the job.
 pub(crate) struct SessionEvents {
     pub(crate) events: Arc<JobEvents>,
-    /// The receiver's number.
+    /// Number of the receiver.
     pub(crate) number: usize,
     pub(crate) receiver: String,
     pub(super) state: Lock<SessionState>,
@@ -130,25 +131,25 @@ pub(crate) struct SessionEvents {
     reason = "each says something of its own"
 )]
 pub(super) struct SessionState {
-    /// Whether the target was opened, as is known when the session is over.
+    /// Whether the target was opened. Known only after the session.
     pub(super) was_up: bool,
-    /// When the receiver has first answered.
+    /// When the receiver answered for the first time.
     answered: Option<Instant>,
     has_come_further: bool,
-    /// Whether anything was stored since it was told what limits the session.
+    /// Whether data was stored since the last report of the session's limit.
     has_stored: bool,
-    /// Whether the user knows that work stands still here.
+    /// Whether the user has been warned that work is stalled here.
     has_warned: bool,
-    /// Whether the receiver, or this side, has told what is in the way.
+    /// Whether the receiver or this side has already reported the obstacle.
     has_told_why: bool,
-    /// Whether somebody waits for the end of the session who has all that was wanted of it.
+    /// Whether the work of the session is complete and the user waits for the session's end.
     pub(super) is_awaited: bool,
-    /// What it has found that is not settled yet.
+    /// Files and bytes that the session found but has not settled yet.
     unsettled: FileTotal,
 }
 
 impl SessionEvents {
-    /// Work has ended, in this session or elsewhere since the one before.
+    /// Records that work was completed, in this session or elsewhere since the previous one.
     pub(crate) fn note_use(&self) {
         self.state.lock().has_come_further = true;
         self.learn(|known| {
@@ -157,28 +158,28 @@ impl SessionEvents {
         });
     }
 
-    /// Notes something of the receiver.
+    /// Updates the state of the receiver.
     pub(super) fn learn<T>(&self, what: impl FnOnce(&mut Known) -> T) -> T {
         what(self.events.known.lock().entry(self.number).or_default())
     }
 
-    /// All that was wanted of the session has been done, and the user waits for its end.
+    /// Records that the work of the session is complete and that the user waits for its end.
     pub(crate) fn await_end(&self) {
         self.state.lock().is_awaited = true;
     }
 
-    /// An item of this pass is done, with these counts, and has put so many others into the queue.
+    /// Counts a completed item of pass `pass`, which has put `announced` further items into the queue.
     pub(crate) fn count(&self, pass: u32, counts: WorkCounts, announced: u64) {
         let mut tally = self.events.served.tally.lock();
         tally.add(pass, counts, announced);
     }
 
-    /// Entries of this session did not get all of what they have at the source.
+    /// Counts metadata of this session's entries that could not be preserved.
     pub(crate) fn lack(&self, not_kept: Vec<NotKept>) {
         self.events.served.tally.lock().lack(not_kept);
     }
 
-    /// Warns, once, that some work has not gone on for as long as it is leased.
+    /// Warns once that an item has made no progress for the duration of its lease.
     pub(crate) fn warn_of_a_stop(&self) {
         if !replace(&mut self.state.lock().has_warned, true) {
             let receiver = &self.receiver;
@@ -191,7 +192,7 @@ impl SessionEvents {
         }
     }
 
-    /// Warns, once for each receiver, that it lets a connection wait.
+    /// Warns once per receiver that it does not answer a connection.
     pub(super) fn warn_of_no_answer(&self) {
         let seconds = ANSWERS_WITHIN.as_secs();
         let most = DIAL_TIMEOUT.as_secs();
@@ -200,7 +201,7 @@ impl SessionEvents {
         ));
     }
 
-    /// Warns, once for each receiver and for ever, that it has not opened the target.
+    /// Warns once per receiver that it has not opened the target. Never resolves.
     pub(super) async fn warn_of_no_opening(&self) -> Infallible {
         sleep(OPENS_WITHIN).await;
         let is_silent = {
@@ -223,7 +224,8 @@ impl SessionEvents {
         }
     }
 
-    /// Warns, when all is done, of the receivers with whom sessions other than this are up, which are broken off.
+    /// Warns, after all work is done, about receivers with other sessions that are still connected. These sessions are
+    /// interrupted.
     pub(crate) fn warn_of_hanging(&self) {
         let mut up_at: Vec<_> = {
             let known = self.events.known.lock();
@@ -243,7 +245,7 @@ impl SessionEvents {
         }
     }
 
-    /// What the session has come to, which is over: it was of use if work has ended.
+    /// Returns the fate of a session that is over. It made progress if work was completed.
     pub(crate) fn fate(&self) -> SessionFate {
         let state = self.state.lock();
         match state.answered {
@@ -258,7 +260,8 @@ impl SessionEvents {
         }
     }
 
-    /// The session has ended otherwise than it should; one that was not let in changes nothing later.
+    /// Records a session that ended with an error. A session that the receiver refused from the start has no later
+    /// effect.
     pub(crate) fn note_lost(&self, error: &SessionEnd) {
         self.learn(|known| known.has_missed_job |= error.is_absent());
         let unsettled = take(&mut self.state.lock().unsettled);
@@ -268,7 +271,7 @@ impl SessionEvents {
         }
     }
 
-    /// A message of this session, with the receiver where it has said it.
+    /// Adds the name of the receiver to a message of the receiver.
     fn with_receiver(&self, message: &str) -> String {
         if message.starts_with(OF_RECEIVER) {
             format!("{message} (at {})", self.receiver)
@@ -277,17 +280,17 @@ impl SessionEvents {
         }
     }
 
-    /// Whether a failure has been told in these words, here or by others.
+    /// Returns whether a failure with this message was reported, by this node or by others.
     pub(crate) fn has_told(&self, message: &str) -> bool {
         self.events.told.has(message) || self.events.told_elsewhere.has(message)
     }
 
-    /// Whether a failure of this path has been told, here or by others.
+    /// Returns whether a failure of this path was reported, by this node or by others.
     pub(crate) fn has_failed(&self, path: &str) -> bool {
         self.events.told.names(path) || self.events.told_elsewhere.names(path)
     }
 
-    /// Tells of a directory that did not get mode and time. It counts once, also where another session tries again.
+    /// Reports a directory whose mode and time could not be set. It counts once, even if another session tries again.
     pub(crate) fn fail_directory(&self, message: String) {
         if !self.has_told(&message) {
             let failed = &self.events.served.failed_directories;
@@ -296,12 +299,12 @@ impl SessionEvents {
         }
     }
 
-    /// A range of the large file that this item gives its name could not be sent, or stored.
+    /// Records that a range of a large file could not be sent or stored. `file` is the item that commits the file.
     pub(crate) fn note_failed_range(&self, file: WorkId) {
         self.events.failed_ranges.lock().insert(file);
     }
 
-    /// Whether a range of that file has failed here.
+    /// Returns whether a range of this file has failed on this node.
     pub(crate) fn has_failed_range(&self, file: WorkId) -> bool {
         self.events.failed_ranges.lock().contains(&file)
     }
@@ -315,7 +318,7 @@ impl Observer for SessionEvents {
         };
         match event {
             Event::Failed { message } => {
-                // one that is shut out fails in all that others do: nothing is wrong with the file
+                // All entries fail for a receiver that has been excluded from the job, so the file is not the cause.
                 let is_shut_out = message.ends_with(&FaultCode::JobEnded.to_string());
                 if !is_shut_out && self.events.told.report_once(message) {
                     let message = self.with_receiver(message);
@@ -337,7 +340,7 @@ impl Observer for SessionEvents {
                 self.events.served.add(self.number, stored);
             }
             Event::Skipped { files, bytes } => self.state.lock().unsettled.take(of(files, bytes)),
-            // a session that has nothing to do waits for work, which is no limit of those that have
+            // An idle session waits for work, which does not limit the sessions that have work.
             Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
             Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
                 let message = self.with_receiver(message);
@@ -355,22 +358,22 @@ impl Observer for SessionEvents {
                 self.learn(|known| known.has_seen_job = true);
                 return;
             }
-            // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
-            // how much there is before; no time left is shown.
+            // These events concern only the session. This includes `ScanEnded`: a session's feed ends with the job, so
+            // the total amount of work is not known earlier and no remaining time is shown.
             _ => return,
         }
         self.events.observer.on(event);
     }
 }
 
-/// The sessions of this process, the work that has ended in them, and what the receivers have stored by it.
+/// The sessions of this process, the work completed in them, and the data that the receivers stored.
 #[derive(Debug, Default)]
 pub struct Served {
     tally: Lock<Tally>,
     /// When the last session was lost.
     lost: Lock<Option<Instant>>,
     stored: Lock<BTreeMap<usize, FileTotal>>,
-    /// The directories that did not get mode and time at the end.
+    /// Number of directories whose mode and time could not be set at the end.
     failed_directories: AtomicU64,
 }
 
@@ -381,47 +384,48 @@ impl Served {
         }
     }
 
-    /// A session has ended otherwise than it should.
+    /// Records that a session did not end properly.
     pub(crate) fn lose_session(&self) {
         *self.lost.lock() = Some(Instant::now());
     }
 
-    /// Whether a session has ended otherwise than it should, so that it may still be at work at its receiver.
+    /// Returns whether a session did not end properly, so that it may still be active at its receiver.
     #[must_use]
     pub fn has_lost_sessions(&self) -> bool {
         self.last_lost().is_some()
     }
 
-    /// When the last session was lost.
+    /// Returns when the last session was lost.
     pub(crate) fn last_lost(&self) -> Option<Instant> {
         *self.lost.lock()
     }
 
-    /// How many directories did not get mode and time at the end of the job.
+    /// Returns the number of directories whose mode and time could not be set at the end of the job.
     pub(crate) fn failed_directories(&self) -> u64 {
         self.failed_directories.load(Ordering::Relaxed)
     }
 
-    /// What the movers of this process have done.
+    /// Returns the work that the movers of this process have completed.
     #[must_use]
     pub fn tally(&self) -> Tally {
         self.tally.lock().clone()
     }
 
-    /// What each receiver has stored, by its number; one that has stored nothing is left out.
+    /// Returns the data that each receiver has stored, by receiver number. Receivers that have stored nothing are
+    /// omitted.
     #[must_use]
     pub fn by_receiver(&self) -> BTreeMap<usize, FileTotal> {
         self.stored.lock().clone()
     }
 }
 
-/// How messages begin that a receiver has said.
+/// Prefix of messages that come from a receiver.
 const OF_RECEIVER: &str = "receiver: ";
-/// How long a receiver may take to answer a connection before the user hears of it.
+/// How long a receiver may take to answer a connection before the user is warned.
 pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// How long it may take to open the target before the user hears of it.
+/// How long a receiver may take to open the target before the user is warned.
 const OPENS_WITHIN: Duration = Duration::from_secs(10);
-/// How long a session may take to end for which somebody waits.
+/// Time limit for the end of a session that the user waits for.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The orders of a job's head to a receiver.
+//! Orders from the head of a job to a receiver.
 //!
-//! **Invariant:** none is waited for without end. A receiver answers pings whatever its storage does; where that hangs,
-//! another receiver is asked.
+//! **Invariant:** each order has a time limit. A receiver answers pings even if its storage hangs. In that case, the
+//! head tries another receiver.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use zmove_wire::{NotKept, SharedJobOrder, SharedJobResult};
 
 use crate::error::{Stop, refused};
 
-/// The orders of one session. Clones share it.
+/// Gives orders in one session. Clones share the session.
 #[derive(Clone)]
 pub(crate) struct Orders {
     pub(crate) feeder: Feeder,
-    /// How long each may take to be answered.
+    /// Time limit for the answer to each order.
     pub(crate) answers_within: Duration,
 }
 
 impl Orders {
-    /// The answer to an order, whatever it is.
+    /// Gives an order and returns the answer.
     pub(crate) async fn answer(&self, order: SharedJobOrder) -> Result<SharedJobResult, Stop> {
         let answer = timeout(self.answers_within, self.feeder.order(order, None)).await;
         Ok(answer.map_err(|_elapsed| Stop::Hangs(self.answers_within))??)
     }
 
-    /// Gives an order of which there is nothing to be told but that it is done.
+    /// Gives an order whose answer contains no data.
     pub(crate) async fn give(&self, order: SharedJobOrder) -> Result<(), Stop> {
         match self.answer(order).await? {
             SharedJobResult::Done => Ok(()),
@@ -34,13 +34,13 @@ impl Orders {
         }
     }
 
-    /// Has the receiver name and flush all that it has. Returns what entries did not get.
+    /// Orders the receiver to publish and flush all its data. Returns the metadata that could not be preserved.
     pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, Stop> {
         settled(self.answer(SharedJobOrder::Settle).await?)
     }
 }
 
-/// What entries did not get that were to be named and flushed.
+/// Returns the metadata that could not be preserved from the answer to a settle order.
 pub(crate) fn settled(result: SharedJobResult) -> Result<Vec<NotKept>, Stop> {
     match result {
         SharedJobResult::Settled(not_kept) => Ok(not_kept),

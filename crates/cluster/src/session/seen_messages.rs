@@ -1,18 +1,19 @@
-//! What has been told of a job, so that it is told once.
+//! Remembers the reported messages of a job, so that each is reported once.
 
 use zmove_types::{HashOnlySet, Lock};
 
-/// The lines that have been told of a job: work that is done again, in another session or by another node, fails again
-/// in the same words.
+/// The messages that have been reported for a job. Work that is repeated in another session or on another node fails
+/// again with the same message.
 #[derive(Debug, Default)]
 pub struct SeenMessages {
     lines: Lock<HashOnlySet>,
-    /// What the lines are about: what they have in quotation marks.
+    /// Quoted parts of the messages, which are usually paths.
     named: Lock<HashOnlySet>,
 }
 
 impl SeenMessages {
-    /// Whether a line is told for the first time. From very many lines on all are.
+    /// Records a message. Returns whether it is new. Once the maximum number of messages is reached, all messages count
+    /// as new.
     pub fn report_once(&self, line: &str) -> bool {
         let mut lines = self.lines.lock();
         if lines.len() >= LINES_MAX {
@@ -27,18 +28,18 @@ impl SeenMessages {
         lines.insert(line)
     }
 
-    /// Whether a line has been told, as far as that is remembered.
+    /// Returns whether a message is remembered as reported.
     pub(crate) fn has(&self, line: &str) -> bool {
         self.lines.lock().contains(line)
     }
 
-    /// Whether a line has been told about this path, as it is shown.
+    /// Returns whether a message about this path was reported. The path is in the displayed form.
     pub(crate) fn names(&self, path: &str) -> bool {
         self.named.lock().contains(path)
     }
 }
 
-/// Half a million lines have 20 MB.
+/// Maximum number of remembered messages, which take about 20 MB.
 const LINES_MAX: usize = 1 << 19;
 
 #[cfg(test)]
