@@ -64,7 +64,7 @@ pub struct Reached<L = Box<dyn LaneSink>> {
 pub struct Route {
     /// Transport of the control connection and the lanes.
     pub transport: Transport,
-    /// Dialler of all connections.
+    /// Dialer of all connections.
     dialler: ChannelDialler,
     watch: PathWatch,
     /// The ssh process that started the receiver, or `None` for a daemon.
@@ -330,7 +330,7 @@ impl Connector<'_> {
 /// Time without an answer after which the user is notified.
 const NOTICED_AFTER: Duration = Duration::from_millis(700);
 
-/// The remembered properties of the path, read before dialling.
+/// The remembered properties of the path, read before dialing.
 #[derive(Debug)]
 struct Recalled {
     paths: PathMemory,

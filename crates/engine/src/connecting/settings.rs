@@ -40,7 +40,7 @@ pub struct DialSettings {
     pub limit: Option<RateLimit>,
     /// Settings for starting a receiver with ssh. Used if the location has a login.
     pub ssh: SshSettings,
-    /// Kind of lanes that are dialled later. Default: more lanes of the same set.
+    /// Kind of lanes that are dialed later. Default: more lanes of the same set.
     pub more: MoreLanes,
     /// When the path is checked for a black hole. Default: when the lanes stall.
     pub path_check: PathCheck,
@@ -70,7 +70,7 @@ impl Default for SshSettings {
     }
 }
 
-/// The kind of lanes that are dialled later.
+/// The kind of lanes that are dialed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MoreLanes {
     /// More lanes of the same set, as a push requests them.

@@ -100,7 +100,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     })
 }
 
-/// Maximum number of later lanes that are being dialled or wait to be accepted.
+/// Maximum number of later lanes that are being dialed or wait to be accepted.
 const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 
 /// Dials further lanes on request until the requesting side is dropped, numbered from `next` on, or from 0 for each
@@ -135,7 +135,7 @@ async fn dial_more<L: LaneEnd>(
 
 type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
 
-/// An end of a lane that is created from a dialled connection.
+/// An end of a lane that is created from a dialed connection.
 pub trait LaneEnd: Send + Sized + 'static {
     /// Converts a connection into one of `lanes` lanes, after the greeting.
     ///
@@ -173,7 +173,7 @@ struct DialledLane {
     number: u16,
     transfer: TransferId,
     cipher: Cipher,
-    /// Number of lanes that were dialled earlier, if this lane is dialled after them.
+    /// Number of lanes that were dialed earlier, if this lane is dialed after them.
     one_of: Option<u16>,
 }
 

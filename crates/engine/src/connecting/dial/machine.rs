@@ -11,7 +11,7 @@ use zmove_disk::cores;
 use zmove_types::RateLimit;
 use zmove_wire::limits::LANES_MAX;
 
-/// Number of lanes that are dialled before the round trip time is known.
+/// Number of lanes that are dialed before the round trip time is known.
 pub const LANES_AT_ONCE: u16 = 12;
 /// Rate that the windows of all lanes together should allow, in bytes per second: 10 Gbit/s.
 pub const RATE_TARGET: f64 = 1.25e9;

@@ -1,7 +1,7 @@
 //! Watches a session's path for a black hole.
 //!
 //! Lanes that are stuck in a black hole time out only after minutes, and so would the lanes of the next session. The
-//! watch ends the session as soon as the dialler detects the black hole. **Invariant:** the session ends by losing its
+//! watch ends the session as soon as the dialer detects the black hole. **Invariant:** the session ends by losing its
 //! control connection, so that another session can follow with small segments.
 
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ pub(super) struct PathWatch {
 }
 
 impl PathWatch {
-    /// Starts to watch the lanes of a dialler, for the session with this control connection.
+    /// Starts to watch the lanes of a dialer, for the session with this control connection.
     pub(super) fn start(dialler: ChannelDialler, control: PathProbe) -> Self {
         let found = Arc::<OnceLock<_>>::default();
         let finding = Arc::clone(&found);

@@ -2,9 +2,9 @@
 //! path so far.
 //!
 //! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
-//! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialled together with
-//! the control connection, before the round trip is known, so that nobody waits for an extra round trip. Fewer are
-//! dialled if a finished scan or a short path shows within a few milliseconds that fewer are enough.
+//! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialed together with the
+//! control connection, before the round trip is known, so that nobody waits for an extra round trip. Fewer are dialed
+//! if a finished scan or a short path shows within a few milliseconds that fewer are enough.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl LanePlan {
         }
     }
 
-    /// Returns the number of first lanes to dial while the control connection is being dialled. This is the usual
+    /// Returns the number of first lanes to dial while the control connection is being dialed. This is the usual
     /// number, unless a smaller one proves sufficient within a few milliseconds.
     pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
         let usual = self.at_once(transport);
@@ -125,7 +125,7 @@ impl LanePlan {
     }
 }
 
-/// How long most lanes are held back, in case the scan ends or the path proves short just after dialling.
+/// How long most lanes are held back, in case the scan ends or the path proves short just after dialing.
 const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
