@@ -28,7 +28,7 @@ impl Timeout {
     pub const NONE: Self = Self(Duration::ZERO);
 }
 
-/// The text is not a valid duration.
+/// The error for a text that is not a valid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);

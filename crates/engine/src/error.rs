@@ -49,7 +49,7 @@ pub enum LocationError {
     /// The host is followed by something other than a port.
     #[error("'{0}' is no HOST:PORT")]
     NotHostPort(String),
-    /// A URL means a daemon, but ssh was requested.
+    /// A URL always refers to a daemon, but ssh was requested.
     #[error("'zmove://…' is a daemon: for ssh write USER@HOST:PATH")]
     UrlOverSsh,
     /// The scheme of the URL is not supported.
@@ -570,7 +570,7 @@ impl PushError {
     }
 }
 
-/// Formats an error and its causes in one line. A cause that the text so far already ends with is not repeated.
+/// An error and its causes, formatted in one line. A cause that the text so far already ends with is not repeated.
 #[derive(Debug)]
 pub struct Causes<'a>(pub &'a (dyn Error + 'static));
 

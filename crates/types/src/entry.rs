@@ -1,4 +1,4 @@
-//! A directory tree's entries: paths, attributes and contents.
+//! The entries of a directory tree: paths, attributes and contents.
 
 pub(crate) mod data_ranges;
 pub(crate) mod digest;

@@ -4,13 +4,13 @@ use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
-/// Formats a name or path as a single line that is safe to print and can be mapped back to the bytes. Invalid UTF-8 is
-/// printed as `\xe9`, a backslash as `\\`, and [unprintable](is_unprintable) characters as `\n` or `\u{202e}`.
+/// A name or path, formatted as a single line that is safe to print and can be mapped back to the bytes. Invalid UTF-8
+/// is printed as `\xe9`, a backslash as `\\`, and [unprintable](is_unprintable) characters as `\n` or `\u{202e}`.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
 impl<'a> Escaped<'a> {
-    /// Formats a path.
+    /// Wraps a path for display.
     #[must_use]
     pub fn path(path: &'a (impl AsRef<OsStr> + ?Sized)) -> Self {
         Self(path.as_ref().as_bytes())
@@ -34,7 +34,7 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Formats text with control characters escaped, so that it cannot control the terminal.
+/// Text that is formatted with control characters escaped, so that it cannot control the terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<T>(pub T);
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Formats each byte as two lower-case hexadecimal digits.
+/// Bytes that are formatted as two lower-case hexadecimal digits each.
 #[derive(Clone, Copy, Debug)]
 pub struct Hex<'a>(pub &'a [u8]);
 

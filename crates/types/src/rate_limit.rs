@@ -13,7 +13,7 @@ use crate::units::ByteCount;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit(u64);
 
-/// The command line contains an invalid rate.
+/// The error for an invalid rate on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseRateError(String);
 

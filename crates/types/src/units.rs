@@ -37,7 +37,7 @@ pub struct GroupSpan {
     pub len: u32,
 }
 
-/// The command line contains an invalid size.
+/// The error for an invalid size on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSizeError(String);
 

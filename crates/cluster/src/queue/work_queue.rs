@@ -71,7 +71,7 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// The queue cannot be reached.
     fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
-    /// Closes the job: waiting calls of [`take`](Self::take) return `None`.
+    /// Closes the job: waiting calls of `take` return `None`.
     ///
     /// # Errors
     /// The queue cannot be reached.

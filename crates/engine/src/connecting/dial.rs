@@ -98,8 +98,8 @@ pub struct Carriage {
 }
 
 impl Connector<'_> {
-    /// Dials the control connection and lanes. Lanes continue to connect after this returns. `need` is the number of
-    /// lanes that a push can use.
+    /// Dials the control connection and lanes. Lanes continue to connect after this returns. `need` tells how many
+    /// lanes a push can use.
     ///
     /// # Errors
     /// The receiver cannot be reached, has an unexpected key, or this side's own keys cannot be used.

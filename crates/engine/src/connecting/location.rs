@@ -41,7 +41,7 @@ pub struct Remote {
     pub login: Option<Login>,
 }
 
-/// The user and port for ssh. The host is in [`Remote`].
+/// The user and port for ssh. The host is in `Remote`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
     /// User name on the host. `None` leaves the choice to ssh.

@@ -107,7 +107,7 @@ pub(crate) async fn start(
         allow_clear,
     );
     request.copies = duty == Duty::Copy;
-    // If ssh ends before it has read the request, its exit status tells the reason.
+    // If ssh ends before it has read the request, its exit status shows the reason.
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let silent = SshError::Silent {
         remote: remote.to_string(),

@@ -134,7 +134,7 @@ impl DataRangesFinder {
             Some(last) if last.end >= range.start => last.end = range.end,
             _ => self.ranges.push(range),
         }
-        // Waiting for twice the limit amortizes the pass over all holes.
+        // Makes one pass for many holes instead of one pass per hole.
         if self.ranges.len() > 2 * DataRanges::MAX {
             self.lose_small_holes();
         }

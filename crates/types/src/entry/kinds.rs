@@ -43,7 +43,7 @@ impl Kinds {
     pub const HOLES: Self = Self(1 << 10);
     /// Access times.
     pub const ATIME: Self = Self(1 << 11);
-    /// Modification times of directories. They are preserved only if [`TIMES`](Self::TIMES) is too.
+    /// Modification times of directories. They are preserved only if `TIMES` is too.
     pub const DIRECTORY_TIMES: Self = Self(1 << 12);
     /// Extended attributes of the namespace `security`, such as capabilities, which need privileges.
     pub const SECURITY: Self = Self(1 << 13);

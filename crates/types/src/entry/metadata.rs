@@ -47,7 +47,7 @@ pub struct Extra {
     pub xattrs: Vec<Xattr>,
     /// Access time, if access times are preserved.
     pub atime: Option<Timestamp>,
-    /// Path, relative to the target, of the first name of the same entry. It is set only for further names of a
+    /// Path, relative to the target, of the first name of the same entry. Set only for further names (hard links) of a
     /// symbolic link or a special file.
     #[serde(serialize_with = "path_or_root", deserialize_with = "not_root")]
     pub first_name: Option<RelPath>,
@@ -109,7 +109,7 @@ pub trait Accounts: std::fmt::Debug + Send + Sync {
     fn group_id(&self, name: &str) -> Option<u32>;
 }
 
-/// Knows no names, so that numeric ids count.
+/// A host that knows no account names, so that numeric ids are used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoAccounts;
 
@@ -136,7 +136,7 @@ impl Metadata {
         }
     }
 
-    /// Marks the metadata as those of a further name of an entry whose first name at the target is `first_name`.
+    /// Returns the metadata for a further name of an entry. The entry's first name at the target is `first_name`.
     #[must_use]
     pub fn with_first_name(self, first_name: RelPath) -> Self {
         let extra = self.extra.as_deref().cloned().unwrap_or_default();
@@ -269,7 +269,7 @@ impl Special {
 }
 
 impl Account {
-    /// The id that stands for no user or group, as `chown` uses it for "unchanged".
+    /// The id for "no user or group". `chown` uses the same value for "leave unchanged".
     pub const NO_ID: u32 = u32::MAX;
     /// Maximum length of a name, in bytes.
     pub const NAME_BYTES_MAX: usize = 255;

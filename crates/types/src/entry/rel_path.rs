@@ -75,7 +75,7 @@ impl RelPath {
     /// Maximum length of a path, in bytes.
     pub const BYTES_MAX: usize = 65_535;
 
-    /// Returns the empty path, which is the directory that paths are relative to.
+    /// Returns the empty path, which stands for the base directory itself.
     #[must_use]
     pub fn root() -> Self {
         Self(Box::default())

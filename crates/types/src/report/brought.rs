@@ -138,7 +138,7 @@ impl ByteOrigins {
         self.sent + self.matched + self.resumed
     }
 
-    /// Returns the difference to `others`, by origin.
+    /// Subtracts `others` separately for each origin.
     #[must_use]
     pub const fn without(&self, others: &Self) -> Self {
         Self {

@@ -43,7 +43,7 @@ pub struct StageTimes {
     pub paced: Duration,
 }
 
-/// A thread's stopwatch, which adds to its stage's clock.
+/// The stopwatch of a thread, which adds time to its stage's clock.
 #[derive(Debug)]
 pub struct Stopwatch<'a> {
     clock: &'a StageClock,

@@ -1,4 +1,4 @@
-//! Dials the control connection and the lanes concurrently, so that each round trip is waited for only once.
+//! Dials the control connection and the lanes concurrently, so that no time is lost to extra round trips.
 //!
 //! The number of lanes stays fixed with `--limit`, or if this process may open only a few files.
 
@@ -25,7 +25,8 @@ use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 
-/// Dials the control connection and the first lanes concurrently. The result includes what was recalled of the path.
+/// Dials the control connection and the first lanes concurrently. The result includes the recalled properties of the
+/// path.
 pub(super) async fn dial_all<L: LaneEnd>(
     dialler: ChannelDialler,
     settings: &DialSettings,

@@ -1,4 +1,4 @@
-//! The lane plan: how many lanes to dial at which time, and how they respond to loss, based on what is known of the
+//! The lane plan: how many lanes to dial at which time, and how they respond to loss, based on what is known about the
 //! path so far.
 //!
 //! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
@@ -18,7 +18,7 @@ use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, lanes_within_files,
 use crate::connecting::path_memory::Known;
 use crate::connecting::settings::DialSettings;
 
-/// The lane plan before anything but the path memory is known of the path.
+/// The lane plan, made when only the path memory is known about the path.
 pub(super) struct LanePlan {
     /// Requested number of lanes, or `None` if the tuner chooses it.
     pub(super) fixed: Option<u16>,

@@ -49,7 +49,7 @@ pub struct Window {
     pub(crate) at: u64,
 }
 
-/// The measurements of a push. None of them are claims of a peer.
+/// The measurements of a push. None of them come from a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) transport: Transport,
