@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// The orders of a session that is over.
+    /// Returns the orders of a session that is over.
     fn orders(feeder: Feeder) -> Orders {
         Orders {
             feeder,
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// Runs in a session that is over.
+    /// Runs in a session that is over, and must fail.
     async fn run_in_vain(finished: &mut Finished, events: &SessionEvents) {
         let finishing = Finishing {
             job: &job(),
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(closing, [false, false, true, true, true]);
     }
 
-    /// Once by this node, and not at all where another has told it when it did that work.
+    /// It counts once on this node, and not at all if another node reported it during its own work.
     #[tokio::test]
     async fn what_cannot_be_walked_counts_once() {
         let events = lab::job_events(Arc::new(NoObserver));

@@ -152,8 +152,8 @@ mod tests {
     use super::*;
     use crate::lab::{job, job_events, receiver};
 
-    /// What a witness says, and after how long, where its receiver answers so each time that it is asked; `leave` is
-    /// how long the movers stay.
+    /// Returns the result of a witness and the time that it took. `answers` are the receiver's answers, and the movers
+    /// leave after `leave`.
     async fn said(
         patience: Duration,
         leave: Duration,
@@ -218,7 +218,7 @@ mod tests {
             said(Duration::from_secs(9), LONG, never).await,
             Duration::from_secs(9),
         );
-        // also where all work has ended meanwhile
+        // The same applies if all work has ended in the meantime.
         let begins = SHOWS_WITHIN.saturating_sub(MOVERS_COME_WITHIN);
         within(said(LONG, Duration::ZERO, never).await, begins);
     }
@@ -243,7 +243,7 @@ mod tests {
         let dies = async |asked, _: &SessionEvents| Err(if asked < 3 { absent() } else { away() });
         let leave = 2 * SHOWS_WITHIN;
         assert_eq!(said(LONG, leave, dies).await, (Ok(()), leave));
-        // longer than a directory may stay unseen
+        // The receiver is unreachable for longer than a directory may be invisible.
         let away_until = 20;
         let mounts_late = async |asked, _: &SessionEvents| match asked {
             0 => Err(absent()),

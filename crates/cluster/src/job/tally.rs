@@ -121,7 +121,7 @@ mod tests {
         let mut other = Tally::default();
         other.add(1, counts(3, 0, 0), 0);
         other.add(2, counts(10, 9, 2), 0);
-        // late
+        // A late item of the first pass.
         one.add(1, counts(1, 0, 1), 0);
         let both = [one.clone().and(other.clone()), other.and(one)];
         for tally in both {

@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(again.item, of_second);
     }
 
-    /// An item that it begins ends it, since its session is over.
+    /// The mover would fail with its first item, because its session is over.
     #[tokio::test(start_paused = true)]
     async fn a_mover_at_which_something_stands_still_leaves_the_rest_to_others() {
         let mover = mover();
@@ -250,10 +250,11 @@ mod tests {
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Over);
     }
 
-    /// Whoever waits for work may be the first to hear that a lease is over, also that of what stands still there.
+    /// A task that waits for work may be the first to be notified of an expired lease, even of an item that is stalled
+    /// on the same mover.
     #[tokio::test(start_paused = true)]
     async fn something_stands_still_before_its_lease_is_over() {
-        // it never runs, and answers no order
+        // The session never runs and answers no order.
         let (_push, feeder) = pushed();
         let job = SharedJob {
             sources: vec![ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root())],
@@ -268,7 +269,7 @@ mod tests {
         mover.queue.put(vec![trees.clone()]).await.unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
         let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
-        // that it has begun counts as a step
+        // The start of the item counts as a step.
         let over_after = RENEW_EVERY + LEASE;
         sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
         assert!(mover.stands() && !doing.is_finished());

@@ -177,7 +177,7 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Each kind of work, about directories with these marks.
+    /// Returns one item of each kind, for directories with these marks.
     fn each(marks: [Option<DirectoryMark>; 2]) -> [ItemWork; 5] {
         let place = |path: &str| marked(path, marks[0]);
         let mtime = Timestamp {

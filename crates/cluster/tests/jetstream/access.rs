@@ -1,4 +1,4 @@
-//! Who is let in, and connections by TLS.
+//! Tests of authentication and of TLS connections.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ async fn a_broker_lets_in_who_has_the_seed() {
     }
 }
 
-/// The configuration of a server with a certificate for loopback.
+/// Returns the configuration of a server with a certificate for the loopback address.
 fn tls(directory: &Path, issuer: &CertifiedIssuer<'_, KeyPair>) -> String {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! How movers learn that the job is over, and from what they do not conclude it.
+//! Tests of how movers learn that the job is over, and of events that do not mean its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
     let taken = next(&mover).await;
     head.close().await.unwrap();
     head.close().await.unwrap();
-    // one that has been at work, and not waited
+    // A mover that was working rather than waiting when the job ended.
     mover.done(taken).await.unwrap();
     assert!(mover.take().await.unwrap().is_none());
     assert!(lab.mover().await.take().await.unwrap().is_none());
@@ -157,7 +157,7 @@ async fn jobs_do_not_meet() {
     assert_eq!(streams, ["KV_zmove-ended", STREAM]);
 }
 
-/// Of a push that was killed, and of which nobody knows at this broker any more.
+/// This applies to the items of a push that was killed and that nobody continues.
 #[tokio::test]
 async fn what_a_queue_holds_goes_after_a_week() {
     let Some(lab) = Lab::start().await else {

@@ -1,4 +1,4 @@
-//! A broker in a directory of its own, which can be killed and started again, with or without what it had.
+//! A broker in its own directory. Tests can kill it and restart it, with or without its files.
 
 use std::fs;
 use std::io::{Write, stderr};
@@ -29,7 +29,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// `None` where there is no nats-server, unless there must be one.
+    /// Starts a broker. Returns `None` if there is no nats-server, unless the lab is required.
     pub(crate) async fn start() -> Option<Self> {
         Self::start_with(|_| {}).await
     }
@@ -50,7 +50,7 @@ impl Lab {
         })
     }
 
-    /// Whether there is a nats-server, which there must be if the lab is required.
+    /// Returns whether there is a nats-server. Fails if there is none but the lab is required.
     pub(crate) fn has_server() -> bool {
         let has_server = program().arg("--version").output().is_ok();
         if !has_server {
@@ -79,7 +79,7 @@ impl Lab {
         self.open(settings(QueueRole::Head)).await.unwrap()
     }
 
-    /// A head whose items are leased for this time.
+    /// Opens the queue as head with this lease.
     pub(crate) async fn head_with_lease(&self, lease: Duration) -> JetStream {
         let settings = Settings {
             lease,
@@ -100,12 +100,12 @@ impl Lab {
         self.server = self.config.start().await.unwrap();
     }
 
-    /// What the broker keeps of its streams is gone.
+    /// Deletes all streams of the broker.
     pub(crate) fn empty(&self) {
         fs::remove_dir_all(self.streams()).unwrap();
     }
 
-    /// The file with the items is cut to this part of its length.
+    /// Truncates the file with the items to this percentage of its length.
     pub(crate) fn cut_to(&self, percent: u64) {
         let block = self.streams().join("$G/streams/zmove/msgs/1.blk");
         let file = fs::File::options().write(true).open(block).unwrap();
@@ -117,11 +117,11 @@ impl Lab {
         self.config.directory.join("jetstream")
     }
 
-    /// All requests to the broker from now on, as a client of its own sees them.
+    /// Returns all future requests to the broker, as a separate client sees them.
     pub(crate) async fn requests(&self) -> Requests {
         let client = async_nats::connect(self.server.url()).await.unwrap();
         let mut requests = client.subscribe("$JS.API.>").await.unwrap();
-        // A client that receives its own message receives those of others.
+        // A client that receives its own message is subscribed and will receive those of others.
         client
             .publish("$JS.API.SEEN", Vec::new().into())
             .await
@@ -130,7 +130,7 @@ impl Lab {
         Requests(requests)
     }
 
-    /// The name that the only job at the broker has there.
+    /// Returns the name of the only job at the broker.
     pub(crate) async fn job_name(&self) -> String {
         let stream = self.context().await.get_stream(STREAM).await.unwrap();
         let name = futures_util::StreamExt::next(&mut stream.consumer_names()).await;
@@ -146,17 +146,17 @@ impl Lab {
         }
     }
 
-    /// The broker's own interface.
+    /// Returns a JetStream context at the broker.
     pub(crate) async fn context(&self) -> async_nats::jetstream::Context {
         async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
     }
 }
 
-/// The requests that a broker gets.
+/// The requests that a broker receives.
 pub(crate) struct Requests(async_nats::Subscriber);
 
 impl Requests {
-    /// Waits for that many requests of one kind.
+    /// Waits for `count` requests of one kind.
     pub(crate) async fn wait_for(&mut self, count: usize, kind: &str) {
         for _ in 0..count {
             loop {
@@ -169,22 +169,23 @@ impl Requests {
     }
 }
 
-/// The request of one item from a consumer.
+/// The request for one item from a consumer.
 pub(crate) const PULL: &str = "CONSUMER.MSG.NEXT";
 
-/// The number of requests after which a taker waits: two for an item that is there now, and two that wait for one.
+/// The number of requests that a taker sends before it waits: two for an item that is available now, and two that wait
+/// for one.
 pub(crate) const PULLS_OF_WAITING: usize = 4;
 
-/// The request of a mover that finds no consumer, and looks for the end of the job.
+/// The request of a mover that finds no consumer and checks for the end of the job.
 pub(crate) const LOOK_FOR_END: &str = "STREAM.INFO.KV_zmove-ended";
 
-/// Ends the process, and so all tests, where this one still waits for its broker after so long that it would for ever.
+/// Aborts the process, and with it all tests, if the current test is still waiting for its broker after `TEST_MAX`.
 pub(crate) fn must_end() -> Sender<()> {
     let (ends, ended) = channel();
     let test = thread::current().name().unwrap_or_default().to_owned();
     thread::spawn(move || {
         if ended.recv_timeout(TEST_MAX) == Err(RecvTimeoutError::Timeout) {
-            // by itself, since what a test prints is kept back until it has ended
+            // Writes to stderr directly, because the output of a test is captured until the test ends.
             let _best_effort = writeln!(
                 stderr(),
                 "{test} has not ended after {} s",
@@ -196,7 +197,7 @@ pub(crate) fn must_end() -> Sender<()> {
     ends
 }
 
-/// Ten times what the longest takes beside others.
+/// Ten times the duration of the slowest test when tests run in parallel.
 const TEST_MAX: Duration = Duration::from_secs(240);
 
 pub(crate) fn key(number: u8) -> JobKey {
@@ -247,7 +248,7 @@ pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = W
     assert!(announced.refused.is_empty());
 }
 
-/// Does items, some of which may come again, until only this number of `left` is left.
+/// Processes items, some of which may be delivered again, until only `remaining` of `left` remain.
 pub(crate) async fn do_until(remaining: usize, left: &mut Vec<WorkItem>, mover: &JetStream) {
     while left.len() > remaining {
         let taken = next(mover).await;

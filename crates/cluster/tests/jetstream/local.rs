@@ -1,4 +1,4 @@
-//! The broker of a push that has none.
+//! Tests of the broker for a push that was given none.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -21,7 +21,7 @@ struct Place {
 }
 
 impl Place {
-    /// `None` where there is no nats-server.
+    /// Returns `None` if there is no nats-server.
     fn new() -> Option<Self> {
         if !Lab::has_server() {
             return None;

@@ -1,4 +1,4 @@
-//! A queue at a real `nats-server`.
+//! Tests of a queue at a real `nats-server`.
 
 #![expect(
     clippy::unwrap_used,

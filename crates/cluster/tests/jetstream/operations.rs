@@ -1,4 +1,4 @@
-//! The broker of three servers, by the configuration that `docs/OPERATIONS.md` gives.
+//! Tests of a broker with three servers, using the configuration from `docs/OPERATIONS.md`.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, QueueRole, progra
 use crate::lab::{Lab, data, next, put_all, settings};
 use crate::ports::free_port;
 
-/// A server, killed when this is dropped.
+/// A server, which is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -22,7 +22,7 @@ impl Drop for Running {
     }
 }
 
-/// The configuration for the server `n1`.
+/// Returns the documented configuration for the server `n1`.
 fn documented() -> String {
     let text = fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -36,10 +36,10 @@ fn documented() -> String {
     from.split("```\n").nth(1).unwrap().to_owned()
 }
 
-/// The configuration for one of three servers, on loopback.
+/// Returns the configuration for one of three servers on the loopback address.
 fn configuration(of: usize, clients: [u16; 3], routes: [u16; 3], nkey: &str) -> String {
     let mut text = documented();
-    // The first two names are those of the server itself.
+    // The first occurrences belong to the server itself.
     text = text.replacen("server_name: n1", &format!("server_name: n{}", of + 1), 1);
     text = text.replacen("n1:4222", &format!("127.0.0.1:{}", clients[of]), 1);
     text = text.replacen("n1:6222", &format!("127.0.0.1:{}", routes[of]), 1);
@@ -79,7 +79,7 @@ async fn three_servers_by_the_documented_configuration_are_a_broker() {
         credentials: Some(seed),
         ..Access::default()
     };
-    // The servers choose a leader first.
+    // The servers must elect a leader first.
     let opening = async {
         loop {
             match JetStream::open(&access, settings(QueueRole::Head)).await {
@@ -93,7 +93,7 @@ async fn three_servers_by_the_documented_configuration_are_a_broker() {
     let taken = next(&head).await;
     assert_eq!(taken.item, data(1));
     head.done(taken).await.unwrap();
-    // Each replica removes the item in its own time.
+    // Each replica removes the item at a different time.
     let idle = async { while head.waiting().await.unwrap() > 0 {} };
     timeout(Duration::from_secs(60), idle).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A broker that is killed, comes back, and has lost everything.
+//! Tests of a broker that is killed, restarted, or loses its data.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ async fn items_outlive_a_broker_that_is_killed() {
     lab.kill();
     until(&mover, BrokerState::Lost).await;
     lab.start_again().await;
-    // this is how the head learns that consumers are missing
+    // This call lets the head detect that consumers are missing.
     assert!(head.waiting().await.unwrap() > 900);
     let mut left: Vec<_> = (99..1000).map(data).collect();
     while !left.is_empty() {
@@ -39,7 +39,7 @@ async fn items_outlive_a_broker_that_is_killed() {
         left.retain(|item| *item != taken.item);
         mover.done(taken).await.unwrap();
     }
-    // what was done shortly before a server is killed may not have reached its files
+    // Work that was completed shortly before the server was killed may not have reached its files.
     while head.waiting().await.unwrap() > 0 {
         mover.done(next(&mover).await).await.unwrap();
     }
@@ -75,7 +75,7 @@ async fn an_outage_keeps_items_that_are_put_in_and_may_repeat_those_that_are_don
     for task in tasks {
         task.await.unwrap();
     }
-    // the broker has lost its consumers, and delivers the item again that was done
+    // The broker has lost its consumers and delivers the completed item again.
     assert_eq!(head.waiting().await.unwrap(), 3);
     for expected in [data(1), data(2), walk(1)] {
         let taken = next(&mover).await;
@@ -106,13 +106,13 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     lab.start_again().await;
     lab.requests().await.wait_for(1, LOOK_FOR_END).await;
     assert!(!taker.is_finished(), "an empty broker is no end");
-    // this is how the head learns that it has to walk once more
+    // This call lets the head detect that another pass is needed.
     assert!(head.waiting().await.unwrap() == 0);
     assert_eq!(head.losses().await.unwrap(), 1);
     mover_reports(&head, &mover);
     assert_eq!(head.losses().await.unwrap(), 1, "a loss is counted once");
     put_all(&head, [data(3), data(4), data(5)]).await;
-    // has the number that data(3) has now, and is not it
+    // This delivery has the same sequence number as `data(3)` now has, but must not acknowledge that item.
     mover.done(old).await.unwrap();
     let [first, second] = taker.await.unwrap();
     assert_eq!([&first.item, &second.item], [&data(2), &data(3)]);
@@ -129,12 +129,12 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     assert!(mover.take().await.unwrap().is_none());
 }
 
-/// What the notices of a node do.
+/// Stands for the notices of a node.
 fn mover_reports(head: &JetStream, mover: &JetStream) {
     head.note_stored(mover.stored());
 }
 
-/// A server that loses its power may forget any of what it has acknowledged last, and take more before anybody asks.
+/// A server that loses power may forget its most recent acknowledged items, and accept more before anybody asks.
 #[tokio::test]
 async fn a_server_that_was_started_again_may_have_lost_items() {
     let Some(mut lab) = Lab::start().await else {
@@ -155,7 +155,7 @@ async fn a_server_that_was_started_again_may_have_lost_items() {
     }
 }
 
-/// The servers of a broker that has several keep consumers, and may lose their power together.
+/// The servers of a cluster keep the consumers, and may all lose power at the same time.
 #[tokio::test]
 async fn a_broker_that_has_less_than_it_has_acknowledged_has_lost_items() {
     let Some(lab) = Lab::start().await else {
@@ -170,7 +170,7 @@ async fn a_broker_that_has_less_than_it_has_acknowledged_has_lost_items() {
     }
 }
 
-/// A server whose file was cut short within the items that are done counts those that come later, and delivers none.
+/// A server whose file was truncated within the completed items counts later items but delivers none of them.
 #[tokio::test]
 async fn items_that_a_damaged_broker_does_not_deliver_are_reported_and_count_as_lost() {
     let Some(mut lab) = Lab::start().await else {
@@ -236,7 +236,7 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     );
 }
 
-/// A broker takes one consumer of a line, and all tasks of a head find out at once that there is none.
+/// A broker accepts only one consumer per line, and all tasks of a head detect simultaneously that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
     let Some(mut lab) = Lab::start().await else {
@@ -294,7 +294,7 @@ async fn consumers_that_are_gone_are_made_anew() {
     assert_eq!(taker.await.unwrap().item, data(1));
 }
 
-/// A server that was killed may have lost some of its items, which its consumers would still count.
+/// A server that was killed may have lost some of its items, and its consumers would still count them.
 #[tokio::test]
 async fn the_consumers_of_a_broker_that_was_killed_are_made_anew() {
     let Some(mut lab) = Lab::start().await else {
@@ -336,7 +336,7 @@ async fn a_broker_that_stands_still_is_told_and_waited_for() {
     assert_eq!(taker.await.unwrap(), data(1));
 }
 
-/// A process that ended before would leave it leased.
+/// If the process exited earlier, the item would stay leased.
 #[tokio::test]
 async fn all_has_been_given_back_when_the_broker_has_answered_and_not_before() {
     let Some(lab) = Lab::start().await else {
@@ -378,7 +378,7 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
                 while let Some(taken) = mover.take().await.unwrap() {
                     seen.push(taken.item.encode());
                     taken_count.send_modify(|count| *count += 1);
-                    // One taker holds an item at each kill, so that some work is always under way then.
+                    // One taker holds an item at each kill, so that some work is always in progress.
                     let due = (*taken_count.borrow() / KILL_EVERY).min(KILLS);
                     if number == 0 {
                         kills.wait_for(|kills| *kills >= due).await.unwrap();
@@ -433,6 +433,6 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
     assert_eq!(seen.len(), usize::try_from(items).unwrap());
 }
 
-/// How often the broker is killed, and after how many items each time.
+/// How often the broker is killed, and the number of items before each kill.
 const KILLS: usize = 5;
 const KILL_EVERY: usize = 500;

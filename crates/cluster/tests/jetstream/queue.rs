@@ -1,4 +1,5 @@
-//! What any queue does: see the tests of the one in a process. And what a broker adds.
+//! Tests of the properties that a broker shares with any queue (see the tests of the local queue), and of those that
+//! only a broker has.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ async fn walks_go_on_while_there_is_data() {
     };
     let head = lab.head_with_lease(LONG_LEASE).await;
     put_all(&head, (0..32).map(data).chain([walk(1), walk(2)])).await;
-    // What is dropped comes again, so all is kept.
+    // Keep all items, because a dropped one is delivered again.
     let mut taken = Vec::new();
     for _ in 0..16 {
         taken.push(next(&head).await);
@@ -79,7 +80,7 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
 
 #[tokio::test]
 async fn what_is_renewed_stays_taken() {
-    // On a busy host a renewal may come too late, which shows nothing: the lease is longer then.
+    // On a busy host, a renewal may be too late, which proves nothing. The test is then repeated with a longer lease.
     for seconds in [1, 4, 16] {
         let Some(lab) = Lab::start().await else {
             return;
@@ -91,7 +92,7 @@ async fn what_is_renewed_stays_taken() {
     panic!("no renewal came in time");
 }
 
-/// Renews an item for two leases. `false` if it came again because of a renewal that came too late.
+/// Renews an item for two leases. Returns `false` if it was delivered again because a renewal was too late.
 async fn stays_taken(lab: &Lab, lease: Duration) -> bool {
     let settings = Settings {
         lease,
@@ -118,7 +119,7 @@ async fn stays_taken(lab: &Lab, lease: Duration) -> bool {
     true
 }
 
-/// The session that it was to be done in has broken, say.
+/// An item is dropped if its session fails, for example.
 #[tokio::test]
 async fn what_is_dropped_comes_at_once() {
     let Some(lab) = Lab::start().await else {
@@ -132,7 +133,8 @@ async fn what_is_dropped_comes_at_once() {
     assert!(began.elapsed() < LONG_LEASE, "{:?}", began.elapsed());
 }
 
-/// The last is held by a task that ends a little later, and what is asked for comes when nobody waits any more.
+/// The last item is held by a task that ends slightly later, and a requested item may arrive when nobody waits for it
+/// any more.
 #[tokio::test]
 async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased() {
     let Some(lab) = Lab::start().await else {
@@ -211,7 +213,7 @@ async fn a_take_that_is_given_up_costs_no_lease() {
     let head = lab.head_with_lease(LONG_LEASE).await;
     let began = Instant::now();
     let mut left = 0;
-    // given up ever later, from before the broker has been asked until after it has answered
+    // The takes are canceled later and later: the first before the broker is asked, the last after it has answered.
     for turns in 0..200 {
         put_all(&head, [data(turns)]).await;
         left += 1;
@@ -290,7 +292,7 @@ async fn a_mover_gives_back_messages_that_do_not_open() {
     }
 }
 
-/// A node learns of a job by its head's notice: who cannot open that takes no work.
+/// A node learns of a job through its head's notice. A node that cannot decrypt the notice takes no work.
 #[tokio::test]
 async fn who_has_another_key_hears_of_no_job() {
     let Some(lab) = Lab::start().await else {
@@ -310,7 +312,7 @@ async fn who_has_another_key_hears_of_no_job() {
         head.tell(&told).await.unwrap();
         assert_eq!(node.hear().await, Ok(told.clone()));
     }
-    // The first that the stranger hears is its own.
+    // The first notice that the stranger receives is its own.
     let own = Notice::Absent(NodeFailure {
         job: crate::lab::JOB,
         node: "n".into(),
@@ -351,7 +353,7 @@ async fn what_the_broker_loses_leaves_the_rest() {
     for number in (1..=100).step_by(3) {
         assert!(stream.delete_message(number).await.unwrap());
     }
-    // this one is gone too, which is no trouble
+    // This item was also deleted from the stream, which is harmless.
     head.done(taken).await.unwrap();
     let mut left = Vec::new();
     for _ in 0..66 {
@@ -417,7 +419,7 @@ async fn sixteen_takers_lose_nothing() {
     );
 }
 
-/// A lease that ends in no test.
+/// A lease that does not expire during any test.
 const LONG_LEASE: Duration = Duration::from_secs(200);
 
 async fn take_all(mover: Arc<JetStream>) -> Vec<WorkItem> {

@@ -1,4 +1,4 @@
-//! What an item costs. Not a test: `cargo test --release … rate -- --ignored --nocapture` prints figures.
+//! Measures the cost of an item. Not a test: `cargo test --release … rate -- --ignored --nocapture` prints figures.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::lab::{Lab, data, put_all};
 const ITEMS: u32 = 50_000;
 const MOVERS: usize = 8;
 
-/// The CPU time that a process has used.
+/// Returns the CPU time that a process has used.
 fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();

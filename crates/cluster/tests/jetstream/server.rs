@@ -1,4 +1,4 @@
-//! A `nats-server` of a test, in a directory of its own.
+//! A `nats-server` for a test, in its own directory.
 
 use std::fs;
 use std::io;
@@ -16,15 +16,15 @@ use crate::ports::free_port;
 /// The configuration of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerConfig {
-    /// The directory of its configuration and its streams.
+    /// Directory of the server's configuration and streams.
     pub(crate) directory: PathBuf,
-    /// The port on loopback.
+    /// Port on the loopback address.
     pub(crate) port: u16,
-    /// More lines of the configuration.
+    /// Additional lines of the configuration.
     pub(crate) more: String,
 }
 
-/// A server, killed when this is dropped.
+/// A server, which is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -32,7 +32,7 @@ pub(crate) struct Server {
 }
 
 impl ServerConfig {
-    /// A server that lets everybody in.
+    /// Returns the configuration of a server without authentication.
     pub(crate) fn on_loopback(directory: PathBuf) -> Self {
         Self {
             directory,
@@ -41,7 +41,7 @@ impl ServerConfig {
         }
     }
 
-    /// Starts the server, and returns when it listens.
+    /// Starts the server, and returns when it accepts connections.
     pub(crate) async fn start(&self) -> io::Result<Server> {
         fs::create_dir_all(&self.directory)?;
         let configuration = self.directory.join("nats.conf");
@@ -74,13 +74,13 @@ impl Server {
         self.child.id()
     }
 
-    /// Has the server write its files and end.
+    /// Stops the server regularly, so that it writes its files.
     pub(crate) fn stop(&mut self) -> io::Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         self.child.wait().map(drop)
     }
 
-    /// Kills the server without a word.
+    /// Kills the server.
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -89,7 +89,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has ended already, or is killed.
+        // Fails if the server has already ended, which is fine.
         let _ended_in_any_case = self.kill();
     }
 }

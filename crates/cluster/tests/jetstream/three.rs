@@ -1,4 +1,4 @@
-//! A broker of three servers, which loses some of them, or all.
+//! Tests of a broker with three servers that loses some or all of them.
 
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{Access, JetStream, QueueRole, Settings, program};
 use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
 use crate::ports::free_port;
 
-/// Three servers on loopback, which are one broker.
+/// Three servers on the loopback address that form one broker.
 struct Three {
     directory: TempDir,
     clients: [u16; 3],
@@ -84,13 +84,13 @@ impl Three {
         }
     }
 
-    /// The number of the server that leads the stream, as one of the servers that run knows it.
+    /// Returns the number of the server that leads the stream, according to one of the running servers.
     async fn leader(&self) -> usize {
         let number = self.running.iter().position(Option::is_some).unwrap();
         let client = async_nats::connect(&self.access().urls[number]).await;
         let context = async_nats::jetstream::new(client.unwrap());
         loop {
-            // There is no leader during an election, and then the request may fail.
+            // During an election there is no leader, and the request may fail.
             let Ok(stream) = context.get_stream(STREAM).await else {
                 continue;
             };
@@ -107,14 +107,14 @@ impl Three {
 impl Drop for Three {
     fn drop(&mut self) {
         for server in self.running.iter_mut().flatten() {
-            // nothing is left to do about one that has ended
+            // A server that has already ended needs no cleanup.
             let _ended_in_any_case = server.kill();
             let _waited_for = server.wait();
         }
     }
 }
 
-/// Waits until the queue is empty. Each server removes an item in its own time, and an item may be delivered again.
+/// Waits until the queue is empty. Each server removes an item at a different time, and an item may be delivered again.
 async fn until_empty(head: &JetStream, mover: &JetStream) {
     while head.waiting().await.unwrap() > 0 {
         let again = tokio::time::timeout(Duration::from_secs(1), next(mover)).await;
@@ -181,7 +181,7 @@ async fn a_broker_of_three_servers_that_loses_all_disks_is_filled_again() {
     }
     (0..3).for_each(|number| three.start_one(number));
     put_all(&head, [data(63)]).await;
-    // A head that repeats the making of its consumers, because no server leads yet, counts another loss.
+    // The head counts another loss if it has to create its consumers again because there was no leader.
     assert!(head.losses().await.unwrap() > 0);
     do_until(0, &mut vec![data(63)], &mover).await;
     until_empty(&head, &mover).await;

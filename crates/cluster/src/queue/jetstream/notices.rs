@@ -429,7 +429,7 @@ mod tests {
         assert!(job.fits());
     }
 
-    /// Whatever else the other version has changed.
+    /// The version is read even if the rest of the format has changed.
     #[test]
     fn a_notice_of_another_version_is_recognized() {
         let told = Notice::Job(JobNotice::default());
