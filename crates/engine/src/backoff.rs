@@ -241,7 +241,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The action after a loss so much later.
+    /// Returns the action after a loss that occurs after the delay `later`.
     async fn lost(outages: &mut Outages, later: Duration, fate: SessionFate) -> Next {
         advance(later).await;
         outages.lost(fate)
@@ -295,7 +295,7 @@ mod tests {
         outages.watch(advance(59 * SECOND)).await;
         let until = Instant::now() + 60 * SECOND;
         assert_eq!(outages.until(), Some(until));
-        // looks at the clock go on as long as it waits
+        // The clock is checked during the whole wait.
         outages.watch(sleep(59 * SECOND)).await;
         assert!(outages.wait(Instant::now()).await && !outages.wait(until).await);
         assert_eq!(outages.lost(SessionFate::NotBegun), Next::GiveUp);

@@ -183,13 +183,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const TIMEOUT: Timeout = Timeout(Duration::from_secs(60));
 
-    /// Sessions that are all lost: each is dialled for so long, and answers for so long if at all.
+    /// Sessions that all lose their connections. Each dials for `dial`, and the host answers for `answers`, if at all.
     #[derive(Default)]
     struct Lost {
         dials: u32,
         dial: Duration,
         answers: Option<Duration>,
-        /// Whether this process is stopped for an hour while it dials for the second time.
+        /// Whether this process is stopped for an hour during the second dial.
         is_stopped: bool,
         /// Whether the first session ends in a black hole, and the host never begins the transfer.
         is_stuck: bool,
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// How often a transfer dials, whose sessions are such, until it is given up, and why.
+    /// Returns the number of dials of a transfer with these sessions until it fails, and the error.
     async fn dials(sessions: Lost, stop: impl Future<Output = ()>) -> (u32, PushError) {
         let remote = Remote {
             login: None,
@@ -265,7 +265,7 @@ mod tests {
             ..Lost::default()
         };
         let (dials, why) = dials(lost, pending()).await;
-        // the outage begins with the first loss, and ends while it dials for the fourth time
+        // The outage begins with the first loss, and ends during the fourth dial.
         assert_eq!(dials, 4);
         assert!(
             matches!(why, PushError::InVain { sessions: 3, .. }),
@@ -300,7 +300,7 @@ mod tests {
         let began = Instant::now();
         let (undisturbed, _) = dials(Lost::default(), pending()).await;
         assert!(began.elapsed() >= TIMEOUT.0);
-        // in the middle of a wait of five seconds at least, and near the end
+        // The stop occurs during a wait of at least five seconds, close to the timeout.
         let stopped = async {
             sleep(55 * SECOND).await;
             advance(3600 * SECOND).await;

@@ -133,11 +133,11 @@ mod tests {
     use zmove_types::NoObserver;
     use zmove_wire::{FoundSoFar, Intent, Open, Relay};
 
-    /// What came of the words of a host.
+    /// The result of a conversation with a host.
     #[derive(Debug, PartialEq, Eq)]
     struct Heard {
         shape: Option<TargetShape>,
-        /// What the receiver got.
+        /// The messages that the receiver received.
         passed: Vec<ToReceiver>,
         ended: Ended,
     }
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// The opening of a host that would write elsewhere.
+    /// Returns the opening of a malicious host that would write elsewhere.
     fn opening(shape: TargetShape) -> ToReceiver {
         ToReceiver::Open(Open {
             shape,
@@ -177,13 +177,13 @@ mod tests {
         messages.iter().flat_map(encode_message).collect()
     }
 
-    /// A message of these bytes.
+    /// Returns a message with these bytes.
     fn framed(bytes: &[u8]) -> Vec<u8> {
         let length = u32::try_from(bytes.len()).unwrap();
         [&length.to_le_bytes(), bytes].concat()
     }
 
-    /// The words of a host that was asked for `asked`.
+    /// Processes the bytes sent by a host whose source `asked` was requested.
     fn heard(words: &[u8]) -> Heard {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(heard(&encoded(&words)), expected);
     }
 
-    /// Messages of a host, whole or with a byte changed or added.
+    /// Generates messages of a host, valid or with a byte changed or inserted.
     fn any_words() -> impl Strategy<Value = Vec<u8>> {
         let message = prop_oneof![
             Just(opening(single("asked"))),
@@ -298,7 +298,7 @@ mod tests {
             match change {
                 0 => bytes[at] = byte,
                 1 => bytes.insert(at, byte),
-                // a number in more bytes than it needs
+                // Encodes a number with more bytes than necessary.
                 2 => {
                     bytes[at] |= 0x80;
                     bytes.insert(at + 1, 0);

@@ -243,7 +243,7 @@ mod tests {
         );
     }
 
-    /// The words of a connection that is lost are lost with it.
+    /// The final messages of a lost connection are lost.
     #[test]
     fn files_of_which_the_host_has_not_told_stand_in_the_manifest() {
         let lines = Arc::new(Mutex::new(Vec::new()));

@@ -260,7 +260,7 @@ mod tests {
         let mut finder = DataRangesFinder::default();
         let (mut at, mut largest) = (0, Vec::new());
         for number in 0..5 * DataRanges::MAX as u64 {
-            // Every fifth hole is large, at the beginning as at the end.
+            // Every fifth hole is large, throughout the file.
             let hole = if number % 5 == 4 {
                 1000
             } else {
@@ -278,7 +278,7 @@ mod tests {
             (data.ranges().len(), lost),
             (DataRanges::MAX, 4 * DataRanges::MAX as u64)
         );
-        // The last hole is the end of the file.
+        // The last hole is at the end of the file.
         assert_eq!(data.holes().collect::<Vec<_>>(), largest);
     }
 

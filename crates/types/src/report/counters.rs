@@ -305,7 +305,7 @@ impl From<u64> for AtomicCounter {
 mod tests {
     use super::*;
 
-    /// Each counter with a value of its own.
+    /// Returns counters that all have different values.
     fn distinct() -> Counters {
         let mut counters = Counters::default();
         for row in Counters::TABLE {

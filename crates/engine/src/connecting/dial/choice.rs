@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::connecting::path_memory::Found;
 
-    /// What is known of a path of 90 ms after pushes at these rates.
+    /// Returns the properties of a path with a round trip of 90 ms after pushes at these rates.
     fn known(tcp: u64, quic: Option<u64>) -> Known {
         let round_trip = Duration::from_millis(90);
         let ends = PathEnds {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn quic_is_for_what_is_sent_while_tcp_begins() {
-        // half a second saved, against 0.3 of TCP's rate
+        // QUIC saves half a second, and has 0.3 of TCP's rate.
         assert_eq!(
             mebibytes_max(&known(1_000_000_000, Some(300_000_000))),
             Some(219)

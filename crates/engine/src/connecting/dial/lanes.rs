@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use zmove_transport::{HostPolicy, Identity, Reach, TransportChoice};
 
-    /// Nobody takes them either, so that none of them ends.
+    /// Nobody accepts the lanes, so none of the dial tasks ends.
     #[tokio::test]
     async fn a_host_that_wants_lanes_without_end_has_few_dialled() {
         let identity = Identity::for_once().unwrap();

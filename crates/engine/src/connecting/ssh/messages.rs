@@ -173,7 +173,7 @@ mod tests {
         assert!(ReceiveReply::read(b"zmove-receive {}").is_err());
     }
 
-    /// Whatever else the other version has changed.
+    /// The version is read even if the rest of the format has changed.
     #[test]
     fn the_version_is_that_of_the_protocol() {
         let line = r#"{"version":9,"new":[1]}"#;
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// A new member may be a permission: a receiver that passed it over would do more than the sender allows.
+    /// A new member may restrict a permission. A receiver that ignored it would do more than the sender allows.
     #[test]
     fn a_member_that_is_not_known_is_refused() {
         let more = |line: String| line.trim().replacen('{', r#"{"read_only":true,"#, 1);
