@@ -365,8 +365,8 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Waits for the end of sessions, in this order: those of this node's movers for up to [`ENDS_WITHIN`], those of
-    /// the witnesses, each with its own limit, and those of other nodes for up to [`ENDS_WITHIN`].
+    /// Waits for sessions to end: first the sessions of this node's movers for up to [`ENDS_WITHIN`], then the sessions
+    /// of the witnesses, each with its own limit, and finally the sessions of other nodes for up to [`ENDS_WITHIN`].
     async fn await_ends(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         let movers_have = timeout(ENDS_WITHIN, async {
             while course.movers.join_next().await.is_some() {}

@@ -47,7 +47,7 @@ pub(crate) struct Mover<W> {
     pub(crate) queue: Arc<W>,
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
-    /// Held by each item that is being scanned or has more than half of its bytes still to be read.
+    /// Permits held by items that are being scanned or have more than half of their bytes still to be read.
     turns: Arc<Semaphore>,
     /// Cloned by each large file that waits for other items.
     waiting: Arc<()>,
@@ -233,7 +233,7 @@ impl<W: WorkQueue> Mover<W> {
                 continue;
             }
             stands_for += RENEW_EVERY;
-            // Mark the item before its lease expires, since this mover would otherwise take it again.
+            // Marks the mover as stalled before the lease expires, because it would otherwise take the same item again.
             if stands_for + RENEW_EVERY == taken.lease {
                 standing = Some(Arc::clone(&self.standing));
             }
@@ -354,8 +354,8 @@ fn waits(item: &WorkItem) -> bool {
     matches!(item.work, ItemWork::Large(_))
 }
 
-/// Maximum number of concurrent items, without those that wait for others. Most of them are in flight on a long path or
-/// wait for the final flush. Together they have up to 256 MiB, which is 10 Gbit/s for 0.2 s.
+/// Maximum number of concurrent items, not counting items that wait for other items. Most of them are in flight on a
+/// long path or wait for the final flush. Together they have up to 256 MiB, which is 10 Gbit/s for 0.2 s.
 const ITEMS_AT_ONCE: usize = 16;
 /// Maximum number of items that are being scanned or have most of their bytes unread. An item that is taken too early
 /// keeps this node busy after all others have finished.
@@ -368,6 +368,6 @@ const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Interval between renewals of an item's lease. One renewal may be lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
-/// Interval between checks whether all groups of a large file have arrived, if nothing else is to be sent and groups
-/// are still arriving.
+/// Interval between checks whether all groups of a large file have arrived. Used while groups arrive and there is
+/// nothing else to send.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

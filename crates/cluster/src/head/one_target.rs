@@ -18,7 +18,7 @@ use crate::head::JobPhase;
 use crate::job::{Receiver, SharedJob};
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
-/// A check that a receiver sees the job, either through a mover's session or through a session of its own.
+/// A check that a receiver sees the job, either through a mover's session or through a separate session.
 pub(crate) struct Witness {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) receiver: Receiver,
@@ -57,7 +57,7 @@ impl Witness {
         let mut is_away = false;
         let mut has_warned = false;
         while !self.events.has_seen_job(self.number) {
-            // At the end of the job, do not wait for a receiver that cannot be reached, and only briefly for one that
+            // At the end of the job, do not wait for an unreachable receiver, and wait only briefly for a receiver that
             // hangs. Wait without limit for a receiver that has reported that it does not see the job.
             let at_end_within = match (is_away, self.events.has_missed_job(self.number)) {
                 (true, _) => Some(Duration::ZERO),

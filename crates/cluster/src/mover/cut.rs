@@ -68,11 +68,11 @@ fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
     })
 }
 
-/// Number of items for the remaining directories of a portion, as long as each item has few of them.
+/// Number of items for the remaining directories of a portion, unless each item would exceed the maximum.
 const ITEMS_PER_PORTION: usize = 16;
 /// Maximum number of directories in an item. Their paths take up to 256 KiB.
 const DIRECTORIES_MAX: usize = 64;
-/// Number of long ranges that a file is split into, within the following bounds.
+/// Number of long ranges that a file is split into, subject to the following bounds.
 const LONG_RANGES: u32 = 64;
 const LONG_RANGE_GROUPS_MIN: u32 = 4;
 const LONG_RANGE_GROUPS_MAX: u32 = 256;

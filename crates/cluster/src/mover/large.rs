@@ -201,7 +201,7 @@ impl<W: WorkQueue> Mover<W> {
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
                 if let Err(why) = self.find(by, file).await? {
-                    // Nobody can send the rest of the old version.
+                    // No mover can send the rest of the old version.
                     return Ok(self.fail(why));
                 }
             }
@@ -236,7 +236,7 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Returns the time without a new group after which nobody seems to be sending the missing groups.
+    /// Returns the time without a new group after which no mover seems to be sending the missing groups.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
         if self.events.has_failed_range(large.id(self.job.id)) {
             FAILED_RANGE_AFTER
@@ -283,7 +283,7 @@ struct Awaited {
 enum Look {
     /// Wait, because groups have arrived or are in flight.
     Wait,
-    /// Nobody seems to be sending them.
+    /// No mover seems to be sending them.
     Stuck,
     /// Groups that this mover has sent are still missing.
     Lost,
@@ -353,7 +353,7 @@ const NO_GROUPS: Stop =
 const LOST: &str = "groups that the receiver has stored are missing";
 /// Maximum time between checks whether all groups have arrived and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
-/// Time without a new group after which nobody seems to be sending the missing groups. It is somewhat longer than the
+/// Time without a new group after which no mover seems to be sending the missing groups. It is somewhat longer than the
 /// lease of an item.
 const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
 /// The same after a range has failed on this node. Groups that others are sending will still arrive.

@@ -87,7 +87,7 @@ impl JobEvents {
         (0..receivers).all(|number| self.knows(number, |known| known.is_useless))
     }
 
-    /// Returns whether this receiver sees the job, which it has shown by an answer in one of the job's sessions.
+    /// Returns whether this receiver has answered in a session of the job, which shows that it sees the job.
     pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
         self.knows(receiver, |known| known.has_seen_job)
     }

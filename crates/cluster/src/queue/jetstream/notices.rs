@@ -340,7 +340,7 @@ impl NoticeBoard {
         }
     }
 
-    /// Returns the next notice, including those of this node. Waits for a broker that cannot be reached.
+    /// Returns the next notice. This node's own notices are included. Waits for a broker that cannot be reached.
     ///
     /// # Errors
     /// The sender of the notice uses another version of the protocol.
