@@ -132,7 +132,7 @@ pub enum SourcesError {
     List(#[from] io::Error),
 }
 
-/// The reason why a push within this host would write into its own sources.
+/// The reason why a push on this host would write into its own sources.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverlapError {
@@ -457,7 +457,7 @@ impl From<ControlError> for PullError {
     }
 }
 
-/// The reason why a push within this process failed.
+/// The reason why a push inside this process failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {

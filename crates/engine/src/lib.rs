@@ -1,4 +1,4 @@
-//! Transfers within this host and with other hosts. The engine connects a program to the two roles that move data, the
+//! Transfers on this host and with other hosts. The engine connects a program to the two roles that move data, the
 //! sender and the receiver. It dials, plans lanes, reconnects after losses, remembers paths, and starts receivers with
 //! ssh.
 //!

@@ -1,4 +1,4 @@
-//! Transfers within this process: sender and receiver run the whole pipeline over the memory transport, without a
+//! Transfers inside this process: sender and receiver run the whole pipeline over the memory transport, without a
 //! network.
 
 mod overlap;
@@ -111,7 +111,7 @@ async fn outcome<T>(
 ) -> Result<T, LocalError> {
     let received = receiving.await.map_err(LocalError::Role)?;
     match (sent, received) {
-        // A lost connection within one process is only a consequence of the receiver's error.
+        // A lost connection inside one process is only a consequence of the receiver's error.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
             if !matches!(error, ReceiverError::Control(_)) =>
         {
@@ -121,5 +121,5 @@ async fn outcome<T>(
     }
 }
 
-/// Number of lanes within one process, regardless of the number of cores.
+/// Number of lanes for a transfer inside one process, regardless of the number of cores.
 const LANES: u16 = 2;

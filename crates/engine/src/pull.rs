@@ -256,9 +256,9 @@ impl RemotePull<'_> {
         self.fetch.open.removals_max.unwrap_or(u64::MAX)
     }
 
-    /// Returns the counters of the whole run, given those of its last session. Files that were stored or removed are
-    /// counted on this side: a host does not know about earlier sessions, and the final messages of a lost session are
-    /// lost.
+    /// Returns the counters of the whole run, given the counters of its last session. Files that were stored or removed
+    /// are counted on this side: a host does not know about earlier sessions, and the final messages of a lost session
+    /// are lost.
     fn counters(&self, run: &PullRun, last: Counters) -> Counters {
         let last = Counters {
             reconnects: run.standing.begun.saturating_sub(1),

@@ -127,8 +127,8 @@ impl Kinds {
             .filter(move |kind| self.has_any(*kind))
     }
 
-    /// Returns the kind of the extended attribute `name`. Returns `None` for attributes that are not copied: those of
-    /// other namespaces and those that are [never copied](NeverCopied).
+    /// Returns the kind of the extended attribute `name`. Returns `None` for attributes of other namespaces and for
+    /// attributes that are [never copied](NeverCopied).
     #[must_use]
     pub fn of_xattr(name: &[u8]) -> Option<Self> {
         match name {

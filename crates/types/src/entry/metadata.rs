@@ -258,7 +258,7 @@ fn xattrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Xattr>, D::E
 }
 
 impl Special {
-    /// Returns the kind that must be preserved for such a file to be copied.
+    /// Returns the kind that must be preserved for this special file to be copied.
     #[must_use]
     pub const fn kind(self) -> Kinds {
         match self {

@@ -232,7 +232,7 @@ impl Counters {
         )
     }
 
-    /// Merges the counters of two sessions of a run: these, and those of a later session.
+    /// Merges these counters with the counters of a later session of the same run.
     #[must_use]
     pub fn then(&self, later: &Self) -> Self {
         self.combine(later, |row, before, after| match row.merge {

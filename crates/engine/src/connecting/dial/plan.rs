@@ -3,7 +3,7 @@
 //!
 //! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
 //! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialed together with the
-//! control connection, before the round trip is known, so that nobody waits for an extra round trip. Fewer are dialed
+//! control connection, before the round trip is known, which avoids waiting for an extra round trip. Fewer are dialed
 //! if a finished scan or a short path shows within a few milliseconds that fewer are enough.
 
 use std::time::Duration;
