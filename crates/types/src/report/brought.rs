@@ -1,8 +1,8 @@
 //! The progress of one run over all its sessions: whether a session delivered anything new, which groups of large files
 //! the run delivered, and the counters of completed files.
 //!
-//! **Invariant:** a file that is sent repeatedly, because it keeps changing or cannot be preserved, counts as new in a
-//! bounded number of sessions, regardless of other deliveries.
+//! **Invariant:** a file that is sent repeatedly, because it keeps changing or because the target does not keep it,
+//! counts as new in a bounded number of sessions, regardless of other deliveries.
 
 use std::hash::Hash;
 use std::mem;

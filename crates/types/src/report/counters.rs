@@ -139,8 +139,8 @@ counters! {
     /// Regular files that the transfer completed and verified at the target. For a preview, the files that would be
     /// sent.
     1 files, Sender, Sum, None, Any, Phrase::Own;
-    /// Bytes sent of these files, without holes. For a preview, all data bytes of the files: the transfer sends less if
-    /// the target has a part or another version of a large file.
+    /// Bytes sent for the files that `files` counts, without holes. For a preview, all data bytes of the files. The
+    /// transfer sends less if the target has a part or another version of a large file.
     2 bytes, Sender, Sum, None, Any, Phrase::Own;
     /// Maximum number of lanes that were connected at the same time.
     3 lanes, Sender, Max, None, OneSession, Phrase::Own;
