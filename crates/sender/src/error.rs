@@ -1,4 +1,4 @@
-//! The errors that end a whole push.
+//! Errors that end a whole push.
 
 use std::io;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use thiserror::Error;
 use zmove_transport::{ControlError, LaneError};
 use zmove_wire::{Refusal, WireError};
 
-/// Why a push ended before everything was settled.
+/// The error that ended a push before every entry was settled.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
     /// The receiver refuses the transfer.
     #[error("receiver: {}", .0.text)]
     Refused(Refusal),
-    /// The receiver has had no room for the transfer for as long as the sender was to wait.
+    /// The receiver had no room for the transfer during the whole time that the sender was configured to wait.
     #[error("receiver: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
     StillInLine {
-        /// The reason for the wait, in the receiver's words.
+        /// The reason for the wait, as reported by the receiver.
         reason: String,
-        /// The time waited.
+        /// How long the sender waited.
         waited: Duration,
     },
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("the receiver broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),
     /// The control connection ended.
     #[error("{0}")]
     Control(#[from] ControlError),
-    /// A lane ended in mid-transfer.
+    /// A lane failed during the transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
     /// The user stopped the push.
@@ -37,10 +37,10 @@ pub enum SessionError {
     /// No lane could be set up.
     #[error("no data lane could be set up")]
     NoLane,
-    /// The receiver has not answered the opening in time, or later says nothing more.
+    /// The receiver did not answer the opening in time, or stopped answering later.
     #[error("the receiver does not answer")]
     Silent,
-    /// The receiver did not answer, or the connection was lost, before anything had been asked of it.
+    /// The receiver did not answer, or the connection was lost, before the sender had sent its first request.
     #[error("{0}")]
     NothingAsked(Box<Self>),
     /// The manifest could not be written.
@@ -52,14 +52,14 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether the receiver has had no room for the transfer, and may have some later.
+    /// Returns whether the receiver had no room for the transfer but may have room later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.is_busy())
     }
 
-    /// Whether connections were lost, or never came about, so that another session may succeed without a change of
-    /// settings. A message that makes no sense, or does not authenticate, is no such thing.
+    /// Returns whether connections were lost or could not be established, so that another session may succeed without a
+    /// change of settings. A malformed or unauthenticated message does not count as a lost connection.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

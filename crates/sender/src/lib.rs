@@ -1,10 +1,10 @@
-//! The sending role: scan, plan, read, hash, send; and keep account until the receiver has reported what became of it
-//! all.
+//! The sending role. It scans, plans, reads, hashes and sends, and keeps account of every entry until the receiver has
+//! reported its result.
 //!
-//! [`Push::start`] begins the scan at once; [`Push::run`] sends over the control connection and lanes it is given.
-//! **Invariant:** a file counts as done only when the receiver confirms it, and the last group of a large file leaves
-//! only after the source was seen unchanged, so that a file that changed during the copy never becomes whole at the
-//! target.
+//! [`Push::start`] begins the scan immediately. [`Push::run`] sends over a given control connection and its lanes.
+//!
+//! **Invariant:** a file counts as done only when the receiver confirms it. The last group of a large file is sent only
+//! after the source was found unchanged, so that a file that changed during the copy is never completed at the target.
 
 mod account;
 #[doc(hidden)]

@@ -1,6 +1,6 @@
-//! One push from start to end: starts the threads, keeps the conversation, stops the threads.
+//! One push from start to end: its threads, its control conversation and its shutdown.
 //!
-//! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
+//! **Invariant:** when [`Push::run`] returns, all threads of the push have ended, whatever its result.
 
 pub(crate) mod config;
 pub(crate) mod echoes;
@@ -53,7 +53,7 @@ impl Push {
     /// Sends everything over `link`, as one session of `run`.
     ///
     /// # Errors
-    /// [`SessionError`] when the push did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
+    /// Returns a [`SessionError`] if the push did not complete, and [`SessionError::Interrupted`] once `stop` resolves.
     /// Failures of single files are reported to `observer` and counted in the summary.
     pub async fn run(
         self,
@@ -62,7 +62,8 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        // Of a shared job several sessions are at work, and an inspection publishes nothing.
+        // The sessions of a shared job run in parallel, so none of them follows another. An inspection publishes
+        // nothing.
         let follows = self.open.shared_job.is_none() && !self.task.inspects;
         let open = Open {
             run: run.id(link.transfer),
@@ -140,42 +141,43 @@ impl Push {
     }
 }
 
-/// The state of the target, if a receiver that has dialled knows it and files may be sent before it opens the transfer.
-/// A file that exists there after all is replaced like any other. A mirror must first see what exists only there.
+/// Returns the state of the target if the receiver has dialed this sender and included that state in its order, so that
+/// files may be sent before the receiver opens the transfer. A file that turns out to exist is replaced like any other.
+/// A mirror must first list the entries that exist only at the target.
 fn known_state(open: &Open, link: &Link) -> Option<TargetState> {
     let is_directory = matches!(open.shape, TargetShape::Directory { .. });
     let may_begin = link.relay.is_some() && is_directory && open.extraneous == Extraneous::Stays;
     open.known_state.filter(|_| may_begin)
 }
 
-/// A push under way.
+/// A running push.
 struct RunningPush<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<HeardMessage>>,
-    /// When the receiver answered for the first time to something that was sent.
+    /// Time of the receiver's first answer to a message of this session.
     answered: Option<Instant>,
     echoes: Echoes,
-    /// The process of the receiver, once it has opened the transfer.
+    /// The receiver's process, once the receiver has opened the transfer.
     process: Option<String>,
     speaker: Speaker,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
-    /// Whether lanes may send before the receiver has opened the transfer: lanes in clear may not, before it agrees to
-    /// that.
+    /// Whether lanes may send before the receiver has opened the transfer. Unencrypted lanes may not, because the
+    /// receiver must first agree to them.
     lanes_early: bool,
-    /// The maximum number of lanes: none in an inspection.
+    /// Maximum number of lanes. Zero for an inspection.
     lanes_max: u16,
-    /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
-    /// took half a round trip to come, which the files need not wait for again.
+    /// The state of the target, as included in the order of a receiver that dialed. The order has already taken half a
+    /// round trip, so the files do not wait another round trip for the receiver to open the transfer.
     known_state: Option<TargetState>,
     /// Whether the opening may begin a shared job.
     begins_job: bool,
     pipeline: Pipeline,
     receipts: Receipts,
     quota: Arc<dyn PeerQuota>,
-    /// What is asked for beside, where the push is fed by pieces.
+    /// Requests of the feeder other than pieces, if the push is fed.
     asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
 }
 
@@ -187,7 +189,7 @@ impl RunningPush<'_> {
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
         let mut counts = tokio::time::interval(COUNTING_INTERVAL);
         counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // a rate over hardly any time is none
+        // A rate measured over a very short interval is meaningless.
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self
             .pipeline
@@ -201,7 +203,7 @@ impl RunningPush<'_> {
             .then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
         let mut before = StageReading::default();
-        // a receiver that has dialled hears more, beside the transfer
+        // A receiver that dialed this sender gets these counts through relay messages.
         let hears_found = !self.speaker.was_dialled() && !self.run.standing.inspects;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
@@ -241,13 +243,14 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Waits until the receiver has opened the transfer, and takes what it reports of itself and the target.
+    /// Waits until the receiver has opened the transfer, and applies the properties that it reports of itself and the
+    /// target.
     async fn open(&mut self, reader: ControlReader) -> Result<(), SessionError> {
         if let Some(state) = self.known_state {
             self.tell_state(state)?;
         }
         let (inbox, opened) = self.await_permission(reader).await?;
-        // a session that is fed does not know what others send there
+        // A fed session does not know how much other senders send to this target.
         if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
             self.pipeline.session.account.target_has_free(bytes);
         }
@@ -272,7 +275,7 @@ impl RunningPush<'_> {
             .entry_reply(EntryReply::State(state))
     }
 
-    /// Takes what the receiver says; returns its last message.
+    /// Processes a message from the receiver. Returns the receiver's last message when it arrives.
     fn take_message(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         self.note_answer(&message);
         if message == ToSender::LaneFailed {
@@ -282,8 +285,9 @@ impl RunningPush<'_> {
         self.receipts.take(message)
     }
 
-    /// Asks the receiver of a shared job whether it is there, and whether it has answered before: the kernel of one
-    /// that is stopped goes on to acknowledge bytes.
+    /// Sends a ping to the receiver of a shared job, after checking the answer to the previous ping. Acknowledged bytes
+    /// do not prove that the receiver runs, because the kernel continues to acknowledge them while the process is
+    /// stopped.
     fn ping(&mut self, before: &mut Option<Ping>) -> Result<(), SessionError> {
         if let Some(Ping { answer, missed }) = before
             && answer.try_recv() == Err(TryRecvError::Empty)
@@ -307,7 +311,7 @@ impl RunningPush<'_> {
                 Err(SessionError::Silent)
             };
         }
-        // a session that is about to end is asked nothing more
+        // A session that is about to end sends no more pings.
         if self.asked.as_ref().is_some_and(|asked| !asked.is_closed()) {
             let (answered, answer) = oneshot::channel();
             self.receipts.order(SharedJobOrder::Ping, None, answered);
@@ -321,7 +325,7 @@ impl RunningPush<'_> {
             FeedRequest::Order(order, names, answer) => self.receipts.order(order, names, answer),
             FeedRequest::Directories(found, answer) => {
                 let session = Arc::clone(&self.pipeline.session);
-                // attributes are read
+                // Reading attributes may block.
                 tokio::task::spawn_blocking(move || {
                     let _nobody_waits = answer.send(session.directory_batches(&found));
                 });
@@ -329,7 +333,7 @@ impl RunningPush<'_> {
             FeedRequest::Declaration(directory, entry, answer) => {
                 let session = Arc::clone(&self.pipeline.session);
                 let direct = self.pipeline.config.direct;
-                // to look for holes may take long
+                // Finding holes may take long.
                 tokio::task::spawn_blocking(move || {
                     let _nobody_waits = answer.send(session.declare(&directory, *entry, direct));
                 });
@@ -337,7 +341,7 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Reports once that the receiver has answered to something that was sent.
+    /// Reports the receiver's first answer to a message of this session.
     fn note_answer(&mut self, message: &ToSender) {
         if self.answered.is_none() && !matches!(message, ToSender::Refused(_)) {
             self.answered = Some(Instant::now());
@@ -345,7 +349,7 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Tells the receiver what has been found, if that is more than `before`.
+    /// Sends the receiver the counts of entries found, if they differ from `before`.
     fn tell_found(&self, before: &mut FoundSoFar) {
         let Session {
             account, in_flight, ..
@@ -363,7 +367,7 @@ impl RunningPush<'_> {
             .tell(Event::Sampled(self.sample()));
     }
 
-    /// The progress of each stage, over all sessions.
+    /// Returns the progress of each stage, summed over all sessions.
     fn sample(&self) -> Sample {
         let Pipeline {
             session, lane_set, ..
@@ -389,8 +393,8 @@ impl RunningPush<'_> {
         })
     }
 
-    /// Waits for the permission to begin; meanwhile the first encrypted lanes carry what is guessed to be needed. A
-    /// lane that breaks now says less than the refusal that is about to come.
+    /// Waits for the permission to begin. While it waits, the first encrypted lanes send data that the receiver will
+    /// probably need. A lane that breaks during the wait is ignored, because the refusal that follows explains more.
     async fn await_permission(
         &mut self,
         mut reader: ControlReader,
@@ -426,7 +430,7 @@ impl RunningPush<'_> {
                 self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut permission => {
-                    // The notice of a wait may have come together with the turn.
+                    // The notice to wait may have arrived together with the permission.
                     if let Ok(waiting) = waits.try_recv() {
                         self.stand_in_line(&waiting);
                         in_line = true;
@@ -438,7 +442,7 @@ impl RunningPush<'_> {
                         self.steering.dial_again();
                     }
                     return left.map_err(|error| match error {
-                        // the opening has been said, and its turn may have come before this side left the line
+                        // The opening was sent. The receiver may have begun the job before this side left the queue.
                         SessionError::Refused(Refusal { code: RefusalCode::Full, text }) if self.begins_job => {
                             SessionError::Refused(Refusal { code: RefusalCode::Broken, text })
                         }
@@ -450,15 +454,15 @@ impl RunningPush<'_> {
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
-                    // The receiver closes a lane that came up in vain, too.
+                    // The receiver also closes lanes that come up while the transfer is queued.
                     self.take_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
         }
     }
 
-    /// Gives up the lanes, since the receiver takes none yet: what they had is sent by others, which are dialled when
-    /// the turn has come.
+    /// Gives up the lanes, because the receiver accepts none while the transfer is queued. When the turn comes, new
+    /// lanes are dialed and send the work of these lanes.
     fn stand_in_line(&mut self, waiting: &Waiting) {
         let message = waiting.to_string();
         self.pipeline
@@ -469,7 +473,8 @@ impl RunningPush<'_> {
         self.pipeline.tidy();
     }
 
-    /// Starts a lane, unless `most` are up. A lane that does not come up does not matter while others do.
+    /// Starts a lane, unless `most` lanes are up. A lane that fails to come up does not matter while other lanes are
+    /// up.
     fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.lane_came();
         match lane {
@@ -485,7 +490,7 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Waits no longer for a lane that the receiver has dialled.
+    /// Stops waiting for a lane that the receiver failed to dial.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
         if !self.speaker.was_dialled() {
             return out_of_order("a lane that the receiver has dialled");
@@ -494,7 +499,7 @@ impl RunningPush<'_> {
         self.need_lanes()
     }
 
-    /// Fails where there are no lanes and none are to come: nothing would be sent.
+    /// Returns an error if there are no lanes and none are expected, because nothing would be sent.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
         let has_some = self.pipeline.lane_set.lanes_up() > 0;
         if self.run.standing.inspects || has_some || self.steering.lanes_to_come(self.lanes_open) {
@@ -508,8 +513,8 @@ impl RunningPush<'_> {
             .map_or(SessionError::NoLane, SessionError::Lane))
     }
 
-    /// Goes on without a lane whose connection is lost, while there are others: what it had is sent by them. Returns
-    /// the error where that is not possible.
+    /// Handles the loss of a lane's connection. The push continues while other lanes are up, and they send the lost
+    /// lane's work. Returns the error if the push cannot continue.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else {
             return Some(error);
@@ -532,7 +537,7 @@ impl RunningPush<'_> {
         None
     }
 
-    /// Takes what the receiver still sends after a connection was lost.
+    /// Processes the messages that the receiver still sends after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
         let inbox = self
             .inbox
@@ -541,8 +546,8 @@ impl RunningPush<'_> {
         control::explained(self.receipts.take_rest(inbox), error).await
     }
 
-    /// Breaks the lanes after a bad end. After a good one they end by themselves, unless the receiver does not read
-    /// them.
+    /// Breaks the lanes after a failed push. After a successful push they end in order, unless the receiver does not
+    /// read them.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
         let Pipeline {
             lane_set, session, ..
@@ -551,9 +556,9 @@ impl RunningPush<'_> {
         if ended.is_err() {
             return breakers.iter().for_each(LaneBreaker::trip);
         }
-        // Another lane has brought what these may still hold.
+        // Other lanes have delivered everything that these lanes may still hold.
         lane_set.break_lanes(&session.in_flight.lanes_with_copies());
-        // Do not wait for ever for a receiver that has sent `Finished` and yet does not read its lanes.
+        // Do not wait forever for a receiver that has sent `Finished` but does not read its lanes.
         tokio::spawn(async move {
             tokio::time::sleep(GOODBYE_TIMEOUT).await;
             breakers.iter().for_each(LaneBreaker::trip);
@@ -583,7 +588,7 @@ impl RunningPush<'_> {
         run.earlier.reached = reached;
         if let Err(error) = &ended {
             self.speaker.end(Err(error)).await;
-            // The peer sees the end of the connection now, and closes its lanes.
+            // The peer now sees the end of the connection, and closes its lanes.
             drop(self.inbox);
         }
         let Receipts {
@@ -592,7 +597,7 @@ impl RunningPush<'_> {
             ..
         } = self.receipts;
         let receipt = signed.take();
-        // From here on the planner waits for no more replies.
+        // From here on the planner no longer waits for replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
         let reading = StageReading::take(&pipeline);
@@ -631,16 +636,16 @@ impl RunningPush<'_> {
             at_best,
             ..totals.summary()
         };
-        // The last sender of the queue of messages: the writer ends the connection now, whether the peer notices or
-        // not.
+        // The session holds the last sender of the message queue. Dropping it makes the writer end the connection,
+        // whether or not the peer notices.
         drop(session);
         self.speaker.end(Ok(&summary)).await;
         Ok(summary)
     }
 }
 
-/// Whether the receiver has confirmed that its session has ended. A sender that leaves the queue does not hear whether
-/// its turn has come meanwhile.
+/// Returns whether the receiver has confirmed that its session has ended. A sender that leaves the queue does not learn
+/// whether the receiver has begun the session in the meantime.
 fn is_confirmed(ended: &Result<Finished, SessionError>) -> bool {
     match ended {
         Ok(_) => true,
@@ -649,7 +654,7 @@ fn is_confirmed(ended: &Result<Finished, SessionError>) -> bool {
     }
 }
 
-/// Leaves in `run` what the next session has to know about one that broke off.
+/// Stores in `run` the state that the next session needs after this one broke off.
 fn leave(session: &Session, lanes: usize, run: &mut Run) {
     let Session {
         account,
@@ -664,28 +669,28 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
     run.add(&account.totals, lanes, timeline.first_byte());
 }
 
-/// A question whether the receiver is there.
+/// A ping sent to the receiver.
 struct Ping {
     answer: oneshot::Receiver<SharedJobResult>,
-    /// How often it was time for the next one before this was answered. Not a time: a push that was stopped itself has
-    /// not looked for the answer meanwhile.
+    /// Number of ticks that have passed without an answer. Ticks are counted instead of elapsed time, because a push
+    /// that was itself suspended could not have processed an answer during the suspension.
     missed: u32,
 }
 
-/// The ticks at which a receiver that may be silent for so long is asked whether it is there. After a pause of this
-/// process there is one tick, and not one for each that was missed.
+/// Returns the interval at which a receiver is pinged that may stay silent for `silence_max`. After a suspension of
+/// this process there is one tick, not one for each missed tick.
 fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
     let mut ticks = tokio::time::interval(silence_max / PINGS_MISSED_MAX);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// So many ticks after its ping the user hears that a receiver has not answered.
+/// Number of ticks without an answer to a ping after which the user is warned.
 const PINGS_MISSED_TOLD: u32 = 2;
-/// So many ticks after its ping a receiver that has not answered counts as away.
+/// Number of ticks without an answer to a ping after which the receiver counts as unreachable.
 const PINGS_MISSED_MAX: u32 = 6;
 
-/// Waits for the next tick; for ever where there is none.
+/// Waits for the next tick, or forever if there is no interval.
 async fn next(ticks: &mut Option<tokio::time::Interval>) {
     match ticks {
         Some(ticks) => drop(ticks.tick().await),
@@ -693,7 +698,7 @@ async fn next(ticks: &mut Option<tokio::time::Interval>) {
     }
 }
 
-/// What is asked for next; waits for ever where nothing more is.
+/// Returns the next request of the feeder. Waits forever once no more requests can arrive.
 async fn next_asked(
     asked: &mut Option<mpsc::UnboundedReceiver<FeedRequest>>,
 ) -> Option<FeedRequest> {
@@ -709,14 +714,15 @@ async fn next_asked(
     }
 }
 
-/// The receiver's next message.
+/// Receives the receiver's next message.
 async fn hear(inbox: &mut Option<Inbox<HeardMessage>>) -> Result<ToSender, SessionError> {
     control::receive(inbox.as_mut().expect("the permission comes with the inbox")).await
 }
 
-/// How often to decide what the push should have; see [`tune`](crate::tune).
+/// Interval between two decisions of the tuner; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
-/// How often the receiver is told what has been found.
+/// Interval at which the receiver is sent the counts of entries found.
 const FOUND_INTERVAL: Duration = Duration::from_secs(1);
-/// A part of a long round trip; asking a lane takes a microsecond.
+/// Interval at which acknowledged bytes are counted. It is a fraction of a long round trip. Querying a lane takes about
+/// a microsecond.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(25);

@@ -16,44 +16,46 @@ use crate::plan::pack::PackSizes;
 /// The settings of a sender.
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
-    /// Threads that read and hash at the start. Default: the number of cores, 2 to 16.
+    /// Number of threads that read and hash at the start. Default: the number of cores, clamped to 2–16.
     pub readers: usize,
-    /// The most threads that read where storage needs depth. Default: 32. Each may hold a buffer.
+    /// Maximum number of reader threads if the storage needs a deep queue. Default: 32. Each thread may hold one
+    /// buffer.
     pub readers_max: usize,
-    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. With more than 16 lanes there are as many
-    /// as lanes and 8 more. Memory at worst: 4 MiB each.
+    /// Number of 4 MiB buffers (one group each) between readers and lanes. Default: 24. With more than 16 lanes, the
+    /// number is raised to at least the number of lanes plus 8. Maximum memory: 4 MiB per buffer.
     pub buffers_max: usize,
-    /// The sizes of the first and the last packs. Default: for lanes.
+    /// Sizes of the first and the last packs. Default: [`PackSizes::ForLanes`].
     pub pack_sizes: PackSizes,
-    /// How the sources are walked.
+    /// Configuration of the walk of the sources.
     pub scan: ScanConfig,
-    /// Whom entries are said to belong to, where owners are kept. Default: their numbers.
+    /// How users and groups are identified if owners are kept. Default: by number.
     pub owners: Owners,
-    /// What becomes of zeros that are allocated. Default: they are data.
+    /// How allocated zeros are handled. Default: they are sent as data.
     pub zeros: Zeros,
-    /// What entries get where their own is not kept. Default: they keep their own.
+    /// Values for attributes that are not kept. Default: the values of the source.
     pub instead: Instead,
-    /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
-    /// costs a system call for each lane each time. Not zero.
+    /// Interval between [`Event::Sampled`](zmove_types::Event::Sampled) events. Default: no such events. A shorter
+    /// interval shows more detail and costs one system call per lane and sample. Must not be zero.
     pub sample_interval: Option<Duration>,
-    /// How long a receiver of a shared job may leave a ping without an answer before it counts as away. Default:
-    /// [`CONTROL_SILENCE_MAX`]. Shorter takes a path that stands still for a receiver that is away. Not zero.
+    /// How long a receiver of a shared job may leave a ping unanswered before it counts as unreachable. Default:
+    /// [`CONTROL_SILENCE_MAX`]. With a shorter limit, a path that merely stalls also counts as unreachable. Must not be
+    /// zero.
     pub silence_max: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether large files pass by the page cache. Default: where it pays.
+    /// Whether reads of large files bypass the page cache. Default: where that is faster.
     pub direct: Direct,
-    /// What was found of the sources' storages before. Default: nothing, and nothing is remembered.
+    /// Remembered measurements of the sources' storage. Default: none, and new measurements are not stored.
     pub storage: StorageMemory,
-    /// What all lanes together may carry, with the headers of the packets. Default: as much as there is.
+    /// Maximum rate of all lanes together, including packet headers. Default: unlimited.
     pub rate_max: Option<RateLimit>,
-    /// A rate that is kept together with other pushes. Default: none.
+    /// A rate limit shared with other pushes. Default: none.
     pub rate_shared: Option<SharedRate>,
 }
 
 impl SenderConfig {
-    /// Has the sources walked for this opening: without what transfers have left unfinished, and with the attributes
-    /// that are to be kept.
+    /// Configures the walk of the sources for this opening. The walk skips unfinished files of other transfers and
+    /// reads the attributes that are to be kept.
     pub fn walk_for(&mut self, open: &Open) {
         self.scan.apart = Some(unfinished);
         self.scan.xattrs = Some(open.keeping.kinds.common(Kinds::ANY_XATTR));
@@ -82,14 +84,14 @@ impl Default for SenderConfig {
     }
 }
 
-/// Whom entries are said to belong to.
+/// How the users and groups of entries are identified at the receiver.
 #[derive(Clone, Debug)]
 pub struct Owners {
-    /// The names that users and groups have here. Default: none, so that numbers count.
+    /// Source of user and group names on this host. Default: none, so that numbers are sent.
     pub accounts: Arc<dyn Accounts>,
-    /// What users are at the target, the first that applies. Default: what they are here.
+    /// Mappings of users to users at the target; the first match applies. Default: users are not mapped.
     pub users: Vec<Mapping>,
-    /// What groups are at the target, the first that applies. Default: what they are here.
+    /// Mappings of groups to groups at the target; the first match applies. Default: groups are not mapped.
     pub groups: Vec<Mapping>,
 }
 
@@ -103,11 +105,12 @@ impl Default for Owners {
     }
 }
 
-/// What entries get where their own is not kept.
+/// Values for attributes that are not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instead {
-    /// The modification time of all of them. Default: each its own.
+    /// Modification time of all entries. Default: that of each source entry.
     pub mtime: Option<Timestamp>,
-    /// The umask, which leaves permission bits of 0666, and of 0777 for directories. Default: each its own.
+    /// The umask from which modes are derived: 0777 for directories and 0666 for other entries, without the bits of the
+    /// umask. Default: the mode of each source entry.
     pub umask: Option<u32>,
 }

@@ -1,8 +1,9 @@
-//! The time for which the receiver of a session that broke off may still publish.
+//! Tracks how long the receiver of a broken-off session may still publish.
 //!
 //! A receiver publishes for ten seconds after it has sent a ping that the sender echoed. It may not notice that its
 //! connection has broken. The next session may reach another process on the same storage, which cannot end the earlier
-//! one: it waits for as long as the opening of that session says.
+//! session. That process waits for the time given in the opening of the next session.
+//!
 //! **Invariant:** no ping of a session is echoed after the session has ended.
 
 use std::sync::Arc;
@@ -19,21 +20,21 @@ pub(crate) struct Echoes(Arc<Lock<EchoState>>);
 
 #[derive(Debug, Default)]
 struct EchoState {
-    /// When the last ping was received that is echoed. It was sent before that.
+    /// Time at which the last echoed ping was received. The ping was sent earlier than that.
     last: Option<Instant>,
     is_over: bool,
 }
 
-/// A session that broke off, and whose receiver has not confirmed the end.
+/// A broken-off session whose end the receiver has not confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct UnendedSession {
-    /// The process of its receiver; empty if it is not known.
+    /// The receiver's process, or an empty string if unknown.
     process: String,
     last_echo: Instant,
 }
 
 impl Echoes {
-    /// Notes a ping. Returns whether it is to be echoed.
+    /// Records a ping. Returns whether to echo it.
     pub(crate) fn note(&self) -> bool {
         let mut state = self.0.lock();
         if !state.is_over {
@@ -42,7 +43,7 @@ impl Echoes {
         !state.is_over
     }
 
-    /// Ends the echoes. Returns when the last ping was received that is echoed.
+    /// Stops echoing. Returns the time at which the last echoed ping was received.
     pub(crate) fn end(&self) -> Option<Instant> {
         let mut state = self.0.lock();
         state.is_over = true;
@@ -51,7 +52,7 @@ impl Echoes {
 }
 
 impl UnendedSession {
-    /// A session whose receiver runs in this process, if it has said so.
+    /// Creates a record of a session. `process` is the receiver's process, if it was reported.
     pub(crate) fn new(process: Option<String>, last_echo: Instant) -> Self {
         Self {
             process: process.unwrap_or_default(),
@@ -59,10 +60,11 @@ impl UnendedSession {
         }
     }
 
-    /// The session in an opening that is sent now; `None` if its receiver publishes nothing any more.
+    /// Returns the description of this session for an opening that is sent now, or `None` if its receiver can no longer
+    /// publish.
     pub(crate) fn in_opening(&self) -> Option<EarlierSession> {
         let left = LEASE_MAX.saturating_sub(self.last_echo.elapsed());
-        // A part of a millisecond counts as a whole one.
+        // Round up to whole milliseconds.
         let left_ms = left.as_nanos().div_ceil(NANOS_PER_MILLISECOND);
         (left > Duration::ZERO).then(|| EarlierSession {
             process: self.process.clone(),

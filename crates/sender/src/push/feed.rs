@@ -1,14 +1,15 @@
-//! A push that is fed piece by piece, in place of one walk: the part of one sender in a job that several share.
+//! A push that is fed piece by piece instead of by one walk. It is one sender's share of a job that several senders
+//! work on.
 //!
 //! ```text
-//!  Feeder ──pieces──► planner ──► as in any push ──► receipts ──► the last of a piece goes ──► Settled
-//!     └──orders─────────────────────────────────────────────────────────────────► answers
+//!  Feeder ──pieces──► planner ──► stages as in any push ──► receipts ──► last reference to a piece dropped ──► Settled
+//!     └──orders───────────────────────────────────────────────────────────────────────────────────────► answers
 //! ```
 //!
-//! What belongs to a piece holds on to it ([`Piece`]), in the plan, with a reader or in flight. So a piece has settled
-//! when the last of its entries has, and nothing counts them down.
+//! Everything that belongs to a piece holds a reference to it ([`Piece`]): in the plan, with a reader or in flight. A
+//! piece has therefore settled when its last entry has, and no counter is needed.
 //!
-//! **Invariant:** what is asked of a push that has ended fails, and is not waited for.
+//! **Invariant:** a request to a push that has ended fails immediately instead of waiting.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
@@ -24,7 +25,7 @@ use zmove_wire::{Batch, SharedJobOrder, SharedJobResult};
 
 use crate::push::piece::{Piece, PieceSize, Progress, Unnamed};
 
-/// The end at which a push is fed. The push ends when this has been dropped and all is settled.
+/// The handle that feeds a push. The push ends when all handles have been dropped and everything has settled.
 #[derive(Clone, Debug)]
 pub struct Feeder {
     fed: Sender<Fed>,
@@ -33,34 +34,34 @@ pub struct Feeder {
     rate: Arc<OnceLock<SharedRate>>,
 }
 
-/// The push has ended, so that nothing is done any more.
+/// The error of a request to a push that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session with the receiver has ended")]
 pub struct SessionOver;
 
-/// What the planner is fed with.
+/// Input for the planner.
 #[derive(Debug)]
 pub(crate) enum Fed {
     /// Entries, directories and errors, as a walk finds them.
     Items(Arc<Piece>, Vec<ScanItem>),
-    /// Groups of a large file: from the first, so many.
+    /// A range of groups of a large file.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
-    /// A file that is to get its name here, and of which others have sent groups.
+    /// A large file that several senders have sent and that this session has renamed into place.
     Found,
 }
 
-/// What the session is asked for beside.
+/// A request to the session, other than a piece to send.
 #[derive(Debug)]
 pub(crate) enum FeedRequest {
-    /// To send an order; with the bytes of the file that gets its name by it.
+    /// Sends an order. The number is the length in bytes of the file that the order renames into place, if any.
     Order(
         SharedJobOrder,
         Option<u64>,
         oneshot::Sender<SharedJobResult>,
     ),
-    /// The heads of orders for modes and times of directories.
+    /// Builds the heads of orders that set modes and times of directories.
     Directories(Vec<ScanItem>, oneshot::Sender<Vec<Batch>>),
-    /// The declaration of a large file.
+    /// Builds the declaration of a large file.
     Declaration(
         Arc<Directory>,
         Box<Entry>,
@@ -68,16 +69,16 @@ pub(crate) enum FeedRequest {
     ),
 }
 
-/// The ends at which a push takes what it is fed with.
+/// The receiving ends of a feeder's channels.
 #[derive(Debug)]
 pub(crate) struct Feed {
     pub(crate) fed: Receiver<Fed>,
     pub(crate) asked: mpsc::UnboundedReceiver<FeedRequest>,
-    /// What the lanes keep, once there is a session.
+    /// The rate limit of the lanes, set once there is a session.
     pub(crate) rate: Arc<OnceLock<SharedRate>>,
 }
 
-/// A piece that is under way.
+/// A piece that is being sent.
 #[derive(Debug)]
 pub struct Sending {
     heard: mpsc::UnboundedReceiver<Progress>,
@@ -85,7 +86,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// What comes next of the piece; that it has settled comes last.
+    /// Returns the next progress report of the piece. The last report is that the piece has settled.
     ///
     /// # Errors
     /// The session is over.
@@ -93,7 +94,7 @@ impl Sending {
         self.heard.recv().await.ok_or(SessionOver)
     }
 
-    /// A number that grows as long as the receiver stores and confirms something of the piece.
+    /// Returns a counter that increases whenever the receiver stores or confirms part of the piece.
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.piece
@@ -119,8 +120,8 @@ impl Feeder {
         )
     }
 
-    /// Whether there is a rate that the session keeps, and it has sent something within this time, or waited for its
-    /// turn.
+    /// Returns whether the session has a rate limit and has sent data, or waited for its turn to send, in the last
+    /// `span`.
     #[must_use]
     pub fn has_used_rate_within(&self, span: Duration) -> bool {
         self.rate
@@ -128,7 +129,8 @@ impl Feeder {
             .is_some_and(|rate| rate.is_wanted_within(span, Instant::now()))
     }
 
-    /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.
+    /// Sends the entries that a walk has found. Files of at least `large_bytes` bytes that the receiver needs are
+    /// reported instead of sent.
     ///
     /// # Errors
     /// The session is over.
@@ -157,8 +159,8 @@ impl Feeder {
         self.begin(size, |piece| Fed::Items(piece, items))
     }
 
-    /// Sends groups of a large file, which stays without a name. Only the caller is told if they fail: another may send
-    /// them, and the file has not failed then.
+    /// Sends groups of a large file without renaming it into place. Failures are reported only to the caller: the file
+    /// itself has not failed, because another sender may send these groups.
     ///
     /// # Errors
     /// The session is over.
@@ -179,7 +181,8 @@ impl Feeder {
         })
     }
 
-    /// Counts a large file as one of this session, which has been left to several and has got its name here.
+    /// Counts a large file in this session. Several senders have sent its groups, and this session has renamed it into
+    /// place.
     ///
     /// # Errors
     /// The session is over.
@@ -187,8 +190,8 @@ impl Feeder {
         self.fed.send(Fed::Found).map_err(|_over| SessionOver)
     }
 
-    /// The declaration of a large file, for the order that gives it its name; the inner error is why it cannot be
-    /// read.
+    /// Returns the declaration of a large file, for the order that renames it into place. The inner error is the reason
+    /// why the file cannot be read.
     ///
     /// # Errors
     /// The session is over.
@@ -201,7 +204,7 @@ impl Feeder {
             .await
     }
 
-    /// What orders have by which directories get mode and time: those that a walk has found.
+    /// Returns the heads of orders that set the modes and times of the directories in `found`, which come from a walk.
     ///
     /// # Errors
     /// The session is over.
@@ -210,7 +213,8 @@ impl Feeder {
             .await
     }
 
-    /// Has the receiver do something; `names` has the bytes of the file that gets its name by it.
+    /// Sends an order to the receiver. `names` is the length in bytes of the file that the order renames into place, if
+    /// any.
     ///
     /// # Errors
     /// The session is over.

@@ -1,4 +1,4 @@
-//! The job of a push, and the walk of its sources, which begins before the receiver is dialled.
+//! A push job and the walk of its sources, which begins before the receiver is dialed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use crate::push::config::SenderConfig;
 use crate::push::feed::{FeedRequest, Feeder};
 use crate::push::run::Run;
 
-/// One push.
+/// The sources, target and options of one push.
 #[derive(Debug)]
 pub struct PushJob {
-    /// The sources, and where they go below the target.
+    /// The sources and their paths below the target.
     pub sources: Vec<ScanRoot>,
-    /// The opening for the receiver. Its `run` and `extraneous` are filled in.
+    /// The opening for the receiver. The push fills in `run` and `extraneous`.
     pub open: Open,
-    /// Whether entries that are at the target alone are removed, and which of them.
+    /// Which entries that exist only at the target are removed, if any.
     pub mirror: Option<Removals>,
-    /// The number of sources that did not exist; each counts as an error of the scan.
+    /// Number of sources that did not exist. Each of them counts as a scan error.
     pub sources_missing: u64,
-    /// The list of files to send, in place of all of the sources.
+    /// The list of files to send, instead of everything in the sources.
     pub list: Option<PathList>,
 }
 
-/// A push whose scan is under way.
+/// A push whose scan is running.
 #[derive(Debug)]
 pub struct Push {
     pub(crate) scan: Scan,
@@ -39,15 +39,15 @@ pub struct Push {
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
-    /// What is asked for beside, where the push is fed by pieces.
+    /// Requests of the feeder other than pieces, if the push is fed.
     pub(crate) asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
-    /// What the lanes keep, once there is a session, for the end at which the push is fed.
+    /// Where the session stores the rate limit of its lanes for the feeder.
     pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,
 }
 
 impl Push {
-    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is the
-    /// moment when this session began.
+    /// Starts to walk the sources for a session of `run`. The receiver may be dialed while the walk runs. `started` is
+    /// the time at which this session began.
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob {
@@ -58,7 +58,7 @@ impl Push {
             list,
         } = job;
         config.walk_for(&open);
-        // A list has each name that is to be sent.
+        // A list contains every name that is to be sent, so no directory needs to be reread.
         let rereads = list.is_none() && open.intent != Intent::Inspect;
         if mirror.is_some() || rereads {
             config.scan.first_walk = Some(run.first_walk(mirror.as_ref()));
@@ -98,7 +98,7 @@ impl Push {
         }
     }
 
-    /// A push that walks nothing, and is fed by pieces.
+    /// Creates a push that walks nothing and is fed piece by piece.
     #[must_use]
     pub fn fed(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
         let (feeder, feed) = Feeder::new();
@@ -119,7 +119,7 @@ impl Push {
         (push, feeder)
     }
 
-    /// The same push, without a time before its session in which a user was asked for something.
+    /// Excludes from the push the time before its session in which the user was asked a question.
     #[must_use]
     pub fn without(self, asked: Duration) -> Self {
         Self {
@@ -128,19 +128,19 @@ impl Push {
         }
     }
 
-    /// The number of lanes that the push can use.
+    /// Returns a handle that reports how many lanes the push can use.
     #[must_use]
     pub fn need(&self) -> Need {
         Need(self.scan.tally())
     }
 }
 
-/// The number of lanes that a push can use, as far as its scan has come.
+/// The number of lanes that a push can use, derived from the progress of its scan.
 #[derive(Clone, Debug)]
 pub struct Need(Arc<WalkTally>);
 
 impl Need {
-    /// The most lanes that can have something to carry; `None` while the scan goes on.
+    /// Returns the maximum number of lanes that can have data to send, or `None` while the scan runs.
     #[must_use]
     pub fn lanes(&self) -> Option<u16> {
         self.0
@@ -148,7 +148,7 @@ impl Need {
             .map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
     }
 
-    /// How many bytes the files have that were found so far.
+    /// Returns the total size in bytes of the files found so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.so_far().bytes

@@ -1,7 +1,8 @@
-//! A piece of a push that is fed, held by all that belongs to it: by the directory of each entry, wherever that is.
+//! A piece of a fed push. The directory of each of its entries holds a reference to it, in whichever stage the entry
+//! is.
 //!
-//! **Invariant:** an entry counts as confirmed only by the receiver's word. Whatever else becomes of an entry, it lets
-//! go of its piece, and is missed among what was confirmed.
+//! **Invariant:** an entry counts as confirmed only when the receiver has reported it. An entry with any other outcome
+//! merely drops its reference, and the piece then counts it as failed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,13 +13,13 @@ use zmove_scan::{Entry, EntryKind};
 use zmove_types::{Lock, RelPath};
 use zmove_wire::{FileHead, WorkCounts};
 
-/// A piece of a push, held by all that belongs to it.
+/// A piece of a push, kept alive by its entries.
 #[derive(Debug)]
 pub(crate) struct Piece {
     found: u64,
     large_bytes: u64,
     heard: mpsc::UnboundedSender<Progress>,
-    /// The bytes that have not been read yet.
+    /// Bytes that have not been read yet.
     unread: AtomicU64,
     half: u64,
     confirmed: AtomicU64,
@@ -26,45 +27,46 @@ pub(crate) struct Piece {
     settled: Lock<Settled>,
 }
 
-/// What becomes of a piece that is under way.
+/// A progress report of a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A large file is not sent with the piece: it is left to several, or at the target already.
+    /// A large file that is not sent with the piece, because several senders share it or the target already has it.
     Large(LargeFound),
-    /// Half of the bytes are on their way to the lanes: another piece keeps them busy. Not said of all pieces.
+    /// Half of the bytes have been read, so another piece is needed to keep the lanes busy. Not every piece reports
+    /// this.
     HalfRead,
-    /// All else of the piece has settled.
+    /// Everything else in the piece has settled.
     Settled(Settled),
 }
 
-/// What a piece has.
+/// The size of a piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceSize {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
-    /// Files of so many bytes are left to several.
+    /// Minimum size in bytes of files that are left to several senders.
     pub(crate) large_bytes: u64,
 }
 
-/// What has become of a piece.
+/// The result of a piece.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// The counts, without large files that have no names yet.
+    /// Counts, without large files that are not yet renamed into place.
     pub counts: WorkCounts,
-    /// Large files all groups of which have been stored, and which get their names by an order.
+    /// Large files whose groups have all been stored. An order renames them into place.
     pub unnamed: Vec<Unnamed>,
-    /// Why groups of a large file have failed, which is told nobody else.
+    /// The error of failed groups of a large file. It is reported nowhere else.
     pub why: Option<String>,
 }
 
-/// A large file that has no name at the target yet.
+/// A large file that is not yet renamed into place at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// The declaration, for the order.
     pub head: Vec<u8>,
-    /// The path at the target.
+    /// Path at the target.
     pub path: PathBuf,
-    /// The length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -78,28 +80,28 @@ impl Unnamed {
     }
 }
 
-/// A file that is so large that several are to send it.
+/// A file so large that several senders share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargeFound {
-    /// The directory that it is in, below its source.
+    /// Path of the file's directory, relative to its source.
     pub directory: RelPath,
     /// The file.
     pub entry: Entry,
-    /// Whether it is to be sent.
+    /// Whether the target already has the file.
     pub at_target: AtTarget,
 }
 
 /// Whether the target has a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtTarget {
-    /// The target has it: nothing of it is to be sent.
+    /// The target has the file, so no part of it is sent.
     There,
     /// The receiver needs it.
     Needed,
 }
 
 impl Piece {
-    /// A piece of this size, and the end at which one hears of it.
+    /// Creates a piece and the channel on which its progress is reported.
     pub(crate) fn new(size: PieceSize) -> (Arc<Self>, mpsc::UnboundedReceiver<Progress>) {
         let (heard, hears) = mpsc::unbounded_channel();
         let piece = Self {
@@ -119,7 +121,7 @@ impl Piece {
         let _nobody_waits = self.heard.send(progress);
     }
 
-    /// So many bytes more have been read.
+    /// Records that `bytes` more bytes have been read.
     pub(crate) fn has_read(&self, bytes: u64) {
         let less = |unread: u64| Some(unread.saturating_sub(bytes));
         let before = self
@@ -131,12 +133,12 @@ impl Piece {
         }
     }
 
-    /// A number that grows as long as the receiver stores and confirms something of the piece.
+    /// Returns a counter that increases whenever the receiver stores or confirms part of the piece.
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// The receiver has an entry.
+    /// Counts an entry as confirmed by the receiver.
     pub(crate) fn confirm(&self, entry: &Entry) {
         self.confirm_without_data();
         if entry.kind == EntryKind::File {
@@ -146,7 +148,7 @@ impl Piece {
         }
     }
 
-    /// The target has had an entry before.
+    /// Counts an entry that already existed at the target.
     pub(crate) fn confirm_there(&self, entry: &Entry) {
         self.confirm(entry);
         if entry.kind == EntryKind::File {
@@ -156,20 +158,20 @@ impl Piece {
         }
     }
 
-    /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
+    /// Leaves a file that the receiver needs to several senders if it is large enough. Returns whether it was left.
     pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
         self.tell_if_large(directory, entry, AtTarget::Needed)
     }
 
-    /// The target has an entry that it was asked about. A file that would be left to several is told of, and counts for
-    /// nothing here: another may have given it its name.
+    /// Handles an entry that the target already has. A file large enough to be left to several senders is reported but
+    /// not counted here, because another sender may have renamed it into place.
     pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
         if !self.tell_if_large(directory, entry, AtTarget::There) {
             self.confirm_there(entry);
         }
     }
 
-    /// Tells of a file that is left to several, if it is so large; returns whether it is.
+    /// Reports a file that is left to several senders, if it is large enough. Returns whether it is.
     fn tell_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {
@@ -184,31 +186,31 @@ impl Piece {
         is_large
     }
 
-    /// A special file is not copied.
+    /// Counts a special file, which is not copied.
     pub(crate) fn leave_special(&self) {
         self.confirm_without_data();
         self.settled.lock().counts.specials += 1;
     }
 
-    /// The receiver has a directory itself.
+    /// Counts an entry without file data as confirmed, such as a directory.
     pub(crate) fn confirm_without_data(&self) {
         self.confirmed.fetch_add(1, Ordering::Relaxed);
         self.has_moved();
     }
 
-    /// The receiver has stored something of it.
+    /// Records that the receiver has stored part of the piece.
     pub(crate) fn has_moved(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The receiver has all groups of a large file that were to be sent; it gets its name by an order.
+    /// Records that the receiver has all requested groups of a large file. An order renames the file into place later.
     pub(crate) fn confirm_large(&self, head: Option<FileHead>) {
         self.confirm_without_data();
         let unnamed = head.as_ref().map(Unnamed::of);
         self.settled.lock().unnamed.extend(unnamed);
     }
 
-    /// Groups of a large file have failed.
+    /// Records why groups of a large file have failed.
     pub(crate) fn fail_range(&self, why: String) {
         self.settled.lock().why = Some(why);
     }

@@ -1,4 +1,4 @@
-//! The stages of one push, from the scan to the lanes: started together, stopped together, joined at the end.
+//! The stages of one push, from the scan to the lanes. They are started, stopped and joined together.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ use crate::read::reader_count::ReaderCount;
 use crate::send::lane::LaneContext;
 use crate::send::lane_set::LaneSet;
 
-/// The stages of one push, and what they share.
+/// The stages of one push and their shared state.
 pub(crate) struct Pipeline {
     pub(crate) config: SenderConfig,
     pub(crate) session: Arc<Session>,
@@ -38,7 +38,7 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the planner and, unless it inspects, the readers; lanes are added as they come up.
+    /// Starts the planner and, unless the push only inspects, the readers. Lanes are added as they come up.
     pub(crate) fn start(
         config: SenderConfig,
         receipts: &Receipts,
@@ -92,7 +92,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Starts the planner, and the threads that hash for a verification.
+    /// Starts the planner and, for a verification, the hashing threads.
     fn start_planner(&mut self, replies: Replies, task: Task) -> io::Result<()> {
         let session = Arc::clone(&self.session);
         let scan = self.scan.clone();
@@ -111,8 +111,8 @@ impl Pipeline {
         self.threads.spawn(name, inspect)
     }
 
-    /// Starts readers up to so many, or has those beyond end after their present work. Readers that cannot be started
-    /// are done without, unless there are none at all: that is an error.
+    /// Sets the number of readers to `wanted`. Surplus readers end after their current work. If some readers cannot be
+    /// started, the push continues with fewer; it is an error only if none runs.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
         let running = self.readers.reader_count.want(wanted);
         for number in running..wanted {
@@ -142,7 +142,8 @@ impl Pipeline {
         }
     }
 
-    /// Drops connections and threads that have ended. To be called at even intervals, in which lanes are compared.
+    /// Drops connections and threads that have ended. Must be called at regular intervals, over which the throughput of
+    /// lanes is compared.
     pub(crate) fn tidy(&mut self) {
         self.lane_set.tidy();
         self.threads.tidy();
@@ -155,7 +156,7 @@ impl Pipeline {
         self.pool.close();
     }
 
-    /// Waits for all threads.
+    /// Waits for all threads to end.
     pub(crate) fn join(self) {
         let Self {
             lane_set,
@@ -164,8 +165,8 @@ impl Pipeline {
             scan,
             ..
         } = self;
-        // Lanes end when no reader can bring them anything, readers when no lane takes anything. Hold the lanes
-        // until then: without a holder each ends after its present frame.
+        // A lane ends when no reader can bring it anything, and a reader ends when no lane takes anything. Hold the
+        // lanes until then, because a lane without a holder ends after its current frame.
         let _lanes = lane_set.close();
         drop(readers);
         drop(scan);
@@ -173,5 +174,5 @@ impl Pipeline {
     }
 }
 
-/// Buffers that readers fill while each lane holds one.
+/// Number of buffers that readers can fill while each lane holds one.
 const BUFFERS_BESIDE_LANES: usize = 8;

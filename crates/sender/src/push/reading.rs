@@ -1,4 +1,4 @@
-//! A reading of this side's clocks and counters, from which the limit of the push is found.
+//! Readings of this side's clocks and counters, which show what limits the push.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path;
 
-/// What this side knows at one moment about where the time went.
+/// A reading of how the stages have spent their time so far.
 #[derive(Default)]
 pub(super) struct StageReading {
     times: Times,
@@ -17,7 +17,7 @@ pub(super) struct StageReading {
 }
 
 impl StageReading {
-    /// Reads how this side's stages have spent their time, and what the path did.
+    /// Reads how this side's stages have spent their time, and the measurements of the path.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline {
             session, lane_set, ..
@@ -38,7 +38,7 @@ impl StageReading {
         }
     }
 
-    /// The times of the whole push, as known at its end.
+    /// Returns the times of the whole push. Called at its end.
     pub(super) fn times(&self, wall: Duration, lanes: usize, finished: &Finished) -> Times {
         let path = self.path.as_ref();
         let on_the_wire = path
@@ -57,7 +57,7 @@ impl StageReading {
         }
     }
 
-    /// The limit of the rate in the interval that began with `before`.
+    /// Returns the limit of the rate in the interval since `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let path = self.path.as_ref().map(|path| {
             before
@@ -76,5 +76,5 @@ impl StageReading {
     }
 }
 
-/// How often the user is told what limits the rate.
+/// Interval at which the limit of the rate is reported to the user.
 pub(super) const LIMIT_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,18 +1,18 @@
-//! The state that the sessions of one run share.
+//! The state shared by the sessions of one run.
 //!
-//! A session that loses its connections can be followed by another, which walks the sources again and is informed by
-//! the receiver of what is there.
+//! When a session loses its connections, another may follow. It walks the sources again and learns from the receiver
+//! which data the target already has.
 //!
-//! - Files and bytes moved: those of earlier sessions are added. Files that the last session found equal because of
-//!   them are taken off. Groups of a large file that an earlier session has brought count as if the session that makes
-//!   the file whole had sent them. [`FileLedger`] keeps what is known of single files and groups.
-//! - Entries removed: those of earlier sessions are added. The walk for names begins again, and nothing of a
-//!   session is being removed when the next begins.
-//! - Failures are counted by the last session, which has tried everything again.
-//! - The bottleneck and the path are those of the last session; the summary's time is that of the whole run.
+//! - Files and bytes moved: the counts of earlier sessions are added. Files that the last session found equal because
+//!   an earlier session had moved them are subtracted. Groups of a large file that an earlier session sent count as if
+//!   the session that completes the file had sent them. [`FileLedger`] records the state of single files and groups.
+//! - Entries removed: the counts of earlier sessions are added. The walk for names begins again, and no removal is
+//!   still in progress when the next session begins.
+//! - Failures: those of the last session count, because it has tried everything again.
+//! - The bottleneck and the path are those of the last session. The summary's duration is that of the whole run.
 //!
-//! **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a failure is
-//! reported once. Only failures of the last session count at the end, for it tried everything again.
+//! **Invariant:** a file that any session has moved counts as moved once and appears in the manifest once. A failure is
+//! reported once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,69 +27,69 @@ use crate::account::totals::Totals;
 use crate::mirror::Removals;
 use crate::push::echoes::UnendedSession;
 
-/// One run of a push, of as many sessions as it takes.
+/// One run of a push, which consists of one or more sessions.
 #[derive(Debug)]
 pub struct Run {
     pub(crate) started: Instant,
     cpu_started: Duration,
-    /// The id of the first session's transfer.
+    /// Id of the first session's transfer.
     id: Option<TransferId>,
-    /// What its sessions have come to.
+    /// The results of the sessions so far.
     pub standing: Standing,
-    /// The most bytes that a session that broke off has found at the target.
+    /// Largest number of bytes that a broken-off session found at the target.
     bytes_found_most: u64,
     pub(crate) earlier: Earlier,
     pub(crate) files: FileLedger,
-    /// The last session that broke off and may still publish. All others before it are over before it is.
+    /// The last session that broke off and may still publish. All earlier ones stop publishing before it does.
     unended: Option<UnendedSession>,
-    /// The sources as the first walk found them, where the target becomes a mirror of them.
+    /// The sources as the first walk found them. Later walks are checked against this record.
     first_walk: Option<Arc<FirstWalk>>,
 }
 
-/// What the sessions of a run have come to, and how long the next one may wait.
+/// The results of the sessions of a run so far, and how long the next session may wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
-    /// The number of sessions that the other host has begun.
+    /// Number of sessions that the peer has begun.
     pub begun: u64,
-    /// Whether no session follows one that has begun and lost its connections. None follows an inspection, which would
-    /// report all of it again, or leave out what was reported meanwhile.
+    /// Whether the run only inspects. A broken-off inspection is not followed by another session, which would either
+    /// report everything again or omit entries that were already reported.
     pub inspects: bool,
-    /// What the last session has come to.
+    /// Result of the last session.
     pub fate: SessionFate,
-    /// The longest wait of the next session for its turn at a busy host. Default: not at all.
+    /// Maximum time that the next session waits for its turn at a busy host. Default: it does not wait.
     pub patience: Duration,
 }
 
-/// What a session has come to that broke off.
+/// The result of a broken-off session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SessionFate {
-    /// The peer has not begun it.
+    /// The peer has not begun the session.
     #[default]
     NotBegun,
-    /// No progress: the session has come no further than those before.
+    /// The session made no progress beyond earlier sessions.
     InVain {
-        /// The time from the peer's first answer to the end; zero where there was none.
+        /// Time from the peer's first answer to the end of the session, or zero if there was no answer.
         answered: Duration,
     },
-    /// Progress: the session has come further.
+    /// The session made progress beyond earlier sessions.
     OfUse,
 }
 
-/// The results of all sessions before this one.
+/// The combined results of all sessions before the current one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Earlier {
-    /// The report counters. Their bytes are those of files that are whole; the next session counts what these have
-    /// brought of other files, since it finds that at the target.
+    /// Counters for the report. Bytes are counted only for complete files. The next session finds the bytes of other
+    /// files at the target and counts them.
     pub(crate) counters: Counters,
-    /// Entries that any of these sessions asked to be removed.
+    /// Number of entries whose removal any of these sessions requested.
     pub(crate) extraneous: u64,
     pub(crate) first_byte: Option<Duration>,
-    /// How far the stages had come.
+    /// Progress of the stages.
     pub(crate) reached: Sample,
 }
 
 impl Run {
-    /// A new run. `started` is when the user began to wait.
+    /// Begins a run. `started` is the time at which the user began to wait.
     #[must_use]
     pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
         Self {
@@ -105,13 +105,13 @@ impl Run {
         }
     }
 
-    /// Leaves a time before a session out of the time that the run has taken: a user was asked for something.
+    /// Excludes from the run the time before a session in which the user was asked a question.
     pub fn leave_out(&mut self, asked: Duration) {
         self.started += asked;
     }
 
-    /// The record by which all walks check that the sources are what they were when the first walk began, which is
-    /// now unless there has been one.
+    /// Returns the record by which all walks check that the sources have not changed since the first walk began. The
+    /// first call creates it.
     pub(crate) fn first_walk(&mut self, removals: Option<&Removals>) -> Arc<FirstWalk> {
         let begin = || match removals {
             Some(removals) => FirstWalk::begin(removals.own_directories.clone()),
@@ -120,22 +120,24 @@ impl Run {
         Arc::clone(self.first_walk.get_or_insert_with(|| Arc::new(begin())))
     }
 
-    /// The number of times that the run went on after its connections were lost.
+    /// Returns how often the run has reconnected after losing its connections.
     pub(crate) fn reconnects(&self) -> u64 {
         self.standing.begun.saturating_sub(1)
     }
 
-    /// The id by which the receiver recognizes the run that this `transfer` belongs to.
+    /// Returns the ID by which the receiver recognizes the run: that of the first transfer, which is `transfer` if
+    /// there was none before.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
     }
 
-    /// The earlier session of the run whose receiver may still publish, for an opening that is sent now.
+    /// Returns the earlier session of the run whose receiver may still publish, for an opening that is sent now.
     pub(crate) fn earlier_session(&self) -> Option<EarlierSession> {
         self.unended.as_ref().and_then(UnendedSession::in_opening)
     }
 
-    /// Notes that the receiver has opened a session: it has waited until no earlier one could publish.
+    /// Records that the receiver has opened a session. Before it opens one, it waits until no earlier session can
+    /// publish.
     pub(crate) fn note_opened(&mut self) {
         self.unended = None;
         self.standing.begun += 1;
@@ -144,8 +146,8 @@ impl Run {
         };
     }
 
-    /// Notes that a session has broken off whose receiver has not confirmed the end. `process` is the receiver's, if it
-    /// has said so, and `last_echo` is when the last ping was received that was echoed. Without an echo a receiver
+    /// Records a broken-off session whose end the receiver has not confirmed. `process` is the receiver's process, if
+    /// it was reported. `last_echo` is the time at which the last echoed ping was received. Without an echo, a receiver
     /// publishes nothing.
     pub(crate) fn note_unended(
         &mut self,
@@ -161,15 +163,16 @@ impl Run {
         cpu_time().saturating_sub(self.cpu_started)
     }
 
-    /// Notes that a session has ended whose receiver answered to something that was sent, first at this moment.
+    /// Records that a session has ended whose receiver sent its first answer at `first`.
     pub(crate) fn note_answered(&mut self, first: Instant) {
         self.standing.fate = SessionFate::InVain {
             answered: first.elapsed(),
         };
     }
 
-    /// Adds a session that broke off. It has come further if the receiver has confirmed a file, or a group of a large
-    /// one, that none before has brought, or a removal, or if it has found more bytes at the target than each of these.
+    /// Adds a broken-off session. It has made progress if the receiver has confirmed a removal, or a file or a group of
+    /// a large file that no earlier session had sent. It has also made progress if it found more bytes at the target
+    /// than each earlier session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let bytes_found = totals.skipped_bytes.get();
         let has_changed = self.files.brought.take_new() || totals.counters.removed.get() > 0;
@@ -182,7 +185,7 @@ impl Run {
 }
 
 impl Earlier {
-    /// Adds the results of a session that broke off.
+    /// Adds the results of a broken-off session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let whole = *totals.whole.lock();
         let session = Counters {
@@ -197,16 +200,16 @@ impl Earlier {
         self.first_byte = self.first_byte.or(first_byte);
     }
 
-    /// The counters of the whole run when it has ended with a session that counted `last`.
+    /// Returns the counters of the whole run, whose last session counted `last`.
     pub(crate) fn counters_with(&self, last: Counters) -> Counters {
         self.counters.then(&Counters {
-            // The last session finds equal what this run has moved before.
+            // The last session finds files equal that earlier sessions of this run have moved.
             skipped: last.skipped.saturating_sub(self.counters.files),
             ..last
         })
     }
 
-    /// The progress of all sessions together, when this one is at `now`.
+    /// Returns the combined progress of all sessions. `now` is the progress of the current one.
     pub(crate) fn with(&self, now: Sample) -> Sample {
         let sum = |now: Option<u64>, before: Option<u64>| now.map(|now| now + before.unwrap_or(0));
         Sample {
@@ -223,7 +226,7 @@ impl Earlier {
     }
 }
 
-/// CPU time of the whole process so far.
+/// Returns the CPU time used by the whole process so far.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(

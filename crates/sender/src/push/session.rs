@@ -32,14 +32,15 @@ pub(crate) struct Session {
     pub(crate) read_ahead: ReadAhead,
     pub(crate) extras: Extras,
     pub(crate) rate: PushRate,
-    /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
+    /// Held while a message from the receiver is processed. A thread that takes this lock and finds nothing in flight
+    /// has seen all effects of the receiver's messages.
     pub(crate) entering: Lock<()>,
-    /// What the receiver may hold here.
+    /// The quota for the receiver's use of this host's memory and threads.
     pub(crate) quota: Arc<dyn PeerQuota>,
 }
 
 impl Session {
-    /// A new session, which began at `started`; messages to the receiver go by `outgoing`.
+    /// Creates a session that began at `started`. Messages to the receiver are sent through `outgoing`.
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         extras: Extras,
@@ -61,10 +62,10 @@ impl Session {
         }
     }
 
-    /// The declaration of a large file, as it is now.
+    /// Returns the declaration of a large file in its current state.
     ///
     /// # Errors
-    /// Why it cannot be read, or is not what it was.
+    /// The reason why the file cannot be read, or that it has changed since it was found.
     pub(crate) fn declare(
         &self,
         directory: &Arc<Directory>,
@@ -86,7 +87,7 @@ impl Session {
         Ok(Unnamed::of(&head))
     }
 
-    /// What orders have by which these directories get mode and time.
+    /// Returns the heads of orders that set the modes and times of these directories.
     pub(crate) fn directory_batches(&self, found: &[ScanItem]) -> Vec<Batch> {
         let groups = found.iter().flat_map(|item| self.directories_of(item));
         directory_batches(groups)
@@ -125,8 +126,8 @@ impl Session {
         }
     }
 
-    /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays
-    /// as it was reported.
+    /// Fails a large file on this side, so that no part of it appears at the target. A file that has already ended
+    /// keeps its reported result.
     pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
         if let Some(counted) = self.in_flight.abandon_large(file.id) {
             self.account.fail_large(file, counted, error);
@@ -134,7 +135,8 @@ impl Session {
     }
 }
 
-/// Without the attributes of a directory that alone is too long for an order: several are not.
+/// Removes extended attributes if those of a single directory exceed the size of an order. A batch of several
+/// directories always fits.
 fn with_fitting_attributes(mut batch: Batch) -> Batch {
     if let [_alone] = &*batch.groups
         && let Some(excess) = batch.encode().len().checked_sub(FRAME_HEAD_BYTES_MAX)

@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::LaneError;
 
-/// All threads that have been started and may not have ended.
+/// All threads that have been started and may still be running.
 pub(crate) struct PushThreads {
     running: Vec<JoinHandle<()>>,
     broken: UnboundedSender<Broken>,
 }
 
-/// A lane that broke, or any thread that panicked.
+/// A report that a lane broke or that a thread panicked.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) lane: Option<usize>,
@@ -20,7 +20,7 @@ pub(crate) struct Broken {
 }
 
 impl PushThreads {
-    /// No threads yet; a panic of one is reported to `broken`.
+    /// Creates an empty set of threads. A panic in one of them is reported to `broken`.
     pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
         Self {
             running: Vec::new(),
@@ -43,7 +43,7 @@ impl PushThreads {
         Ok(())
     }
 
-    /// Drops the handles of threads that have ended: lanes and readers come and go as long as the push lasts.
+    /// Drops the handles of threads that have ended. Lanes and readers start and end throughout a push.
     pub(crate) fn tidy(&mut self) {
         self.running.retain(|thread| !thread.is_finished());
     }
@@ -58,7 +58,7 @@ impl PushThreads {
     }
 }
 
-/// Ends the push when one of its threads panics, rather than let it wait for ever.
+/// Ends the push when one of its threads panics. Without this the push would wait forever.
 struct PanicGuard(UnboundedSender<Broken>);
 
 impl Drop for PanicGuard {
