@@ -1,4 +1,4 @@
-//! The sender's half of the control conversation: from the greeting to the receiver's last message.
+//! The sender's half of the control conversation, from the greeting to the receiver's last message.
 
 pub(crate) mod admission;
 pub(crate) mod link;
@@ -21,8 +21,8 @@ use zmove_wire::{
 use crate::control::relay::{Beside, HeardMessage, Last, NoQuota, Relay, inbox};
 use crate::error::SessionError;
 
-/// Greets the receiver, and opens a conversation without lanes. Does not wait for a turn in the queue: a user waits for
-/// the answer.
+/// Greets the receiver and opens a conversation without lanes. Fails if the transfer would have to wait in the queue,
+/// because a user waits for the answer.
 pub(crate) async fn open_now(
     greeting: Greeting,
     mut reader: ControlReader,
@@ -32,15 +32,15 @@ pub(crate) async fn open_now(
     writer.send(&greeting.encode()).await?;
     let greeted = async {
         reader.greeting().await?;
-        // A receiver that refuses need not have read the opening: its answer has the reason.
+        // A receiver that refuses need not have read the opening. Its answer contains the reason.
         let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
         Ok(inbox(reader, Arc::new(NoQuota)))
     };
     permission(greeted, Duration::ZERO, |_said| ()).await
 }
 
-/// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
-/// waits for `patience`. `hear` hears what the receiver says meanwhile.
+/// Waits until the receiver has greeted and opened the transfer. A transfer that is queued waits for up to `patience`.
+/// Messages received during the wait are passed to `hear`.
 pub(crate) async fn permission(
     greeted: impl Future<Output = Result<Inbox<HeardMessage>, SessionError>>,
     patience: Duration,
@@ -73,7 +73,7 @@ pub(crate) async fn permission(
             }
             ToSender::HeldUp { .. } => {
                 hear(&answer);
-                // it may take long, and a receiver that is lost meanwhile is noticed otherwise
+                // The wait may be long. The loss of the receiver is detected by other means.
                 receive(&mut inbox).await?
             }
             answer => return Err(not_opened(answer)),
@@ -86,7 +86,7 @@ async fn next_answer(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, Sessio
     next.unwrap_or(Err(SessionError::Silent))
 }
 
-/// The error for a first answer by which the transfer is not opened now.
+/// Returns the error for a first answer that does not open the transfer.
 pub(crate) fn not_opened(answer: ToSender) -> SessionError {
     match answer {
         ToSender::Waiting(Waiting { text, .. }) => SessionError::Refused(Refusal {
@@ -101,25 +101,25 @@ pub(crate) fn not_opened(answer: ToSender) -> SessionError {
     }
 }
 
-/// The next message; the end of the connection is an error here.
+/// Receives the next message. The end of the connection is an error here.
 pub(crate) async fn receive(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??.message)
 }
 
-/// All that is said to the receiver.
+/// The outgoing half of the control conversation.
 pub(crate) struct Speaker {
-    /// To be called with the end, where the receiver has dialled.
+    /// Called with the result of the session if the receiver has dialed.
     last: Option<Last>,
-    /// Ends when all has been written.
+    /// Ends when everything has been written.
     writing: JoinHandle<()>,
-    /// The error by which no more can be sent.
+    /// Delivers the error after which no more messages can be sent.
     pub(crate) unsayable: mpsc::Receiver<ControlError>,
 }
 
 impl Speaker {
-    /// Writes messages until all senders are gone, then ends the connection in order. A task of its own, so that two
-    /// peers who both have much to send never wait for each other. Words beside the transfer end it when they end,
-    /// since their last is the end of the session.
+    /// Starts a task that writes messages until all senders are dropped, and then ends the connection in order. A
+    /// separate task prevents a deadlock between two peers that both have much to send. If there are relay messages,
+    /// the task also ends when their channel closes, because the last of them reports the end of the session.
     pub(crate) fn start(
         writer: ControlWriter,
         outgoing: mpsc::UnboundedReceiver<ToReceiver>,
@@ -140,13 +140,13 @@ impl Speaker {
         }
     }
 
-    /// Whether the receiver has dialled, and has greeted before.
+    /// Returns whether the receiver has dialed this sender, and both have already exchanged greetings.
     pub(crate) fn was_dialled(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Tells how the session has ended to a receiver that has dialled, and waits a little until the connection has
-    /// ended. After a bad end any other receiver sees the end of the connection at once.
+    /// Ends the conversation. A receiver that has dialed is sent the result of the session, and the connection gets
+    /// `GOODBYE_TIMEOUT` to end. After a failure, any other receiver notices the end of the connection immediately.
     pub(crate) async fn end(&mut self, ended: Result<&Summary, &SessionError>) {
         let ends_in_order = ended.is_ok() || self.was_dialled();
         if let Some(last) = self.last.take() {
@@ -172,7 +172,7 @@ async fn write(
     Ok(())
 }
 
-/// The next thing to be said: messages before words beside the transfer, which would delay it.
+/// Returns the next message to write. Transfer messages go before relay messages, which would delay the transfer.
 async fn next_said(
     outgoing: &mut mpsc::UnboundedReceiver<ToReceiver>,
     beside: &mut Option<mpsc::UnboundedReceiver<Beside>>,
@@ -191,8 +191,8 @@ async fn next_said(
     }
 }
 
-/// Waits a little for the receiver's last message before `error` ends the session: a lost connection is often only the
-/// first sign of what the receiver has just sent.
+/// Waits up to `EXPLANATION_TIMEOUT` for the receiver's last message before `error` ends the session. A lost connection
+/// is often only the first sign of a message that the receiver has just sent.
 pub(crate) async fn explained<T>(
     said: impl Future<Output = Result<T, SessionError>>,
     error: SessionError,
@@ -203,7 +203,7 @@ pub(crate) async fn explained<T>(
 }
 
 pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
-/// The longest wait for `Opened`: a receiver that looks at its target for longer will not come back to it.
+/// Maximum wait for `Opened`. A receiver that examines its target for longer than this is not expected to answer.
 const PERMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Sending: the lanes with their threads, and what is in flight on them.
+//! The sending stage: lanes, their threads, and the work in flight on them.
 
 pub(crate) mod frames;
 pub(crate) mod in_flight;

@@ -1,5 +1,5 @@
-//! A check whether a receiver lets this side's key in: it is asked what a push of nothing into the key's first root
-//! would do. `zmove doctor` runs it.
+//! Checks whether a receiver accepts this side's key, by asking it to preview an empty push into the key's first root.
+//! `zmove doctor` runs this check.
 
 use std::time::Duration;
 
@@ -13,10 +13,11 @@ use zmove_wire::{
 use crate::control::{open_now, receive};
 use crate::error::SessionError;
 
-/// Asks over a fresh connection, and closes it in order. Returns the number of lanes that the receiver would take.
+/// Runs the check over a new connection and closes it in order. Returns the number of lanes that the receiver would
+/// accept.
 ///
 /// # Errors
-/// [`SessionError::Refused`] with the receiver's reason; others when the conversation broke off.
+/// [`SessionError::Refused`] with the receiver's reason, or another error if the conversation broke off.
 pub async fn ask_admission(
     reader: ControlReader,
     writer: ControlWriter,
@@ -51,5 +52,5 @@ async fn ask(
     Ok(opened.lanes_max)
 }
 
-/// How long the whole conversation may take: the receiver flushes its storage before it takes the connection.
+/// Maximum duration of the whole conversation. The receiver flushes its storage before it accepts the connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! The connections that a session is given.
+//! The connections of a session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,29 +13,30 @@ use crate::control::not_opened;
 use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
-/// The connections to the other side: control and lanes, of which this side has the ends `L`.
+/// The control connection and the lanes to the peer. `L` is the type of this side's end of a lane.
 #[derive(Debug)]
 pub struct Link<L = Box<dyn LaneSink>> {
-    /// The transfer's id, as the lanes have sent it.
+    /// Id of the transfer, as sent on the lanes.
     pub transfer: TransferId,
-    /// The cipher of the lanes, as they have sent it.
+    /// Cipher of the lanes, as sent on the lanes.
     pub cipher: Cipher,
-    /// The control connection, on which nothing has been sent; where the receiver has dialled, both have greeted.
+    /// The control connection. Nothing has been sent on it, unless the receiver has dialed: then both sides have
+    /// greeted.
     pub control: (ControlReader, ControlWriter),
-    /// Lanes as they come up, on which the greeting has been sent; an error is the reason why one did not come up.
+    /// Lanes as they come up, with the greeting already sent. An error is the reason why a lane did not come up.
     pub lanes: mpsc::Receiver<Result<L, LaneError>>,
-    /// The supply of further lanes; `None` where there can be none.
+    /// Supply of additional lanes, or `None` if there can be no more.
     pub supply: Option<LaneSupply>,
-    /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.
+    /// Relay messages for a receiver that has dialed, or `None` if this side has dialed.
     pub relay: Option<Relay>,
-    /// What the receiver may hold here.
+    /// The quota for the receiver's use of this host's memory and threads.
     pub quota: Arc<dyn PeerQuota>,
 }
 
 impl Link {
-    /// Sends the greeting and the opening. One that may begin a shared job is sent only
-    /// when the receiver has room, which is to be heard within `silence_max`: what has been said may be carried out,
-    /// whether this side waits in line or not.
+    /// Sends the greeting and the opening. An opening that may begin a shared job is sent only after the receiver has
+    /// reported within `silence_max` that it has room. The receiver may act on an opening even if this side no longer
+    /// waits in the queue.
     pub(crate) async fn ask(
         &mut self,
         open: Open,
@@ -67,14 +68,14 @@ impl Link {
     }
 }
 
-/// Whether an opening may begin a shared job.
+/// Returns whether an opening may begin a shared job.
 pub(crate) fn may_begin_job(open: &Open) -> bool {
     open.shared_job
         .as_ref()
         .is_some_and(|opening| opening.beginning == Beginning::Allowed)
 }
 
-/// Whether the receiver has room for the session at once: it says otherwise together with its greeting.
+/// Checks that the receiver has room for the session. A receiver without room reports that together with its greeting.
 async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
     reader.greeting().await?;
     if !reader.has_message() {
@@ -84,40 +85,40 @@ async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
     Err(not_opened(decode_message(&message)?))
 }
 
-/// Lanes on demand.
+/// A supply of additional lanes.
 #[derive(Debug)]
 pub struct LaneSupply {
-    /// Asks for so many more lanes: each comes up, or fails, as the first ones do.
+    /// Requests this many more lanes. Each of them comes up or fails in the same way as the first lanes.
     pub more: mpsc::UnboundedSender<u16>,
-    /// The number that has been asked for already.
+    /// Number of lanes requested so far, without those in `again`.
     pub asked: u16,
-    /// The number that has been asked for beside these, since some of them have come to nothing.
+    /// Number of lanes requested to replace requested lanes that failed.
     pub again: u16,
     /// How the number of lanes is chosen.
     pub number: LaneNumber,
-    /// How the lanes answer to loss.
+    /// How the lanes react to packet loss.
     pub congestion: LossAnswer,
 }
 
 /// How the number of lanes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneNumber {
-    /// The number of lanes at first: more are dialled only in the place of lost ones.
+    /// The initial number. More lanes are dialed only to replace lost ones.
     Fixed,
-    /// The number of lanes that the tuner finds best.
+    /// The number that the tuner finds best.
     Tuned {
-        /// The fewest that suit the path.
+        /// Minimum number of lanes that suits the path.
         least: u16,
     },
 }
 
-/// What the lanes' congestion control makes of loss at first.
+/// The initial reaction of the lanes' congestion control to packet loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LossAnswer {
-    /// Whether it ignores loss, and does not send less.
+    /// Whether congestion control ignores loss instead of reducing the rate.
     pub tolerant: bool,
-    /// The usual congestion control, by its kernel name, where [`LOSS_TOLERANT`](crate::LOSS_TOLERANT) may be used
-    /// in its place and it in the place of that. `None`: only the one at first is used.
+    /// Kernel name of the usual congestion control, if the push may switch between it and
+    /// [`LOSS_TOLERANT`](crate::LOSS_TOLERANT). `None` if only the initial one is used.
     pub usual: Option<String>,
 }
 

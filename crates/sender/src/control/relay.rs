@@ -1,8 +1,8 @@
-//! A transfer whose receiver has dialled, and has asked this side to send: what is said beside the transfer, and the
-//! quota on which what the receiver says is booked, and the threads that read for it.
+//! Support for a transfer whose receiver has dialed and asked this side to send: messages that do not belong to the
+//! transfer, and the quota that the receiver's messages and the threads reading for it are charged to.
 //!
-//! **Invariant:** of what a receiver says nothing is decoded for which there is no room, and what waits for the
-//! planner stays booked.
+//! **Invariant:** a message from a receiver is decoded only if there is room for it, and replies that wait for the
+//! planner remain charged to the quota.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,42 +14,42 @@ use zmove_wire::{Summary, ToSender, WireError, decode_message_within};
 use crate::control::INBOX_MESSAGES_MAX;
 use crate::error::SessionError;
 
-/// What is said to a receiver that has dialled, beside the transfer.
+/// Messages to a receiver that has dialed, other than those of the transfer.
 pub struct Relay {
-    /// Words to be said; when no more can come, the connection is ended in order.
+    /// The messages to send. When this channel closes, the connection is ended in order.
     pub words: mpsc::UnboundedReceiver<Beside>,
-    /// To be called once with the end of the session, after which the words come to their end.
+    /// Called once with the result of the session. The channel of messages closes afterwards.
     pub last: Last,
 }
 
-/// The call for the end of a session.
+/// The callback for the end of a session.
 pub type Last = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
 
-/// A message beside the transfer, as it travels, and what is held until it has been written.
+/// An encoded relay message, and the reservation to release when it has been written.
 #[derive(Debug)]
 pub struct Beside {
-    /// The message behind its length.
+    /// The message, preceded by its length.
     pub bytes: Vec<u8>,
-    /// What is given back when it has been written.
+    /// The reservation, released when the message has been written.
     pub held: Held,
 }
 
-/// Something booked, which is given back when it is dropped.
+/// A reservation on a quota, released when dropped.
 pub type Held = Box<dyn fmt::Debug + Send>;
 
-/// What a receiver that has dialled may hold here.
+/// The quota of a receiver that has dialed: its limits for memory and threads on this host.
 pub trait PeerQuota: fmt::Debug + Send + Sync {
-    /// Books so many bytes.
+    /// Reserves `bytes` bytes of memory.
     ///
     /// # Errors
     /// The limit would be exceeded.
     fn book_memory(&self, bytes: usize) -> Result<Held, WireError>;
 
-    /// Books a thread that helps others to read, and its descriptors; `None` where a limit would be exceeded.
+    /// Reserves a thread that helps to read, and its descriptors. Returns `None` if a limit would be exceeded.
     fn book_helper(&self) -> Option<Held>;
 }
 
-/// The quota of a peer that may hold as much as the protocol allows: this side works for its own user.
+/// A quota without limits beyond those of the protocol, for a sender that works for its own user.
 #[derive(Clone, Copy, Debug)]
 pub struct NoQuota;
 
@@ -63,17 +63,17 @@ impl PeerQuota for NoQuota {
     }
 }
 
-/// A message of the receiver, and what is held for it.
+/// A message from the receiver, and the reservation for it.
 pub(crate) struct HeardMessage {
     pub(crate) message: ToSender,
-    /// Given back when the message has been taken.
+    /// Released when the message has been processed.
     _held: Held,
 }
 
-/// The messages of a receiver, booked on `quota`.
+/// Returns the messages of a receiver. Their memory is charged to `quota`.
 pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<HeardMessage> {
     let decode = move |bytes: &[u8]| {
-        // what is decoded is larger than what has come, by no more than this
+        // Decoded data is larger than the received bytes by at most this factor.
         let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
         let room = |count: usize| {
@@ -90,9 +90,10 @@ pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<H
     reader.into_inbox(decode, INBOX_MESSAGES_MAX)
 }
 
-/// A verdict of 40 bytes may come as one byte, and an element of most other lists as two or three.
+/// Decoded bytes per received byte. A verdict of 40 bytes may arrive as one byte, and an element of most other lists as
+/// two or three.
 const DECODED_BYTES_PER_BYTE: usize = 40;
-/// The memory of an element of a list that has a name or a path, beside the bytes of that.
+/// Memory of a list element with a name or a path, in addition to the bytes of the name or path.
 const ELEMENT_BYTES: usize = 136;
 
 const _: () = assert!(size_of::<zmove_wire::Verdict>() <= DECODED_BYTES_PER_BYTE);

@@ -1,7 +1,7 @@
-//! The receiver's replies, on their way from the control conversation to the thread that plans.
+//! The channel for the receiver's replies, from the control conversation to the planner thread.
 //!
-//! **Invariant:** the replies that wait here are bounded, whatever the receiver sends: no more answers than questions
-//! may be open, and no more values of groups than any target has.
+//! **Invariant:** the number of waiting replies is bounded, whatever the receiver sends. There are never more answers
+//! than outstanding requests, and never more group values than any target has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,38 +18,39 @@ use zmove_wire::{
 use crate::control::relay::{Held as Booked, PeerQuota};
 use crate::plan::links::Word;
 
-/// The end at which replies are taken.
+/// The planner's end of the channel.
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) entries: Receiver<QueuedReply>,
     pub(crate) counted: Receiver<CountedReply>,
 }
 
-/// A reply about entries and links; they come in the receiver's order.
+/// A reply about entries or links. These arrive in the receiver's order.
 #[derive(Debug)]
 pub(crate) enum EntryReply {
-    /// The state of the target: sent once, before any answer.
+    /// The state of the target. Sent once, before any answer.
     State(TargetState),
-    /// Groups that the receiver holds of one file.
+    /// Groups of one file that the receiver already holds.
     Held(Held),
-    /// The verdicts on all entries of the request with that number.
+    /// The verdicts on all entries of the request with this number.
     Verdicts(u64, Vec<Verdict>),
-    /// The outcome of a name of a file that has several.
+    /// The outcome for one name of a file that has several names.
     Link(Box<Word>),
 }
 
-/// A reply of which only a few may be awaited: about hashes, or names that the target alone has.
+/// A reply to a kind of request of which only a few may be outstanding: hashes, names that exist only at the target, or
+/// removals.
 #[derive(Debug)]
 pub(crate) enum CountedReply {
-    /// Hashes of groups, for the request with that number.
+    /// Hashes of groups, for the request with this number.
     Hashes(u64, GroupHashes),
-    /// Names, for the request with that number.
+    /// Names that exist only at the target, for the request with this number.
     Extraneous(u64, ExtraneousNames),
-    /// So many entries have been removed.
+    /// Number of entries that have been removed.
     Removed(u64),
 }
 
-/// A reply that has not been taken yet.
+/// A reply that waits in the queue.
 #[derive(Debug)]
 pub(crate) struct QueuedReply {
     reply: EntryReply,
@@ -58,32 +59,32 @@ pub(crate) struct QueuedReply {
     held: Booked,
 }
 
-/// The end at which replies are put in.
+/// The end of the channel at which the control conversation adds replies.
 #[derive(Debug)]
 pub(crate) struct ReplySender {
     entries: Sender<QueuedReply>,
-    /// The number of values and verdicts that wait.
+    /// Number of waiting values and verdicts.
     waiting: Arc<AtomicUsize>,
-    /// The quota on which the memory for what the receiver says is booked.
+    /// The quota that the memory of waiting replies is charged to.
     quota: Arc<dyn PeerQuota>,
     counted: Sender<CountedReply>,
 }
 
-/// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
+/// Maximum number of waiting values and verdicts: the values of the groups of 64 TiB, half a gigabyte.
 const WAITING_MAX: usize = 16 << 20;
 
-/// The most counted replies that may be awaited.
+/// Maximum number of outstanding counted replies.
 const COUNTED_MAX: usize =
     HASHES_OUTSTANDING_MAX + LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX;
 
-/// The memory of one value or verdict.
+/// Memory of one value or verdict, in bytes.
 const REPLY_BYTES: usize = 40;
 
-/// The memory of the values of one message beside that: those at its ends stand in blocks for more of them, and what is
-/// booked takes some itself.
+/// Additional memory for the values of one message, in bytes. The first and the last values of a message occupy blocks
+/// that have room for more, and the reservation itself takes some memory.
 const VALUES_BYTES: usize = 1280;
 
-/// The two ends of the channel from the control conversation to the planner.
+/// Creates the channel from the control conversation to the planner.
 pub(crate) fn channel(quota: Arc<dyn PeerQuota>) -> (ReplySender, Replies) {
     let (entries_in, entries) = unbounded();
     let (counted_in, counted) = bounded(COUNTED_MAX);
@@ -97,10 +98,11 @@ pub(crate) fn channel(quota: Arc<dyn PeerQuota>) -> (ReplySender, Replies) {
 }
 
 impl ReplySender {
-    /// Passes on a reply about entries.
+    /// Queues a reply about entries.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when far more is sent than there can be.
+    /// [`WireError::OutOfOrder`] if far more replies wait than a receiver can have to send, or the quota's error if its
+    /// limit would be exceeded.
     pub(crate) fn entry_reply(&self, reply: EntryReply) -> Result<(), WireError> {
         let weight = 1 + match &reply {
             EntryReply::Held(held) => held.cvs.len(),
@@ -117,7 +119,7 @@ impl ReplySender {
         };
         let bytes = weight * REPLY_BYTES + beside;
         let held = self.quota.book_memory(bytes)?;
-        // The planner has gone only when the session is being stopped.
+        // The planner has ended only if the session is being stopped.
         let all = Arc::clone(&self.waiting);
         let _stopping = self.entries.send(QueuedReply {
             reply,
@@ -128,10 +130,10 @@ impl ReplySender {
         Ok(())
     }
 
-    /// Passes on the reply to a request.
+    /// Queues the reply to a request.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when there are more answers than requests may be open.
+    /// [`WireError::OutOfOrder`] if there are more answers than there can be outstanding requests.
     pub(crate) fn reply(&self, Reply { number, answer }: Reply) -> Result<(), WireError> {
         match answer {
             Answer::Verdicts(verdicts) => self.entry_reply(EntryReply::Verdicts(number, verdicts)),
@@ -142,21 +144,21 @@ impl ReplySender {
         }
     }
 
-    /// Passes on a reply about hashes or names.
+    /// Queues a reply about hashes, names or removals.
     ///
     /// # Errors
     /// As for [`reply`](Self::reply).
     pub(crate) fn counted_reply(&self, reply: CountedReply) -> Result<(), WireError> {
         match self.counted.try_send(reply) {
             Err(TrySendError::Full(_)) => out_of_order("an answer that nobody asked for"),
-            // The thread that asks has gone only when the session is being stopped.
+            // The requesting thread has ended only if the session is being stopped.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
         }
     }
 }
 
 impl QueuedReply {
-    /// Takes the reply out of the queue, with what is booked for it.
+    /// Takes the reply out of the queue, together with its memory reservation.
     pub(crate) fn take(self) -> (EntryReply, Booked) {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
         (self.reply, self.held)

@@ -1,4 +1,4 @@
-//! The frames that lanes send, with what is needed to declare and to account for them.
+//! The frames that lanes send, with the data needed to declare files and to account for the frames.
 
 use std::sync::Arc;
 
@@ -14,22 +14,23 @@ use crate::read::source::LargeSource;
 #[derive(Debug)]
 pub(crate) struct OutgoingFrame {
     pub(crate) frame: Frame,
-    /// The file that the frame is a group of; `None` for a batch.
+    /// The group that the frame carries, or `None` for a batch.
     pub(crate) chunk: Option<Chunk>,
 }
 
-/// The data of a group's file that a lane needs.
+/// The data that a lane needs about a group and its file.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) file: Arc<LargeSource>,
     pub(crate) identity: FileIdentity,
-    /// The number of times that the group came damaged.
+    /// Number of times that the group arrived damaged.
     pub(crate) tries: u8,
-    /// The second copy of a group whose first is late. A lane does not book the wait for it as starved.
+    /// Whether this is the second copy of a group whose first copy is late. A lane does not count the wait for it as
+    /// starvation.
     pub(crate) late: bool,
 }
 
-/// A frame with its lengths in the header, and the seal over that and the content.
+/// Returns a frame with its lengths in the header and a seal over the header and the content hash.
 pub(crate) fn sealed(
     content: &[u8; 32],
     header: FrameHeader,

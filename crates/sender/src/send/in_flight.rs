@@ -1,6 +1,7 @@
-//! The work in flight: issued by readers, taken by lanes, settled by receipts; all of it under one lock.
+//! The work in flight, which is issued by readers, taken by lanes and settled by receipts. One lock protects all of it.
 //!
-//! **Invariant:** a receiver that settles nothing cannot make the record grow without end: [`InFlight::issue`] waits.
+//! **Invariant:** a receiver that settles nothing cannot make the record grow without bound, because
+//! [`InFlight::issue`] waits.
 
 mod record;
 
@@ -22,47 +23,47 @@ use crate::plan::links::Word;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
-/// The items in flight in one session, and the large files that have not come to their end.
+/// The items in flight in one session, and the large files that have not ended.
 pub(crate) struct InFlight {
     observer: Arc<dyn Observer>,
-    /// Control messages on their way out; the writer ends the connection when this is dropped.
+    /// Queue of outgoing control messages. The writer ends the connection when this is dropped.
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
     state: Lock<InFlightState>,
-    /// Notified when an item is settled, a large file has come to its end, or nothing is planned any more.
+    /// Notified when an item settles, when a large file ends, and when no planned work is left.
     settled: Condvar,
-    /// The number of lanes that have nothing to do.
+    /// Number of lanes that have nothing to do.
     lanes_idle: AtomicUsize,
-    /// What the receiver may report about.
+    /// Counts of what was sent, which limit what the receiver may report.
     pub(crate) sent_counts: SentCounts,
 }
 
 #[derive(Default)]
 struct InFlightState {
     record: Record<Sent>,
-    /// Large files that have not come to their end.
+    /// Large files that have neither completed nor failed.
     large: HashMap<FileId, Arc<LargeSource>>,
-    /// The large files of which something has been sent.
+    /// Large files of which some data has been sent.
     begun: HashSet<FileId>,
-    /// Whether the receiver may have heard that all has been sent.
+    /// Whether the receiver may have been informed that everything has been sent.
     has_announced: bool,
 }
 
 /// The work that a receipt has settled.
 #[derive(Debug, Default)]
 pub(crate) struct SettledWork {
-    /// The work, if it is done with this receipt.
+    /// The work, if this receipt completes it.
     pub(crate) work: Option<Sent>,
-    /// The payload bytes that the receipt is for.
+    /// Payload bytes that the receipt confirms.
     pub(crate) data_bytes: u64,
-    /// The bytes of a batch that are stored while its files have no names yet.
+    /// Bytes of a batch that are stored, but whose files are not yet renamed into place.
     pub(crate) unpublished_bytes: Option<u64>,
-    /// What is known by it of names of files with several.
+    /// The outcomes that follow from the receipt for files with several names.
     pub(crate) words: Vec<Word>,
 }
 
 impl InFlight {
-    /// A new record, whose messages to the receiver go by `outgoing`.
+    /// Creates an empty record. Messages to the receiver are sent through `outgoing`.
     pub(crate) fn new(observer: Arc<dyn Observer>, outgoing: UnboundedSender<ToReceiver>) -> Self {
         Self {
             observer,
@@ -75,12 +76,12 @@ impl InFlight {
         }
     }
 
-    /// Books so many pieces of work as planned, before they can be taken.
+    /// Records that `pieces` pieces of work are planned. Must be called before they can be taken.
     pub(crate) fn begin(&self, pieces: u64) {
         self.lock().record.transfer.begin(pieces);
     }
 
-    /// Books a large file as planned, in so many pieces of work.
+    /// Records that a large file is planned, as `pieces` pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
         self.sent_counts.files.add(1);
         let above = file.target.directory();
@@ -90,7 +91,7 @@ impl InFlight {
         state.record.transfer.begin(pieces);
     }
 
-    /// Books one piece of planned work as issued completely; informs the receiver if that was the last.
+    /// Records that one piece of planned work has been issued completely. Informs the receiver if it was the last one.
     pub(crate) fn end_work(&self) {
         let mut state = self.lock();
         state.record.transfer.end();
@@ -100,22 +101,22 @@ impl InFlight {
         }
     }
 
-    /// Ends so many pieces of planned work that need not be done, while a piece that is being done has not come to its
-    /// end.
+    /// Ends pieces of planned work that need not be done. Must be called while another piece is still being worked on.
     pub(crate) fn skip_work(&self, pieces: u32) {
         let mut state = self.lock();
         (0..pieces).for_each(|_| state.record.transfer.end());
     }
 
-    /// Notes that no more work will come, except what is sent again.
+    /// Records that no more work will be planned. Work may still be sent again.
     pub(crate) fn end_plan(&self) {
         let mut state = self.lock();
         state.record.transfer.plan_ended();
         self.announce(&mut state);
     }
 
-    /// Books an item as in flight; waits while too many are, or too many entries have no name yet. A large file is not
-    /// begun while too many have no end. `None` when the push is being stopped.
+    /// Records an item as in flight. Waits while too many items are in flight or too many entries are not yet renamed
+    /// into place. The first item of a large file also waits while too many large files have begun. Returns `None` if
+    /// the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let group = match &work {
             Sent::Group(file, span, _) => Some(GroupId {
@@ -142,17 +143,17 @@ impl InFlight {
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
-    /// Notes that a lane has taken an item; returns whether that is still in flight.
+    /// Records that a lane has taken an item. Returns whether the item is still in flight.
     pub(crate) fn taken(&self, item: ItemId, lane: usize) -> bool {
         self.lock().record.taken(item, lane, Instant::now())
     }
 
-    /// Notes that a lane has passed a chunk on to its kernel, which may still hold it.
+    /// Records that a lane has passed a chunk to its kernel, which may still hold it.
     pub(crate) fn handed_on(&self, item: ItemId, lane: usize) {
         self.lock().record.handed_on(item, lane);
     }
 
-    /// Calls `wait` and counts the lane as idle meanwhile.
+    /// Calls `wait`, and counts the lane as idle during the call.
     pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.lanes_idle.fetch_add(1, Ordering::Relaxed);
         let waited = wait();
@@ -160,7 +161,7 @@ impl InFlight {
         waited
     }
 
-    /// Books an item that the receiver has stored, except for `faults`.
+    /// Settles an item that the receiver has stored, except for the entries in `faults`.
     pub(crate) fn stored(
         &self,
         item: ItemId,
@@ -183,17 +184,17 @@ impl InFlight {
         })
     }
 
-    /// Books a batch whose files the receiver has named, as far as possible; returns the work.
+    /// Settles a batch whose files the receiver has renamed into place as far as possible. Returns the work.
     pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
         self.take_word(|record| Ok(record.transfer.published(item)?.work))
     }
 
-    /// Books an item that the receiver found damaged, or reports as lost with its lane.
+    /// Settles an item that the receiver found damaged, or reported as lost with its lane.
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
         self.take_word(|record| record.mismatch(item, Instant::now()))
     }
 
-    /// Books a receipt, and wakes those that wait for one.
+    /// Applies a receipt and wakes the threads that wait for one.
     fn take_word<T>(
         &self,
         book: impl FnOnce(&mut Record<Sent>) -> Result<T, WireError>,
@@ -203,7 +204,7 @@ impl InFlight {
         booked
     }
 
-    /// Ends a large file, and returns it to the first caller only: that one reports its end.
+    /// Ends a large file. Only the first caller gets the file, and that caller reports its end.
     pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
         let mut state = self.lock();
         let ended = state.large.remove(&id)?;
@@ -213,36 +214,37 @@ impl InFlight {
         Some(ended)
     }
 
-    /// Ends a large file badly on this side, and informs the receiver. Returns what has been counted of it, unless it
-    /// had come to its end before.
+    /// Fails a large file on this side and informs the receiver. Returns the bytes counted for it, or `None` if it had
+    /// already ended.
     pub(crate) fn abandon_large(&self, id: FileId) -> Option<ByteOrigins> {
         let counted = self.end_large(id)?.kill();
         self.tell(ToReceiver::Abandon { file: id.0 });
         Some(counted)
     }
 
-    /// Takes out all large files that have not come to their end.
+    /// Removes and returns all large files that have not ended.
     pub(crate) fn take_large(&self) -> HashMap<FileId, Arc<LargeSource>> {
         std::mem::take(&mut self.lock().large)
     }
 
-    /// Notes that a lane is lost; returns the items that no other lane has.
+    /// Records that a lane is lost. Returns the items that no other lane has taken.
     pub(crate) fn lose_lane(&self, lane: usize) -> Vec<ItemId> {
         self.lock().record.lose_lane(lane)
     }
 
-    /// Notes that lanes send as fast as the rate allows: what waits for the rate is neither late nor lost.
+    /// Records that lanes send as fast as the rate limit allows. Work that waits for the rate limit is neither late nor
+    /// lost.
     pub(crate) fn note_progress(&self, now: Instant) {
         self.lock().record.note_progress(now);
     }
 
-    /// A lane whose frames may not all have arrived, since none of them has been settled for long.
+    /// Returns a lane whose frames may be lost, because no item has settled for a long time.
     pub(crate) fn doubtful_lane(&self, now: Instant) -> Option<usize> {
         self.lock().record.doubtful(now)
     }
 
-    /// Chooses the chunks that idle lanes should send again, the latest first, once all work has been issued. `stuck`
-    /// returns whether something that a lane has sent has not arrived.
+    /// Chooses the chunks that idle lanes should send again once all work has been issued, the most overdue first.
+    /// `stuck` returns whether data sent by a lane has not arrived.
     pub(crate) fn take_late(
         &self,
         stuck: impl Fn(usize) -> bool,
@@ -257,7 +259,7 @@ impl InFlight {
         }
         let late = state.record.late(Instant::now());
         drop(state);
-        // `stuck` asks the kernel, so it is called without the lock.
+        // `stuck` queries the kernel, so it is called without the lock.
         let late = late
             .into_iter()
             .filter(|(_, first)| !first.handed_on || stuck(first.lane))
@@ -269,7 +271,7 @@ impl InFlight {
         late.filter_map(|(item, _)| repeat(item)).collect()
     }
 
-    /// The item under which this group is to be read again, once for each time that this was planned.
+    /// Returns the item under which this group is to be read again, once for each planned repetition.
     pub(crate) fn item_again(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
         self.lock().record.item_again(GroupId {
             file,
@@ -277,38 +279,38 @@ impl InFlight {
         })
     }
 
-    /// Whether an item has no receipt yet.
+    /// Returns whether an item has no receipt yet.
     pub(crate) fn has(&self, item: ItemId) -> bool {
         self.lock().record.transfer.is_outstanding(item)
     }
 
-    /// The lanes that have had a chunk which another lane had as well.
+    /// Returns the lanes that have taken a chunk which another lane has taken as well.
     pub(crate) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.lock().record.lanes_with_copies()
     }
 
-    /// The number of items in flight.
+    /// Returns the number of items in flight.
     pub(crate) fn item_count(&self) -> usize {
         self.lock().record.transfer.outstanding()
     }
 
-    /// Whether all work has become items, of which some may be in flight.
+    /// Returns whether all planned work has been issued as items. Some of them may still be in flight.
     pub(crate) fn is_all_issued(&self) -> bool {
         self.lock().record.transfer.is_all_issued()
     }
 
-    /// Whether everything sent has been settled and nothing is planned.
+    /// Returns whether everything sent has settled and no more work is planned.
     pub(crate) fn is_settled(&self) -> bool {
         self.lock().record.transfer.is_settled()
     }
 
-    /// Whether nothing that has been planned until now is to be sent, or without an end.
+    /// Returns whether all work planned so far has settled and every large file has ended.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.lock();
         state.record.transfer.is_idle() && state.large.is_empty()
     }
 
-    /// Waits until all that was planned is settled, or the push is being stopped: called before `release_end`.
+    /// Waits until all planned work has settled, or the push is being stopped. Must be called before `release_end`.
     pub(crate) fn wait_until_settled(&self) {
         let open =
             |state: &mut InFlightState| !state.record.transfer.is_settled() && !self.is_stopping();
@@ -319,24 +321,25 @@ impl InFlight {
         );
     }
 
-    /// Withholds the end: something is to be done when all is settled, before the receiver may finish.
+    /// Withholds the end of the transfer, because something must be done after everything has settled and before the
+    /// receiver may finish.
     pub(crate) fn withhold_end(&self) {
         self.lock().record.transfer.withhold();
     }
 
-    /// Releases the end: what it was withheld for has been done.
+    /// Releases the end of the transfer after that has been done.
     pub(crate) fn release_end(&self) {
         let mut state = self.lock();
         state.record.transfer.release();
         self.announce(&mut state);
     }
 
-    /// Announces to the receiver, when all work has been issued, how much that was.
+    /// Announces the amount of work to the receiver if all of it has been issued.
     pub(crate) fn announce_if_all(&self) {
         self.announce(&mut self.lock());
     }
 
-    /// Leaves in the ledger of files all that the receiver has not settled when the session is over.
+    /// Records in the file ledger everything that the receiver has not settled at the end of the session.
     pub(crate) fn leave_open(&self, files: &mut FileLedger) {
         let state = self.lock();
         let mut groups = HashMap::<FileId, BTreeMap<u32, ByteOrigins>>::new();
@@ -362,8 +365,8 @@ impl InFlight {
         let _session_over = self.outgoing.send(message);
     }
 
-    /// Sends a control message unless all has been announced: the receiver may have come to its end then, and an
-    /// unread message would make a reset of the close.
+    /// Sends a control message unless everything has been announced. After the announcement the receiver may close its
+    /// side, and an unread message would turn the close into a reset.
     pub(crate) fn tell_before_end(&self, message: ToReceiver) {
         let state = self.lock();
         if !state.has_announced {
@@ -371,12 +374,12 @@ impl InFlight {
         }
     }
 
-    /// Set when the push is being stopped.
+    /// Returns the flag that is set when the push is being stopped.
     pub(crate) fn stopping(&self) -> &AtomicBool {
         &self.stopping
     }
 
-    /// Whether the push is being stopped: all its threads are to end.
+    /// Returns whether the push is being stopped, so that all its threads must end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -403,13 +406,13 @@ impl InFlight {
 }
 
 impl InFlightState {
-    /// Whether no item may be issued, or none of `large` because it would be one large file too many.
+    /// Returns whether no item may be issued at all, or none of `large` because too many large files have begun.
     fn is_full(&self, large: Option<FileId>) -> bool {
         let begins = large.is_some_and(|file| self.begins(file));
         self.record.transfer.is_full() || begins && self.begun.len() as u64 >= FILES_BEGUN_MAX
     }
 
-    /// Whether nothing of a large file has been sent; one that has come to its end does not count as begun.
+    /// Returns whether `file` is a large file that has not ended and of which nothing has been sent yet.
     fn begins(&self, file: FileId) -> bool {
         self.large.contains_key(&file) && !self.begun.contains(&file)
     }

@@ -1,7 +1,7 @@
-//! One thread per lane: takes frames from the queue that all lanes share and sends them.
+//! One thread per lane, which takes frames from the queue shared by all lanes and sends them.
 //!
-//! Nothing is dealt out in advance, so a slow lane simply takes less. A large file is declared on a lane before its
-//! first chunk there, so that no lane has to wait for another.
+//! Frames are not assigned to lanes in advance, so a slow lane simply takes fewer. A large file is declared on a lane
+//! before its first chunk there, so that no lane has to wait for another.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::push::session::Session;
 use crate::read::source::LargeSource;
 use crate::send::frames::{Chunk, OutgoingFrame, sealed};
 
-/// The state that all lanes share.
+/// The state shared by all lanes.
 pub(crate) struct LaneContext {
     pub(crate) session: Arc<Session>,
-    /// The queue that all lanes share.
+    /// The frame queue shared by all lanes.
     pub(crate) frames: Receiver<OutgoingFrame>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn run_lane(
     let mut declared = HashSet::new();
     loop {
         sink.await_room()?;
-        // Where nothing is queued, nothing waited for the path.
+        // If the queue is empty, no frame waited for the path.
         watch.lap(if queue.is_empty() {
             Doing::Starved
         } else {
@@ -70,10 +70,11 @@ pub(crate) fn run_lane(
         let item = frame.header.item;
         let is_in_flight = in_flight.taken(item, number);
         if late && !is_in_flight {
-            // The other copy has arrived meanwhile, and this one would get no receipt.
+            // The other copy has arrived, so this one would get no receipt.
             continue;
         }
-        // Declare again before a chunk that is sent again: a damaged declaration may be the reason.
+        // Declare the file again before a repeated chunk, because a damaged declaration may be the cause of the
+        // repetition.
         if let Some(Chunk {
             file,
             identity,
@@ -92,7 +93,7 @@ pub(crate) fn run_lane(
         if !late {
             timeline.note_handed_over();
         }
-        // Declaring a file again does no harm; remembering every file would.
+        // Declaring a file again is harmless. Remembering every file would take too much memory.
         if declared.len() > DECLARED_MAX {
             declared.clear();
         }
@@ -100,7 +101,7 @@ pub(crate) fn run_lane(
     sink.finish()
 }
 
-/// Where there is a rate and other lanes use all of it, leaves to them what is in the queue.
+/// Leaves the queued frames to other lanes while those use up the whole rate limit.
 fn await_turn(
     LaneContext { session, frames }: &LaneContext,
     let_go: &Receiver<()>,
@@ -119,7 +120,7 @@ fn is_let_go(let_go: &Receiver<()>) -> bool {
     matches!(let_go.try_recv(), Err(TryRecvError::Disconnected))
 }
 
-/// How soon a lane that waits for its turn sees that it is not needed.
+/// Maximum time until a lane that waits for its turn notices that it is not needed.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 fn next(queue: &Receiver<OutgoingFrame>, let_go: &Receiver<()>) -> Option<OutgoingFrame> {

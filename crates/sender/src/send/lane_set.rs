@@ -1,14 +1,14 @@
-//! The lanes of one push: added and ended while it runs, and watched for connections that are lost.
+//! The lanes of one push. They are added and ended while it runs, and watched for lost connections.
 //!
-//! The loss of a single lane ends nothing; with the last lane the session is lost. A lane's thread notices a loss when
-//! it sends. A lane may also have nothing to send, while what it sent last has not arrived, so the conversation looks
-//! several times a second at what the kernel (`TCP_INFO`) or QUIC reports about each connection. A lane is lost too
-//! when its peer has acknowledged nothing for long of what was sent.
+//! The loss of a single lane does not end the session, but the loss of the last lane does. A lane's thread notices a
+//! loss when it sends. A lane may also have nothing left to send while its last data has not arrived. The session
+//! therefore checks several times a second what the kernel (`TCP_INFO`) or QUIC reports about each connection. A lane
+//! also counts as lost if its peer has not acknowledged sent data for `SILENCE_MAX`.
 //!
-//! The sender then knows which items no other lane has (`in_flight/record.rs`) and informs the receiver, which reports
-//! the items that have not arrived; from there on they are handled as damaged data is, under new item numbers. Each
-//! item is accepted once (`wire/session/arrivals.rs`), so nothing is ever stored twice, whatever the old connection
-//! still brings. The controller dials another lane, since it wants as many as before.
+//! The sender knows which items no other lane has taken (`in_flight/record.rs`) and informs the receiver, which reports
+//! the items that have not arrived. From then on they are treated like damaged data, under new item numbers. Each item
+//! is accepted once (`wire/session/arrivals.rs`), so nothing is stored twice, even if the old connection still delivers
+//! data. The tuner dials a replacement lane, because the number of lanes that it wants is unchanged.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use crate::push::threads::{Broken, PushThreads};
 use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
 
-/// All lanes of one push, with those that have ended.
+/// All lanes of one push, including those that have ended.
 pub(crate) struct LaneSet {
     context: Arc<LaneContext>,
     lanes: Vec<WatchedLane>,
-    /// The most lanes that have been up at once.
+    /// Largest number of lanes that were up at the same time.
     pub(crate) lanes_most: usize,
     broken: UnboundedSender<Broken>,
     /// The error of the last lane that did not come up.
     pub(crate) last_error: Option<LaneError>,
 }
 
-/// One lane, also after its end.
+/// One lane. It is kept after its end.
 struct WatchedLane {
     breaker: LaneBreaker,
     probe: PathProbe,
@@ -43,7 +43,7 @@ struct WatchedLane {
     pace: LanePace,
 }
 
-/// How far a lane has come.
+/// The state of a lane.
 ///
 /// ```text
 ///                 surplus               thread ended, all arrived
@@ -52,24 +52,24 @@ struct WatchedLane {
 ///       │ or doubted             ├── thread at work ──► Cut           │  │
 ///       ├───────────────► Cut    └── thread ended ───► Lost           │  │
 ///       │                  │ ── thread ended, all arrived ────────────┘  │
-///       │ its thread tells │ its thread tells                            │
+///       │ thread reports   │ thread reports                              │
 ///       └────────► Lost ◄──┘                                             │
 ///                   └─────────────────── thread ended ───────────────────┘
 /// ```
 enum LaneState {
-    /// The lane takes frames until the sender in here is dropped.
+    /// The lane takes frames until this sender is dropped.
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
-    /// The lane takes nothing more; what it has taken is still being sent, or on the way.
+    /// The lane takes no more frames. Frames that it has taken are still being sent or in transit.
     LetGo,
-    /// The lane's connection was broken while its thread was at work, which will report that.
+    /// The lane's connection was broken while its thread was at work. The thread will report that.
     Cut,
-    /// What the lane has not delivered will not arrive.
+    /// Data that the lane has not delivered will not arrive.
     Lost,
-    /// The lane's connection is closed; only its totals are left.
+    /// The lane's connection is closed, and only its totals are kept.
     Closed,
 }
 
-/// What a lane has carried lately: at each look what came before counts half.
+/// The recent throughput of a lane. The weight of earlier bytes halves at each observation.
 #[derive(Clone, Copy, Debug, Default)]
 struct LanePace {
     lately: u64,
@@ -88,8 +88,8 @@ impl WatchedLane {
         matches!(self.state, LaneState::Up(_))
     }
 
-    /// Looks at the lane: gives it up where its connection is gone, closes it where everything has arrived. Returns
-    /// whether it is lost and its thread will not report that.
+    /// Checks the lane. Gives it up if its connection is gone, and closes it if everything has arrived. Returns whether
+    /// the lane is lost and its thread will not report that.
     fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
@@ -105,28 +105,28 @@ impl WatchedLane {
         lost
     }
 
-    /// Breaks the connection of a lane of which not everything has arrived. Returns whether the lane is lost and its
-    /// thread will not report that.
+    /// Breaks the connection of a lane whose data has not all arrived. Returns whether the lane is lost and its thread
+    /// will not report that.
     fn give_up(&mut self, last: &TcpInfo) -> bool {
         let ended = self.ended.load(Ordering::Acquire);
         let state = match self.state {
             // The thread may be waiting for work or for room, and would not notice the loss.
             LaneState::Up(_) => LaneState::Cut,
-            // A thread that waits for room reports the loss; one that has ended does not.
+            // A thread that waits for room reports the loss. A thread that has ended does not.
             LaneState::LetGo if !ended => LaneState::Cut,
             LaneState::LetGo if unacked(last) > 0 => LaneState::Lost,
             LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
                 return false;
             }
         };
-        // Trip before the hold in `Up` is dropped: a thread without a holder ends in order as long as its connection
-        // works, and would then not report that what it has sent is lost.
+        // Trip the breaker before dropping the holder in `Up`. A thread without a holder ends in order while its
+        // connection works, and would then not report that its sent data is lost.
         self.breaker.trip();
         self.state = state;
         matches!(self.state, LaneState::Lost)
     }
 
-    /// Marks the lane as lost, as its thread has reported.
+    /// Marks the lane as lost after its thread has reported that.
     fn lose(&mut self) {
         if !matches!(self.state, LaneState::Closed) {
             self.state = LaneState::Lost;
@@ -134,7 +134,8 @@ impl WatchedLane {
         }
     }
 
-    /// Closes the connection of a lane that has ended and of which everything has arrived that will; keeps its totals.
+    /// Closes the connection of a lane whose thread has ended and whose data will not arrive any further. Keeps the
+    /// lane's totals.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
             LaneState::Up(_) | LaneState::Closed => false,
@@ -147,7 +148,7 @@ impl WatchedLane {
         self.state = LaneState::Closed;
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
-            // This field grows with time, which a saved value does not.
+            // This field grows with time, but a saved value would not.
             let last = TcpInfo {
                 since_data_sent: None,
                 ..last
@@ -157,8 +158,8 @@ impl WatchedLane {
     }
 }
 
-/// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that
-/// takes nothing more has acknowledged all that was sent.
+/// Returns whether a connection has ended or has had unacknowledged data for too long. A receiver that accepts no more
+/// lane data has acknowledged everything that was sent.
 fn is_gone(info: &TcpInfo) -> bool {
     info.established == Some(false) || is_silent(info)
 }
@@ -169,11 +170,11 @@ fn is_silent(info: &TcpInfo) -> bool {
         && on_the_way(info) > 0
 }
 
-/// The time for which the control connection waits for its peer, too.
+/// Maximum time without an acknowledgment for sent data. The control connection uses the same limit.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
-    /// No lanes yet; each lane that breaks is reported to `broken`, unless the push is being stopped.
+    /// Creates an empty set. Each lane that breaks is reported to `broken`, unless the push is being stopped.
     pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
         let context = Arc::new(context);
         Self {
@@ -185,7 +186,8 @@ impl LaneSet {
         }
     }
 
-    /// Starts a lane. A lane that cannot be started ends in order, and counts as one that did not come up.
+    /// Starts a lane. If its thread cannot be started, the lane is ended in order and counts as one that did not come
+    /// up.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
         sink.hold_to(self.context.session.rate.shared.clone());
         let (hold, let_go) = crossbeam_channel::bounded(0);
@@ -225,7 +227,8 @@ impl LaneSet {
         self.lanes_most = self.lanes_most.max(self.lanes_up());
     }
 
-    /// Drops connections that have ended. To be called at even intervals, in which lanes are compared.
+    /// Drops connections that have ended. Must be called at regular intervals, over which the throughput of lanes is
+    /// compared.
     pub(crate) fn tidy(&mut self) {
         for number in 0..self.lanes.len() {
             if self.lanes[number].tidy() {
@@ -234,7 +237,7 @@ impl LaneSet {
         }
     }
 
-    /// Gives up a lane of which not everything has arrived.
+    /// Gives up a lane whose data has not all arrived.
     pub(crate) fn give_up_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
             let last = lane.probe.read().unwrap_or_default();
@@ -257,19 +260,19 @@ impl LaneSet {
         });
     }
 
-    /// Counts a lane whose thread has ended as no longer up.
+    /// Marks a lane as lost after its thread has ended.
     pub(crate) fn lose_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.lose();
         }
     }
 
-    /// Has the slowest lanes end until so many are left: each ends in order after the frame it is sending.
+    /// Lets the slowest lanes end until `wanted` lanes are left. Each ends in order after its current frame.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
         let_slowest_go(&mut self.lanes, wanted);
     }
 
-    /// Sets the congestion control of all lanes that are up; a lane whose kernel refuses keeps its own.
+    /// Sets the congestion control of all lanes that are up. A lane whose kernel refuses keeps its current one.
     pub(crate) fn set_congestion(&self, name: &str) {
         let up = self.lanes.iter().filter(|lane| lane.is_up());
         up.for_each(|lane| {
@@ -277,12 +280,12 @@ impl LaneSet {
         });
     }
 
-    /// The number of lanes that take frames.
+    /// Returns the number of lanes that take frames.
     pub(crate) fn lanes_up(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
-    /// The number of frames that wait for a lane.
+    /// Returns the number of frames that wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
         self.context.frames.len()
     }
@@ -291,7 +294,7 @@ impl LaneSet {
         self.lanes.iter().map(|lane| lane.breaker.clone()).collect()
     }
 
-    /// Breaks lanes, by their numbers.
+    /// Breaks the lanes with these numbers.
     pub(crate) fn break_lanes(&self, numbers: &HashSet<usize>) {
         let chosen = self
             .lanes
@@ -301,18 +304,18 @@ impl LaneSet {
         chosen.for_each(|(_, lane)| lane.breaker.trip());
     }
 
-    /// Whether something that a lane has sent has not arrived at the other end, as far as that is known.
+    /// Returns whether data sent by a lane is known to be unacknowledged.
     pub(crate) fn is_stuck(&self, number: usize) -> bool {
         let info = self.lanes.get(number).and_then(|lane| lane.probe.read());
         info.is_some_and(|info| unacked(&info) > 0)
     }
 
-    /// The probes of all lanes' connections, with those of lanes that have ended.
+    /// Returns the path probes of all lanes, including those that have ended.
     pub(crate) fn probes(&self) -> impl Iterator<Item = &PathProbe> {
         self.lanes.iter().map(|lane| &lane.probe)
     }
 
-    /// The probes of the lanes that are up.
+    /// Returns the path probes of the lanes that are up.
     pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
         self.lanes
             .iter()
@@ -320,13 +323,13 @@ impl LaneSet {
             .map(|lane| &lane.probe)
     }
 
-    /// Takes no more lanes: those that are up end once what is queued has been sent, or when the result is dropped.
+    /// Stops adding lanes. Lanes that are up end once the queued frames have been sent, or when the result is dropped.
     pub(crate) fn close(self) -> impl Sized {
         self.lanes
     }
 }
 
-/// Has the slowest lanes end; of equally fast ones the youngest.
+/// Lets the slowest lanes end. Among equally slow lanes, the youngest end first.
 fn let_slowest_go(lanes: &mut [WatchedLane], wanted: usize) {
     let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
@@ -336,8 +339,8 @@ fn let_slowest_go(lanes: &mut [WatchedLane], wanted: usize) {
         .for_each(|lane| lane.state = LaneState::LetGo);
 }
 
-/// Ends a lane in order on which only the greeting has been sent, so that there is room for the end. A lane that was
-/// only dropped would look broken to the receiver.
+/// Ends a lane in order on which only the greeting has been sent, so that there is room to send the end. A lane that
+/// was merely dropped would look broken to the receiver.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
     let _gone_already = sink.finish();
 }

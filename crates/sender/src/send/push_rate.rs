@@ -1,13 +1,13 @@
-//! The rate that all lanes of a push keep together, and who has set it.
+//! The rate limit shared by all lanes of a push, and its origin.
 
 use zmove_transport::SharedRate;
 use zmove_types::{Lock, RateLimit};
 use zmove_wire::Limit;
 
-/// The lowest rate that somebody has set; at first none.
+/// The lowest rate limit that has been set, initially none.
 #[derive(Debug, Default)]
 pub(crate) struct PushRate {
-    /// What lanes keep.
+    /// The limit that the lanes obey.
     pub(crate) shared: SharedRate,
     lowest: Lock<Option<Lowest>>,
 }
@@ -19,7 +19,7 @@ struct Lowest {
 }
 
 impl PushRate {
-    /// Keeps `limit` too, which is that of `by`.
+    /// Applies `limit` if it is lower than the current one. `by` is its origin.
     pub(crate) fn lower(&self, limit: RateLimit, by: Limit) {
         let mut lowest = self.lowest.lock();
         if lowest.is_none_or(|lowest| limit.bytes_per_second() < lowest.limit.bytes_per_second()) {
@@ -28,7 +28,7 @@ impl PushRate {
         }
     }
 
-    /// Whose rate it is that lanes wait for.
+    /// Returns the origin of the rate limit that lanes wait for.
     pub(crate) fn limit(&self) -> Limit {
         let lowest = *self.lowest.lock();
         lowest.map_or(Limit::OwnRate, |lowest| lowest.by)

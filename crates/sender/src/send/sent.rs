@@ -1,4 +1,4 @@
-//! Work that has been sent, described well enough to do it again.
+//! Work that has been sent, with everything needed to send it again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,53 +13,53 @@ use crate::plan::links::Word;
 use crate::plan::pack::{Pack, PackEntry, PackGroup};
 use crate::read::source::{FileLook, LargeSource};
 
-/// Work in flight, described well enough to do it again.
+/// Work in flight, with everything needed to send it again.
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(SentBatch),
-    /// A group, and the kind of frame that stands for it: [`FrameKind::Same`] where the target has the bytes.
+    /// A group and the kind of its frame, which is [`FrameKind::Same`] if the target already has the bytes.
     Group(Arc<LargeSource>, GroupSpan, FrameKind),
 }
 
-/// A batch in flight, or stored and without names.
+/// A batch that is in flight, or stored but not yet renamed into place.
 #[derive(Debug)]
 pub(crate) struct SentBatch {
     pub(crate) pack: Pack,
     pub(crate) files: Vec<SentFile>,
-    /// The faults of entries that could not be stored, where the batch does not end with that.
+    /// The faults of entries that could not be stored. Only set if the batch still awaits the renaming of its files.
     pub(crate) faults: Vec<EntryFault>,
 }
 
-/// A small file of such a batch.
+/// A small file of a batch.
 #[derive(Debug)]
 pub(crate) struct SentFile {
     pub(crate) path: RelPath,
-    /// The hash of its contents, where they were read.
+    /// Hash of the contents, if they were read.
     pub(crate) root: Option<Root>,
     pub(crate) look: FileLook,
-    /// How the file is known to be as its root says, once the receiver has confirmed it.
+    /// How `root` is known to be the file's hash once the receiver has confirmed the file.
     pub(crate) known: Known,
-    /// How many bytes of it are sent: what is not a hole.
+    /// Number of the file's bytes that are sent: all except holes.
     pub(crate) data_bytes: u64,
-    /// Whether no contents are sent: the file was there already, or this is another name of one.
+    /// Whether no contents are sent, because the target already has the file or this is another name of a file.
     pub(crate) retouched: bool,
-    /// Which name it is of a file that has several.
+    /// The role of this name if the file has several names.
     pub(crate) part: NamePart,
 }
 
-/// The part of a name among those of its file.
+/// The role of a name among the names of its file.
 #[derive(Clone, Debug)]
 pub(crate) enum NamePart {
-    /// The only name, or one that travels by itself.
+    /// The only name, or a name that is sent independently.
     Alone,
-    /// The name that may be the first of others.
+    /// A name that may become the first of several.
     First(SharedFileId),
-    /// A name that is to lead to the same file as the first one.
+    /// A name to be linked to the same file as the first name.
     Link,
 }
 
 impl Sent {
-    /// The payload bytes of the work.
+    /// Returns the payload bytes of the work.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Batch(batch) => batch
@@ -73,7 +73,7 @@ impl Sent {
         }
     }
 
-    /// The receiver's report with which the work is done.
+    /// Returns the kind of receiver report that completes the work.
     pub(crate) fn last_word(&self) -> LastWord {
         match self {
             Self::Batch(SentBatch { pack, .. }) => LastWord::Published(Load {
@@ -84,7 +84,8 @@ impl Sent {
         }
     }
 
-    /// What the faults of a batch's storing tell of links, all of which have been made by then, or not.
+    /// Returns the outcomes of the links in a stored batch, taken from its faults. All its links have been made or have
+    /// failed by then.
     pub(crate) fn words(&self) -> Vec<Word> {
         let Self::Batch(batch) = self else {
             return Vec::new();
@@ -107,7 +108,7 @@ impl Sent {
             .collect()
     }
 
-    /// Books the faults of a batch's storing; returns how many bytes of it are stored.
+    /// Records the faults of a stored batch. Returns how many of its bytes are stored.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
         let Self::Batch(batch) = self else {
             return None;
@@ -118,12 +119,12 @@ impl Sent {
 }
 
 impl SentBatch {
-    /// The files that were sent, without those that have failed.
+    /// Returns the files that were sent and have not failed.
     pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
         self.placed_files().filter(|file| !file.retouched)
     }
 
-    /// The files that were sent and the links to others, without those that have failed.
+    /// Returns the files that were sent and the links to other files, except those that have failed.
     pub(crate) fn placed_files(&self) -> impl Iterator<Item = &SentFile> {
         let failed = self
             .faults
@@ -136,8 +137,8 @@ impl SentBatch {
             .filter(move |file| is_placed(file) && !failed.contains(&file.path))
     }
 
-    /// An entry that has failed in a way for which it is to be sent as a file: a link that could not be made, or the
-    /// first name of a file that was to stay, and that has lost or got names since.
+    /// Returns the outcome for a failed entry that must be sent as a file instead. This is a link that could not be
+    /// made, or the first name of a file that was to stay but has since gained or lost names.
     pub(crate) fn coming_back(
         &self,
         EntryFault {
@@ -161,7 +162,7 @@ impl SentBatch {
         }
     }
 
-    /// Confirms the entries to the pieces that they belong to, but for those that have failed or come back.
+    /// Confirms the entries to their pieces, except those that have failed or will be sent again.
     pub(crate) fn confirm_pieces(&self) {
         let is_there = |fault: &EntryFault| fault.code == FaultCode::AlreadyThere;
         let of = |are_there: bool| {
@@ -192,7 +193,7 @@ impl SentBatch {
         }
     }
 
-    /// The bytes of these files.
+    /// Returns the data bytes of the stored files.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.stored_files().map(|file| file.data_bytes).sum()
     }

@@ -1,13 +1,13 @@
-//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it is sent twice.
+//! The record of each item in flight: its work, which lanes have taken it and when, and whether it is sent twice.
 //!
-//! At the end of a push lanes run out of work while a slow one still has some. A chunk is late there when it has been
-//! under way for half as long again as chunks usually take, and a little more; usual is the median of the last ones. If
-//! its lane is still sending it, or that lane's kernel still holds something, the chunk is read and sent again, under
-//! the same item, on a lane that is idle. The receiver counts an item once, whichever copy comes first. At the very end
-//! the lanes that have had either copy are cut, since one of them may still hold the second copy.
+//! At the end of a push, lanes run out of work while a slow lane still has some. A chunk is late if it has been in
+//! flight for 1.5 times the usual time plus 100 ms. The usual time is the median of the most recent chunks. If the lane
+//! is still sending the late chunk, or the lane's kernel still holds data, the chunk is read again and sent under the
+//! same item on an idle lane. The receiver counts an item once, whichever copy arrives first. At the very end, the
+//! lanes that took either copy are cut, because one of them may still hold the second copy.
 //!
-//! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
-//! item is lost when every lane that has had it is gone, and then once.
+//! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An item is
+//! lost when every lane that has taken it is gone, and it is reported as lost once.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -16,19 +16,20 @@ use zmove_types::{FileId, ItemId};
 use zmove_wire::WireError;
 use zmove_wire::session::{LastWord, Receipt, Resend, SenderTransfer};
 
-/// All items in flight; `W` is work, described well enough to do it again.
+/// All items in flight. `W` is the work, with everything needed to send it again.
 #[derive(Debug)]
 pub(super) struct Record<W> {
     pub(super) transfer: SenderTransfer<Item<W>>,
-    /// The number of items that any lane has.
+    /// Number of items that at least one lane has taken.
     on_lanes: usize,
-    /// When an item was last taken where no lane had any, settled, or doubted, or lanes were held up by a rate.
+    /// The last time at which an item settled, a lane was doubted, lanes waited for a rate limit, or a lane took an
+    /// item while no other item was on a lane.
     last: Option<Instant>,
-    /// The times that the last chunks took to their receipt.
+    /// How long the most recent chunks took from a lane to their receipt.
     times: VecDeque<Duration>,
-    /// Groups that are to be read again, and under which item: one entry for each time that this was planned.
+    /// Groups to be read again and their items: one element for each planned repetition.
     again: Vec<Again>,
-    /// Lanes that have had a chunk of which there are two copies.
+    /// Lanes that have taken a chunk of which there are two copies.
     twice: HashSet<usize>,
 }
 
@@ -36,24 +37,24 @@ pub(super) struct Record<W> {
 #[derive(Debug)]
 pub(super) struct Item<W> {
     pub(super) work: W,
-    /// The group, where the item is a chunk.
+    /// The group, if the item is a chunk.
     group: Option<GroupId>,
-    /// The lanes that have taken the item without a receipt: one, or two where the first was slow.
+    /// The lanes that have taken the item and got no receipt for it. There are two if the first was slow.
     lanes: Vec<usize>,
-    /// The first copy, where the item is a chunk that a lane has taken.
+    /// The first copy, if the item is a chunk that a lane has taken.
     first: Option<FirstCopy>,
-    /// Whether the item has been sent again for being late, or will be.
+    /// Whether the item was sent again for being late, or will be.
     repeated: bool,
-    /// Whether all lanes that have had the item are lost.
+    /// Whether all lanes that have taken the item are lost.
     lost: bool,
 }
 
-/// The copy of a chunk that was not sent for being late.
+/// The original copy of a chunk, as opposed to the one sent because the chunk was late.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FirstCopy {
     pub(super) lane: usize,
     taken: Instant,
-    /// Whether the lane has passed it on to its kernel, or to QUIC.
+    /// Whether the lane has passed the copy to its kernel or to QUIC.
     pub(super) handed_on: bool,
 }
 
@@ -63,7 +64,7 @@ struct Again {
     item: ItemId,
 }
 
-/// A group, by its file and its number there.
+/// A group, identified by its file and its index in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GroupId {
     pub(super) file: FileId,
@@ -84,7 +85,7 @@ impl<W> Default for Record<W> {
 }
 
 impl<W> Record<W> {
-    /// Books work as in flight; a chunk is one of a `group`.
+    /// Records work as in flight. `group` is set if the work is a chunk.
     pub(super) fn issue(
         &mut self,
         work: W,
@@ -103,8 +104,8 @@ impl<W> Record<W> {
         self.transfer.issue(item, tries, last_word)
     }
 
-    /// Notes that a lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the
-    /// item is in flight: a copy of a settled one would get no receipt.
+    /// Records that a lane has taken an item. A repeated chunk remains recorded under its first lane. Returns whether
+    /// the item is in flight, because a copy of a settled item would get no receipt.
     pub(super) fn taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
@@ -127,7 +128,7 @@ impl<W> Record<W> {
         true
     }
 
-    /// Notes that a lane has passed a chunk on to its kernel, which may still hold it.
+    /// Records that a lane has passed a chunk to its kernel, which may still hold it.
     pub(super) fn handed_on(&mut self, item: ItemId, lane: usize) {
         let first = self
             .transfer
@@ -138,7 +139,7 @@ impl<W> Record<W> {
         }
     }
 
-    /// Books an item that the receiver has stored.
+    /// Settles an item that the receiver has stored.
     pub(super) fn stored(
         &mut self,
         item: ItemId,
@@ -148,7 +149,8 @@ impl<W> Record<W> {
         self.transfer.stored(item)
     }
 
-    /// Books an item that the receiver found damaged, or reports as lost with its lane, as the sender reported it.
+    /// Settles an item that the receiver found damaged, or confirmed as lost after this sender had reported the loss of
+    /// its lane.
     pub(super) fn mismatch(
         &mut self,
         item: ItemId,
@@ -170,7 +172,7 @@ impl<W> Record<W> {
         Ok(Mismatch { lost, resend })
     }
 
-    /// Books that the receiver has reported on an item; returns whether that was lost with its lane.
+    /// Records that the receiver has reported on an item. Returns whether the item was lost with its lane.
     fn settle(&mut self, item: ItemId, now: Instant) -> bool {
         self.last = Some(now);
         let Some(item) = self.transfer.outstanding_mut(item) else {
@@ -187,14 +189,15 @@ impl<W> Record<W> {
         item.lost
     }
 
-    /// Notes that lanes send as fast as the rate allows: what waits for the rate is neither late nor lost.
+    /// Records that lanes send as fast as the rate limit allows. Work that waits for the rate limit is neither late nor
+    /// lost.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.last = Some(now);
     }
 
-    /// The lane with the oldest item in flight, if nothing has been settled for so long that a part of its frames may
-    /// be lost: the receiver may wait for bytes of which nobody knows. Giving up a lane that is only slow costs a
-    /// connection.
+    /// Returns the lane with the oldest item in flight if nothing has settled for `DOUBT_AFTER`. Some of its frames may
+    /// be lost, and the receiver may be waiting for bytes that nobody will send. Giving up a lane that is only slow
+    /// costs one connection.
     pub(super) fn doubtful(&mut self, now: Instant) -> Option<usize> {
         if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
             return None;
@@ -209,7 +212,7 @@ impl<W> Record<W> {
         Some(lane)
     }
 
-    /// Notes that a lane is lost; returns the items that no other lane has.
+    /// Records that a lane is lost. Returns the items that no other lane has taken.
     pub(super) fn lose_lane(&mut self, lane: usize) -> Vec<ItemId> {
         let mut lost = Vec::new();
         for (number, item) in self.transfer.outstanding_items_mut() {
@@ -226,7 +229,7 @@ impl<W> Record<W> {
         lost
     }
 
-    /// The chunks that are late and have not been sent again for that, the latest first.
+    /// Returns the late chunks that have not been sent again, the most overdue first.
     pub(super) fn late(&self, now: Instant) -> Vec<(ItemId, FirstCopy)> {
         let Some(usual) = self.usual_time() else {
             return Vec::new();
@@ -242,8 +245,8 @@ impl<W> Record<W> {
         late
     }
 
-    /// Plans that a late chunk is sent again when its group is next taken out of the plan. `None` when it is not in
-    /// flight any more.
+    /// Plans to send a late chunk again when its group is next taken out of the plan. Returns `None` if the chunk is no
+    /// longer in flight.
     pub(super) fn repeat(&mut self, item: ItemId) -> Option<&W> {
         let record = self.transfer.outstanding_mut(item)?;
         let lane = record.first?.lane;
@@ -254,19 +257,19 @@ impl<W> Record<W> {
         Some(&record.work)
     }
 
-    /// The item under which this group is to be read again, once for each time that this was planned.
+    /// Returns the item under which this group is to be read again, once for each planned repetition.
     pub(super) fn item_again(&mut self, group: GroupId) -> Option<ItemId> {
         let planned = self.again.iter().position(|again| again.group == group)?;
         Some(self.again.swap_remove(planned).item)
     }
 
-    /// The lanes that have had a chunk which another lane had as well. At the end what they still hold is not needed:
-    /// it may be the second copy, for which no receipt comes.
+    /// Returns the lanes that have taken a chunk which another lane has taken as well. Data that they still hold at the
+    /// end is not needed: it may be the second copy, which gets no receipt.
     pub(super) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.twice.clone()
     }
 
-    /// The median of the last times; a slow lane's few do not change it.
+    /// Returns the median of the recent times. The few times of a slow lane do not change it.
     fn usual_time(&self) -> Option<Duration> {
         let mut times: Vec<_> = self.times.iter().copied().collect();
         times.sort_unstable();
@@ -287,7 +290,7 @@ const TIMES_MAX: usize = 32;
 const LATE_RATIO: f64 = 1.5;
 /// The time that a late chunk must take beyond `LATE_RATIO` times the usual time.
 const LATE_MIN: Duration = Duration::from_millis(100);
-/// The time without any receipt after which a lane is doubted: storage rarely takes so long.
+/// Time without any receipt after which a lane is doubted. Storage rarely takes this long.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
