@@ -1,4 +1,4 @@
-//! Reading: threads that take work from the plan, read it, hash it, and hand frames to the lanes.
+//! The reading stage: threads that take work from the plan, read and hash it, and pass frames to the lanes.
 
 mod entries;
 pub(crate) mod extras;

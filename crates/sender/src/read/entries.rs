@@ -1,7 +1,7 @@
-//! The entries of one pack, read into one buffer by as many threads as storage is worth.
+//! Reads the entries of one pack into one buffer, with as many threads as the storage can use.
 //!
-//! Each file has its room in the buffer from the beginning, by the size that the scan has seen. A file that does not
-//! fit there any more is left to the reader.
+//! Each file gets room in the buffer in advance, according to the size that the scan saw. A file that no longer fits is
+//! left to the reader.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
@@ -29,37 +29,37 @@ use crate::send::sent::{NamePart, SentFile};
 #[derive(Debug)]
 pub(super) enum EntryRead {
     Done(Box<ReadEntry>),
-    /// A file that now has more bytes than there is room for.
+    /// A file that has outgrown its room.
     Grown(Box<Entry>),
-    /// A file of which the target has another version.
+    /// A file whose contents at the target differ.
     NeededAfterAll,
     Failed(FileError),
-    /// Nothing is to be sent.
+    /// Nothing is sent.
     Nothing,
 }
 
-/// An entry that is to be sent.
+/// An entry to send.
 #[derive(Debug)]
 pub(super) struct ReadEntry {
     pub(super) entry: BatchEntry,
     pub(super) file: Option<SentFile>,
-    /// The offset of the file's contents in the buffer.
+    /// Offset of the file's contents in the buffer.
     pub(super) offset: usize,
     pub(super) bytes: usize,
-    /// The metadata that were to be kept and that the entry lacks.
+    /// Requested metadata that the entry lacks.
     pub(super) lacks: Lacks,
 }
 
-/// Reads entries.
+/// Reads the entries of packs.
 pub(super) struct EntryReader<'a> {
     pub(super) in_flight: &'a InFlight,
     pub(super) extras: &'a Extras,
     pub(super) threads: &'a StorageThreads,
-    /// What the receiver may hold here.
+    /// The quota for the receiver's use of this host's memory and threads.
     pub(super) quota: &'a dyn PeerQuota,
-    /// Whether the root of each file that is read is told, for a manifest.
+    /// Whether the root of each file that is read is needed for a manifest.
     pub(super) wants_roots: bool,
-    /// Whether files are read for their roots alone, whose contents stay at the target.
+    /// Whether files whose contents stay at the target are read to compute their roots.
     pub(super) lists_what_stays: bool,
 }
 
@@ -67,15 +67,16 @@ pub(super) struct EntryReader<'a> {
 struct PendingEntry<'a> {
     group: usize,
     entry: &'a PackEntry,
-    /// The place of the entry's result, so that threads which read side by side need no order among them.
+    /// The slot for the entry's result. Each entry has its own slot, so that threads can read in parallel in any order.
     read: &'a mut EntryRead,
-    /// The offset of the entry's room in the buffer.
+    /// Offset of the entry's room in the buffer.
     offset: usize,
     room: &'a mut [u8],
 }
 
 impl EntryReader<'_> {
-    /// Reads all entries of these groups, those of files into `room`; returns the results in the same order.
+    /// Reads all entries of these groups, with the contents of files going to `room`. Returns the results in the same
+    /// order.
     pub(super) fn read_all(&self, groups: &[PackGroup], room: &mut [u8]) -> Vec<EntryRead> {
         let entries = groups.iter().map(|group| group.entries.len()).sum();
         let mut read = Vec::with_capacity(entries);
@@ -146,7 +147,7 @@ impl EntryReader<'_> {
         })
     }
 
-    /// An entry of a directory, perhaps as another name of one that is at the target under its first name.
+    /// Reads an entry of a directory. `first` is set if this is another name of a file that is already at the target.
     fn within(
         &self,
         directory: &SourceDirectory,
@@ -185,7 +186,8 @@ impl EntryReader<'_> {
         Ok(without_contents(entry, lacks, None))
     }
 
-    /// Reads a file that the target may have already: if it does, only the metadata is sent, otherwise all of it.
+    /// Reads a file that the target may already have. If the contents are equal, only the metadata is sent, otherwise
+    /// all of the file.
     fn compare(
         &self,
         directory: &SourceDirectory,
@@ -210,7 +212,7 @@ impl EntryReader<'_> {
             (false, _) => Some(root),
             (true, false) => None,
             (true, true) => {
-                // The comparison has left the position behind what it read.
+                // The comparison has moved the file position.
                 let root = (&file).rewind().and_then(|()| read_root(&file, stop));
                 root.map_err(unreadable)?
             }
@@ -228,9 +230,8 @@ impl EntryReader<'_> {
         ))
     }
 
-    /// A link to a file whose first name is at the target, unless the name leads to another file by now. A file that
-    /// has changed since its first name was sent is not the one that is there, so that the receiver lets this name come
-    /// back.
+    /// Returns a link to a file whose first name is at the target, unless this name now leads to another file. If the
+    /// file has changed since its first name was sent, the receiver rejects the link, and this name is sent again.
     fn link(
         &self,
         directory: &SourceDirectory,
@@ -267,7 +268,8 @@ impl EntryReader<'_> {
         ))
     }
 
-    /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
+    /// Reads everything except the contents of a file, which are at the target, unless the file has changed since the
+    /// receiver was asked about it.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_as_seen(entry)?;
         let root = self.root_of_what_stays(directory, entry, &file, &before)?;
@@ -285,7 +287,7 @@ impl EntryReader<'_> {
         ))
     }
 
-    /// The root of a file whose contents are not sent, where the manifest is to have it.
+    /// Returns the root of a file whose contents are not sent, if the manifest needs it.
     fn root_of_what_stays(
         &self,
         directory: &SourceDirectory,
@@ -302,7 +304,8 @@ impl EntryReader<'_> {
     }
 }
 
-/// The root of a file that is at the target as it was when the scan has seen it; `None` once `stop` returns `true`.
+/// Returns the root of a file that is at the target, provided the file is still as the scan saw it. Returns `None` once
+/// `stop` returns `true`.
 pub(super) fn unsent_root(
     directory: &SourceDirectory,
     entry: &Entry,
@@ -312,7 +315,7 @@ pub(super) fn unsent_root(
     root_of(directory, entry, &file, &before, stop)
 }
 
-/// The root of an open file that does not change while it is read.
+/// Returns the root of an open file, provided the file does not change while it is read.
 fn root_of(
     directory: &SourceDirectory,
     entry: &Entry,
@@ -328,7 +331,7 @@ fn root_of(
     }
 }
 
-/// The entries, each with as much room as the scan's size needs, or as there is left.
+/// Pairs each entry with room in the buffer: as much as the size seen by the scan requires, or as much as is left.
 fn with_room<'a>(
     groups: &'a [PackGroup],
     results: &'a mut [EntryRead],
@@ -378,7 +381,7 @@ pub(super) fn read_file(
     let (file, before) = directory.open_file(&entry.name)?;
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
     let Some(room) = room.get_mut(..wanted) else {
-        // its ctime stays what the scan has seen: what else it has by now is not known
+        // Keep the ctime that the scan saw, because nothing is known about other changes of the file.
         let FileIdentity {
             bytes: size, inode, ..
         } = before;
@@ -437,7 +440,7 @@ pub(super) fn read_file(
     })))
 }
 
-/// Reads a file, or the data of one that has holes, range after range.
+/// Reads a whole file, or only the data ranges of a file with holes.
 fn read_data(mut file: &File, data: Option<&DataRanges>, room: &mut [u8]) -> io::Result<()> {
     let Some(data) = data else {
         return file.read_exact(room);

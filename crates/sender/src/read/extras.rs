@@ -1,7 +1,7 @@
-//! What is carried of entries beside contents, mode and time: who they belong to, and their extended attributes.
+//! The attributes that are sent in addition to contents, mode and time: owners and extended attributes.
 //!
-//! What a receiver keeps is known when it has opened the transfer; until then it is taken to keep all that it was asked
-//! for, and entries that were sent by then are counted if it does not.
+//! The receiver reports which attributes it keeps when it opens the transfer. Until then the sender assumes that it
+//! keeps everything requested. Entries that were sent earlier are counted if it does not.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::push::config::{Instead, Owners, SenderConfig};
 use crate::read::holes::Holes;
 use crate::read::source::SourceDirectory;
 
-/// What an entry is, as far as its permission bits depend on it.
+/// The type of an entry, as far as its permission bits depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Directory,
@@ -54,10 +54,10 @@ impl Instead {
     }
 }
 
-/// See the module.
+/// The attributes that a session sends in addition to contents, mode and time.
 #[derive(Debug)]
 pub(crate) struct Extras {
-    /// What the sender has asked to be kept.
+    /// The attributes that the receiver is asked to keep.
     asked: Keeping,
     owners: Owners,
     zeros: Zeros,
@@ -69,18 +69,18 @@ pub(crate) struct Extras {
 struct KnownAccounts {
     users: HashMap<u32, Account>,
     groups: HashMap<u32, Account>,
-    /// The extras that entries share which have owners and nothing else.
+    /// Extras shared by entries that have an owner and no other extras.
     shared: HashMap<Ids, Arc<Extra>>,
 }
 
-/// How many users, groups and pairs of them are remembered.
+/// Maximum number of remembered users, of remembered groups, and of remembered pairs of them.
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
-/// What an entry lacks where it travels.
+/// Attributes that an entry lacks when it is sent, and why.
 pub(crate) type Lacks = Vec<(Kinds, Lack)>;
 
 impl Extras {
-    /// The extras that are `asked` for, as these settings adapt them.
+    /// Creates the extras for the attributes in `asked`, adapted to this configuration.
     pub(crate) fn new(asked: Keeping, config: &SenderConfig) -> Self {
         Self {
             asked,
@@ -91,12 +91,12 @@ impl Extras {
         }
     }
 
-    /// The kinds that are kept.
+    /// Returns the kinds of attributes that are kept.
     pub(crate) fn kinds(&self) -> Kinds {
         self.asked.kinds
     }
 
-    /// What becomes of holes.
+    /// Returns how holes are handled.
     pub(crate) fn holes(&self) -> Holes {
         match self.zeros {
             _ if !self.kinds().has_any(Kinds::HOLES) => Holes::Sent,
@@ -105,26 +105,27 @@ impl Extras {
         }
     }
 
-    /// The metadata by which the receiver finds whether a first name leads to the file: those it has given that.
+    /// Returns the metadata by which the receiver checks that a first name leads to this file. It equals the metadata
+    /// that the receiver has set on the file.
     pub(crate) fn of_link(&self, metadata: Metadata) -> Metadata {
         self.instead.of(metadata, Form::Other)
     }
 
-    /// The message about attributes of an entry that are never copied; none unless attributes of their namespaces are
-    /// to be kept.
+    /// Returns a message about attributes of an entry that are never copied, or `None` if attributes of their
+    /// namespaces are not to be kept anyway.
     pub(crate) fn never_copied(&self, entry: &Entry) -> Option<String> {
         let found = entry.never_copied;
         let is_told = !found.is_empty() && self.kinds().has_any(Kinds::PRIVILEGED);
         is_told.then(|| format!("attributes of one system are never copied: {found}"))
     }
 
-    /// Whether hard links are to be kept.
+    /// Returns whether hard links are to be kept.
     pub(crate) fn wants_links(&self) -> bool {
         self.asked.kinds.has_any(Kinds::LINKS)
     }
 
-    /// By what the contents of a file of so many bytes are compared; `None` when it is stopped. Of a large one holes
-    /// are not read, where they are kept.
+    /// Returns the digest by which the contents of a file of `bytes` bytes are compared, or `None` if stopped. If holes
+    /// are kept, those of a large file are not read.
     pub(crate) fn contents_root(
         &self,
         file: &File,
@@ -138,17 +139,17 @@ impl Extras {
         }
     }
 
-    /// Whether contents of so many bytes are compared by their groups, and not by their root.
+    /// Returns whether contents of `bytes` bytes are compared by their groups instead of their root.
     pub(crate) fn compares_groups(&self, bytes: u64) -> bool {
         bytes > GROUP_BYTES && self.kinds().has_any(Kinds::HOLES)
     }
 
-    /// Whether entries that lack something are named.
+    /// Returns whether entries that lack attributes are reported by name.
     pub(crate) fn is_named(&self) -> bool {
         self.asked.named
     }
 
-    /// The metadata of a file that has been opened, and looked at since; without what it lacks.
+    /// Returns the metadata of a file that was examined after it was opened, and the attributes that it lacks.
     pub(crate) fn of_file(
         &self,
         file: impl AsFd,
@@ -171,7 +172,7 @@ impl Extras {
         )
     }
 
-    /// The metadata of an entry that is not opened.
+    /// Returns the metadata of an entry that is not opened, and the attributes that it lacks.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
         let beside = &entry.beside;
         let opened = directory.opened();
@@ -186,7 +187,7 @@ impl Extras {
         self.with_extra(form, entry.metadata.clone(), beside, named)
     }
 
-    /// The metadata of a directory itself.
+    /// Returns the metadata of a directory itself, and the attributes that it lacks.
     pub(crate) fn of_itself(
         &self,
         directory: &SourceDirectory,
@@ -201,7 +202,7 @@ impl Extras {
         self.with_extra(Form::Directory, metadata.clone(), beside, itself)
     }
 
-    /// What is said of an entry by what the scan has seen, and the digest of its attributes.
+    /// Returns the metadata of an entry as the scan saw it, and the digest of its extended attributes.
     pub(crate) fn seen(
         &self,
         form: Form,
@@ -222,7 +223,7 @@ impl Extras {
         (self.instead.of(metadata, form), digest.map(Box::new))
     }
 
-    /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
+    /// Returns the attributes that the scan could not read of an entry that stays unchanged at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
         let unread = entry.beside.xattrs.iter();
         unread
@@ -231,7 +232,8 @@ impl Extras {
             .collect()
     }
 
-    /// The metadata with all that is kept beside contents, mode and time; attributes are those `of` the entry.
+    /// Returns the metadata with all attributes that are kept, and the attributes that are lacking. Extended attributes
+    /// are read from `of`.
     fn with_extra(
         &self,
         form: Form,
@@ -245,7 +247,8 @@ impl Extras {
         let mut xattrs = Vec::new();
         if let Some(of) = of {
             let found = of.xattrs(asked.and(Kinds::ACLS));
-            // The mode shows the list's mask for the group, which may have less than that.
+            // The group bits of the mode show the mask of the ACL. The owning group may have fewer permissions than
+            // that.
             if found
                 .as_ref()
                 .is_ok_and(|found| found.unread.has_any(Kinds::ACLS))
@@ -284,7 +287,7 @@ impl Extras {
         (self.instead.of(metadata, form), lacks)
     }
 
-    /// Adds who an entry belongs to, where that is kept.
+    /// Adds the owner and group of an entry, if they are kept.
     fn extra(&self, ids: Ids, extra: Extra) -> Option<Arc<Extra>> {
         let kinds = self.kinds();
         if !kinds.has_any(Kinds::OWNERSHIP) {
@@ -325,8 +328,8 @@ impl Extras {
     }
 }
 
-/// Takes extended attributes from the entries that have the most, until a batch's head is so many bytes shorter: since
-/// the scan there may have come more than fits. Returns what entries lack now.
+/// Removes extended attributes from the entries that have the most, until the head of a batch is `excess` bytes
+/// shorter. Attributes may have been added since the scan. Returns the attributes that entries now lack.
 pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
     let bytes = |entry: &BatchEntry| {
         entry
@@ -371,7 +374,7 @@ pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath
         .collect()
 }
 
-/// The path of an entry of a batch.
+/// Returns the path of an entry of a batch.
 pub(super) fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
     entry
         .name()
@@ -409,7 +412,7 @@ fn remembered(
     account
 }
 
-/// What a user or group of this host is at the target.
+/// Returns the account at the target for a user or group of this host.
 fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
     let applies = |mapping: &&Mapping| match &mapping.from {
         Mapped::All => true,

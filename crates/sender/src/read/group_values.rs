@@ -1,7 +1,7 @@
-//! The values of a file's groups, as far as they are known. Most groups of a file with holes have none, and neither
-//! have most of a file of which the receiver has told a few: a file of 16 PiB may have 2^32 groups and no data.
+//! The chaining values of a file's groups, as far as they are known. Most groups of a file with holes have no value,
+//! and the receiver may report only a few values of a file: a file of 16 PiB may have 2^32 groups and no data.
 //!
-//! **Invariant:** memory goes by the values that are known, not by the file's length.
+//! **Invariant:** memory use depends on the number of known values, not on the file's length.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,22 +10,22 @@ use zmove_types::Cv;
 
 use crate::control::relay::Held;
 
-/// See the module.
+/// The known chaining values of a file's groups.
 #[derive(Debug, Default)]
 pub(crate) struct GroupValues {
     blocks: BTreeMap<u32, Box<Block>>,
     known: u32,
-    /// What is booked for the values, to be given back with them.
+    /// Reservations for the memory of the values, released together with the values.
     held: Vec<Held>,
 }
 
 type Block = [Option<Cv>; BLOCK_GROUPS as usize];
 
-/// Values are kept in blocks of so many consecutive groups.
+/// Number of consecutive groups in a block of values.
 const BLOCK_GROUPS: u32 = 16;
 
 impl GroupValues {
-    /// The value of a group.
+    /// Returns the value of a group, if it is known.
     pub(crate) fn get(&self, index: u32) -> Option<Cv> {
         self.blocks
             .get(&(index / BLOCK_GROUPS))
@@ -39,29 +39,29 @@ impl GroupValues {
         self.known += u32::from(before.is_none());
     }
 
-    /// Forgets the value of a group.
+    /// Removes the value of a group.
     pub(crate) fn remove(&mut self, index: u32) {
         let block = self.blocks.get_mut(&(index / BLOCK_GROUPS));
         let before = block.and_then(|block| block[slot_of(index)].take());
         self.known -= u32::from(before.is_some());
     }
 
-    /// Keeps what is booked for some of the values.
+    /// Holds the memory reservation for some of the values.
     pub(crate) fn hold(&mut self, held: Held) {
         self.held.push(held);
     }
 
-    /// How many values are known.
+    /// Returns the number of known values.
     pub(crate) const fn count(&self) -> u32 {
         self.known
     }
 
-    /// The groups whose values are known, in ascending order.
+    /// Returns the groups whose values are known, in ascending order.
     pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
         self.entries().map(|(index, _)| index)
     }
 
-    /// The ranges of groups before `end` whose values are not known.
+    /// Returns the ranges of groups before `end` whose values are unknown.
     pub(crate) fn unknown(&self, end: u32) -> impl Iterator<Item = Range<u32>> {
         let mut next = 0;
         let ends = self
@@ -75,7 +75,7 @@ impl GroupValues {
         })
     }
 
-    /// The values of all groups, where they are known.
+    /// Returns the values of all groups, or `None` if any is unknown.
     pub(crate) fn all(&self, groups: u32) -> Option<Vec<Cv>> {
         (groups > 0 && self.known == groups).then(|| self.entries().map(|(_, cv)| cv).collect())
     }

@@ -1,4 +1,4 @@
-//! What becomes of the holes of files, and where an opened file has any.
+//! How holes in files are handled, and where an opened file has holes.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use zmove_disk::{find_data, find_data_but_zeros};
 use zmove_types::DataRanges;
 use zmove_wire::Lack;
 
-/// What becomes of holes.
+/// How holes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holes {
     /// Holes are kept.
@@ -20,18 +20,18 @@ pub(crate) enum Holes {
 /// The holes of a large file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundHoles {
-    /// How many bytes are not sent.
+    /// Number of bytes that are not sent.
     pub(crate) bytes: u64,
-    /// How many of these lie in each group that the target holds, and have been counted with it.
+    /// Number of hole bytes in each group that the target holds. They have already been counted with the group.
     pub(crate) held: Vec<(u32, u64)>,
-    /// Why some, or all, are sent as zeros.
+    /// Why some or all holes are sent as zeros.
     pub(crate) lack: Option<Lack>,
 }
 
 impl Holes {
-    /// Where a file of so many bytes has data, if it has holes that are kept, or why they are not. A file that
-    /// cannot have any is not asked: `may_have` is false. What cannot be looked for is read, which
-    /// tells why.
+    /// Returns the data ranges of a file of `bytes` bytes if it has holes that are kept, or the reason why they are not
+    /// kept. A file that cannot have holes (`may_have` is `false`) is not searched. If the search fails, the file is
+    /// read instead, and the read reports the error.
     pub(crate) fn find(
         self,
         file: &File,

@@ -1,7 +1,8 @@
 //! Batches that are read before it is known whether the target needs them.
 //!
-//! Before the receiver opens the transfer there is a round trip, in which the readers would otherwise be idle.
-//! **Invariant:** a batch that is kept here has not been issued, so throwing it away loses nothing but the reading.
+//! The receiver takes a round trip to open the transfer, during which the readers would otherwise be idle.
+//!
+//! **Invariant:** a batch that is kept here has not been issued, so discarding it wastes only the read.
 
 use zmove_types::{Buffer, Lock, RelPath};
 use zmove_wire::{Batch, DirectoryGroup};
@@ -19,7 +20,7 @@ pub(crate) struct Filling {
     pub(super) buffer: Buffer,
     pub(super) filled: usize,
     pub(super) files: Vec<SentFile>,
-    /// What entries lack, told when they are sent.
+    /// Attributes that entries lack. They are reported when the batch is sent.
     pub(super) lacks: Vec<(RelPath, Lacks)>,
 }
 
@@ -34,7 +35,7 @@ impl Filling {
         }
     }
 
-    /// Begins the group of another directory.
+    /// Begins a group for another directory.
     pub(super) fn begin_group(&mut self, directory: &SourceDirectory) {
         let directory = directory.target_path().clone();
         self.batch.groups.push(DirectoryGroup {
@@ -43,8 +44,7 @@ impl Filling {
         });
     }
 
-    /// Adds an entry. Its contents are where those of the last one end, or further back where something between them is
-    /// not sent.
+    /// Adds an entry. Its contents are moved to the end of the previous contents if data between them is not sent.
     pub(super) fn add(&mut self, read: ReadEntry) {
         let ReadEntry {
             entry,
@@ -67,7 +67,7 @@ impl Filling {
         group.entries.push(entry);
     }
 
-    /// The room that is left.
+    /// Returns the unused room of the buffer.
     pub(super) fn rest(&mut self) -> &mut [u8] {
         &mut self.buffer.room()[self.filled..]
     }
@@ -80,7 +80,7 @@ pub(crate) struct ReadPack {
     pub(crate) filling: Filling,
 }
 
-/// The batches that are kept; `None` once the target is known.
+/// The kept batches, or `None` once the state of the target is known.
 #[derive(Debug)]
 pub(crate) struct ReadAhead(Lock<Option<Vec<ReadPack>>>);
 
@@ -89,21 +89,21 @@ impl ReadAhead {
         Self(Lock::new(Some(Vec::new())))
     }
 
-    /// Keeps a batch; returns it when the target is known.
+    /// Keeps a batch, or returns it if the state of the target is already known.
     pub(crate) fn keep(&self, mut batch: ReadPack) -> Option<ReadPack> {
         let mut kept = self.0.lock();
         let Some(kept) = kept.as_mut() else {
             return Some(batch);
         };
         batch.pack.put_off();
-        // The copy has memory of its own, so that the buffer can serve others.
+        // The copy has its own memory, so that the buffer can be reused.
         let Filling { buffer, filled, .. } = &mut batch.filling;
         *buffer = Buffer::copied(&buffer.room()[..*filled]);
         kept.push(batch);
         None
     }
 
-    /// Takes the kept batches, since the target is known.
+    /// Takes the kept batches. Called once the state of the target is known.
     pub(crate) fn close(&self) -> Vec<ReadPack> {
         self.0.lock().take().unwrap_or_default()
     }

@@ -1,11 +1,11 @@
-//! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the
-//! lanes.
+//! The readers: threads that take work from the plan, read it, hash it while it is in the CPU cache, and queue frames
+//! for the lanes.
 //!
-//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file
-//! was the same before and after they were read.
+//! **Invariant:** a file's bytes are sent only with the hash of exactly these bytes, and only if the file was the same
+//! before and after they were read.
 //!
-//! When all is planned and few packs wait, large packs are read in small pieces, also those of large
-//! directories. At the end no slow lane then holds a whole pack.
+//! When everything is planned and few packs are left, large packs are read in small pieces, including those of large
+//! directories. This prevents a slow lane from holding a whole pack at the end.
 
 use std::sync::{Arc, OnceLock};
 
@@ -33,22 +33,22 @@ use crate::read::source::{LargeSource, OpenedSource, ReadProgress, SourceDirecto
 use crate::send::frames::{Chunk, OutgoingFrame, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
-/// The state that all readers share.
+/// The state shared by all readers.
 pub(crate) struct ReaderContext {
     pub(crate) session: Arc<Session>,
     pub(crate) pool: BufferPool,
     pub(crate) config: SenderConfig,
     pub(crate) reader_count: ReaderCount,
-    /// The threads that read small files side by side.
+    /// Threads that read small files in parallel.
     pub(crate) threads: StorageThreads,
-    /// What is remembered of the file system of the first pack: sources seldom lie on several.
+    /// Remembered measurements of the first pack's file system. Sources rarely lie on several file systems.
     pub(crate) file_system: OnceLock<FileSystemMemory>,
-    /// The queue that all lanes share.
+    /// The frame queue shared by all lanes.
     pub(crate) frames: Sender<OutgoingFrame>,
 }
 
 impl ReaderContext {
-    /// Has the threads that read begin with as many as were of use before, at the first call.
+    /// At the first call, sets the initial number of reading threads to the number that was useful in earlier runs.
     fn recall(&self, directory: &SourceDirectory) {
         self.file_system.get_or_init(|| {
             let directory = directory.opened();
@@ -70,7 +70,7 @@ impl Drop for ReaderContext {
     }
 }
 
-/// Runs one reader until the push is being stopped, or there are to be fewer readers.
+/// Runs one reader until the push is being stopped or the reader is no longer wanted.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let session = &*context.session;
     let mut reader = WorkReader {
@@ -102,7 +102,7 @@ impl WorkReader<'_> {
         if let Work::Group(file, span) = &work
             && let Some(item) = self.session.in_flight.item_again(file.id, *span)
         {
-            // A repeated group is no new work: the time until now is booked neither as busy nor as starved.
+            // A repeated group is not new work, so the time until now counts neither as busy nor as starved.
             self.watch.skip();
             return self.repeat_group(file, *span, item);
         }
@@ -119,7 +119,7 @@ impl WorkReader<'_> {
         self.session.in_flight.end_work();
     }
 
-    /// Enters files that are at the target already in the manifest.
+    /// Adds files that are already at the target to the manifest.
     fn list(&self, files: &[(SourceDirectory, Entry)]) {
         let Session {
             account, in_flight, ..
@@ -136,7 +136,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
+    /// Splits the last packs. Otherwise a slow lane would still be sending a whole pack when the other lanes have
+    /// nothing left to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = match self.context.config.pack_sizes {
             PackSizes::ForLanes => self.session.queue.plan.last_packs(),
@@ -220,8 +221,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Leaves an entry out of its pack. One that cannot be read has failed, unless it may not be needed and goes to
-    /// `unread`.
+    /// Leaves an entry out of its pack. An entry that cannot be read has failed, unless it may not be needed. Then it
+    /// is returned through `unread`.
     fn leave_out(
         &self,
         directory: &SourceDirectory,
@@ -243,8 +244,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Reads a file that has grown since the scan, behind what is filled. One that has outgrown its batch is sent by
-    /// itself, or goes to `unread` if it may not be needed.
+    /// Reads a file that has grown since the scan into the unused room. A file that no longer fits is sent separately,
+    /// or is returned through `unread` if it may not be needed.
     fn read_grown(
         &self,
         directory: SourceDirectory,
@@ -286,7 +287,8 @@ impl WorkReader<'_> {
         self.session.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
-    /// Keeps a batch that was read ahead until the target is known; if it is known by now, sends the batch as a guess.
+    /// Keeps a batch that was read ahead until the state of the target is known. If it is already known, sends the
+    /// batch as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
         let read = if read.pack.basis == Basis::ReadAhead {
             self.session.read_ahead.keep(read)
@@ -366,15 +368,15 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Reads a group that is late. The first copy is still on its way, so a file that cannot be read any more, or has
-    /// changed since, does not fail by that.
+    /// Reads a late group again. The first copy is still in transit, so a file that can no longer be read, or has
+    /// changed, does not fail because of the second copy.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
         if !file.is_dead() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
 
-    /// Reads a group and passes it on to the lanes, as a new item or as one that is late.
+    /// Reads a group and passes it to the lanes, as a new item or as the second copy of a late one.
     fn try_read_group(
         &mut self,
         file: &Arc<LargeSource>,
@@ -443,7 +445,7 @@ impl WorkReader<'_> {
         Ok(())
     }
 
-    /// Opens a large file, and accounts for its holes and what it lacks.
+    /// Opens a large file, and accounts for its holes and for the attributes that it lacks.
     fn open(&self, file: &LargeSource) -> Result<OpenedSource, FileError> {
         let Session {
             account,
@@ -469,7 +471,8 @@ impl WorkReader<'_> {
         Ok(source)
     }
 
-    /// Reads the data of a group, piece after piece, into a buffer; returns the group's value, holes being zeros.
+    /// Reads the data of a group into a buffer, range by range. Returns the chaining value of the group, with holes
+    /// hashed as zeros.
     fn read_data(
         &self,
         file: &LargeSource,
@@ -505,7 +508,7 @@ impl WorkReader<'_> {
         Ok((hasher.finish(), buffer))
     }
 
-    /// A buffer, or `None` when the push is being stopped.
+    /// Takes a buffer from the pool. Returns `None` if the push is being stopped.
     fn buffer(&mut self) -> Option<Buffer> {
         self.watch.lap(Doing::Busy);
         let buffer = self.context.pool.take();
@@ -513,7 +516,7 @@ impl WorkReader<'_> {
         buffer
     }
 
-    /// Books an item as on its way; waits while too many are. `None` when the push is being stopped.
+    /// Records an item as in flight. Waits while too many items are. Returns `None` if the push is being stopped.
     fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
         self.watch.lap(Doing::Busy);
         let item = self.session.in_flight.issue(work, tries);
@@ -528,27 +531,27 @@ impl WorkReader<'_> {
             .bytes_read
             .add(u64::from(outgoing.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
-        // The lanes are gone only when the push is being stopped.
+        // The lanes are gone only if the push is being stopped.
         let _stopping = self.context.frames.send(outgoing);
         self.watch.lap(Doing::Blocked);
     }
 }
 
-/// The size of the pieces of a pack behind which so many packs are left: the less is left, the smaller, so that no
-/// lane is long at work after the others; and no smaller than that, because storage that answers late is the slower
-/// the fewer directories the pieces under way are of.
+/// Returns the size of the pieces into which a pack is split when `packs_left` packs are left. Pieces get smaller as
+/// fewer packs are left, so that no lane works much longer than the others. They have a minimum size, because storage
+/// with a high latency gets slower when fewer directories are read in parallel.
 fn last_piece_bytes(packs_left: usize) -> u64 {
     (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)
 }
 
-/// The number of packs that count as the last: one and a third for each lane.
+/// Number of packs that count as the last ones: one and a third per lane.
 const LAST_PACKS: u64 = 16;
-/// The bytes that a lane of 10 Mbit/s carries in a fifth of a second.
+/// Minimum piece size: the bytes that a lane of 10 Mbit/s sends in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;
 
-/// Returns a file to the planner, which asks whether it is needed.
+/// Returns a file to the planner, which asks the receiver whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
-    // The planner has gone only when the push is being stopped.
+    // The planner is gone only if the push is being stopped.
     let _stopping = unread.send(Unread {
         directory: directory.closed(),
         entry: entry.clone(),

@@ -1,20 +1,20 @@
-//! The number of readers, and the number that there should be.
+//! The number of running readers and the wanted number.
 
 use zmove_types::Lock;
 
-/// The number of readers that there should be; those with the highest numbers end first.
+/// The wanted and the running number of readers. The readers with the highest numbers end first.
 #[derive(Debug, Default)]
 pub(crate) struct ReaderCount(Lock<Readers>);
 
 #[derive(Debug, Default)]
 struct Readers {
     wanted: usize,
-    /// The number of readers that run; their numbers are all those below it.
+    /// Number of running readers. They are numbered from zero without gaps.
     running: usize,
 }
 
 impl ReaderCount {
-    /// Sets the wanted number; returns how many run, so that the caller starts the rest.
+    /// Sets the wanted number. Returns the number of running readers, so that the caller can start the rest.
     pub(crate) fn want(&self, wanted: usize) -> usize {
         let mut readers = self.0.lock();
         readers.wanted = wanted;
@@ -23,14 +23,14 @@ impl ReaderCount {
         running
     }
 
-    /// Notes that the reader of this number could not be started, nor those after it.
+    /// Records that the reader with this number could not be started, nor those after it.
     pub(crate) fn stop_before(&self, number: usize) {
         let mut readers = self.0.lock();
         readers.running = readers.running.min(number);
         readers.wanted = readers.wanted.min(number);
     }
 
-    /// Whether this reader is one too many; it must end then.
+    /// Returns whether this reader is surplus and must end.
     pub(crate) fn may_go(&self, number: usize) -> bool {
         let mut readers = self.0.lock();
         let goes = number >= readers.wanted && number + 1 == readers.running;

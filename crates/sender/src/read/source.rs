@@ -1,4 +1,4 @@
-//! Source files: where they are, and the proof that they did not change while they were read.
+//! Source files: their location, and the proof that they did not change while they were read.
 
 mod at_rest;
 mod generated;
@@ -29,7 +29,7 @@ use crate::push::piece::Piece;
 use crate::read::group_values::GroupValues;
 use crate::read::holes::{FoundHoles, Holes};
 
-/// The size and time of a source file, which stay the same as long as nobody changes it.
+/// The size and modification time of a source file, by which changes are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileLook {
     pub(crate) bytes: u64,
@@ -44,7 +44,7 @@ impl FileLook {
         }
     }
 
-    /// The look of a file that has been opened.
+    /// Returns the size and modification time of an opened file.
     pub(crate) fn of_opened(identity: &FileIdentity) -> Self {
         Self {
             bytes: identity.bytes,
@@ -53,24 +53,24 @@ impl FileLook {
     }
 }
 
-/// Whether an open file is still what it was.
+/// Returns whether an open file still has the identity `before`.
 pub(crate) fn is_unchanged(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
 }
 
-/// A source directory, kept open while it is in frequent use.
+/// A source directory. It is kept open while it is in frequent use.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceDirectory {
     root: Arc<SourceRoot>,
     source_path: RelPath,
     target_path: RelPath,
     open: Option<Arc<Directory>>,
-    /// The piece that its entries belong to, where the push is fed by pieces.
+    /// The piece that the directory's entries belong to, if the push is fed.
     piece: Option<Arc<Piece>>,
 }
 
 impl SourceDirectory {
-    /// A directory that stays open as long as this value.
+    /// Returns a directory that stays open while this value exists.
     pub(crate) fn held_open(directory: &Arc<Directory>) -> Self {
         Self {
             root: Arc::clone(directory.root()),
@@ -81,7 +81,7 @@ impl SourceDirectory {
         }
     }
 
-    /// The directory for entries of a piece.
+    /// Assigns the directory's entries to a piece.
     pub(crate) fn of_piece(self, piece: Option<&Arc<Piece>>) -> Self {
         Self {
             piece: piece.map(Arc::clone),
@@ -89,17 +89,17 @@ impl SourceDirectory {
         }
     }
 
-    /// The piece that its entries belong to.
+    /// Returns the piece that the directory's entries belong to.
     pub(crate) fn piece(&self) -> Option<&Piece> {
         self.piece.as_deref()
     }
 
-    /// Closes the directory; its files are opened from their root from now on.
+    /// Closes the directory. From now on, its files are opened relative to the root of their source.
     pub(crate) fn put_off(&mut self) {
         self.open = None;
     }
 
-    /// The same directory, which is not held open by this value.
+    /// Returns the same directory, not held open by the new value.
     pub(crate) fn closed(&self) -> Self {
         Self {
             open: None,
@@ -107,8 +107,8 @@ impl SourceDirectory {
         }
     }
 
-    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files returns
-    /// the error.
+    /// Returns the same directory, opened if necessary, to read several files in a row. If it cannot be opened, opening
+    /// the files returns the error.
     pub(crate) fn opened(&self) -> Self {
         let again = || {
             Directory::open(&self.root, &self.source_path)
@@ -121,22 +121,22 @@ impl SourceDirectory {
         }
     }
 
-    /// The directory, if it is open.
+    /// Returns the directory's descriptor, if it is open.
     pub(crate) fn fd(&self) -> Option<&OwnedFd> {
         self.open.as_ref().map(|directory| directory.fd())
     }
 
-    /// The directory's path below its source.
+    /// Returns the directory's path relative to its source.
     pub(crate) fn source_path(&self) -> &RelPath {
         &self.source_path
     }
 
-    /// Where the directory goes below the target.
+    /// Returns the directory's path relative to the target.
     pub(crate) fn target_path(&self) -> &RelPath {
         &self.target_path
     }
 
-    /// Whether both name the same directory, for entries of one piece.
+    /// Returns whether both values denote the same directory, for entries of the same piece.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let piece = |directory: &Self| directory.piece.as_ref().map(Arc::as_ptr);
         Arc::ptr_eq(&self.root, &other.root)
@@ -144,7 +144,7 @@ impl SourceDirectory {
             && piece(self) == piece(other)
     }
 
-    /// The full path of an entry, for messages.
+    /// Returns the full path of an entry, for messages.
     pub(crate) fn display(&self, name: &Name) -> PathBuf {
         self.root
             .path()
@@ -152,21 +152,21 @@ impl SourceDirectory {
             .join(name.as_os_str())
     }
 
-    /// The path of an entry below the target, which fits for all entries of a scan.
+    /// Returns the path of an entry relative to the target. The paths of all entries of a scan are short enough.
     pub(crate) fn target_of(&self, name: &Name) -> RelPath {
         self.target_path
             .join(name)
             .unwrap_or_else(|_| RelPath::root())
     }
 
-    /// The failure of a file that has changed.
+    /// Returns the error for a file that has changed.
     pub(crate) fn changed(&self, name: &Name) -> FileError {
         FileError::Changed {
             path: self.display(name),
         }
     }
 
-    /// Makes the failure of a file out of the system's error in reading it.
+    /// Returns a function that converts an I/O error to the error for an unreadable file.
     pub(crate) fn unreadable(&self, name: &Name) -> impl Fn(io::Error) -> FileError {
         move |source| FileError::Read {
             path: self.display(name),
@@ -174,7 +174,7 @@ impl SourceDirectory {
         }
     }
 
-    /// Opens a regular file that still looks as the scan has seen it.
+    /// Opens a regular file if its size and modification time are still those that the scan saw.
     pub(crate) fn open_as_seen(&self, entry: &Entry) -> Result<(File, FileIdentity), FileError> {
         let (file, identity) = self.open_file(&entry.name)?;
         if FileLook::of(entry) != FileLook::of_opened(&identity) {
@@ -183,7 +183,7 @@ impl SourceDirectory {
         Ok((file, identity))
     }
 
-    /// Opens a regular file and looks at it, once writes to it have ended.
+    /// Opens a regular file, and determines its identity once writes to it have ended.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = match &self.open {
@@ -217,7 +217,8 @@ impl SourceDirectory {
         Ok((file, identity))
     }
 
-    /// A file with its length. Where a file system makes contents when they are read, only that tells the length.
+    /// Returns the entry with the actual length of its file. If a file system generates contents when they are read,
+    /// only a read reveals the length.
     pub(crate) fn measured(&self, entry: Entry) -> Result<Entry, FileError> {
         if entry.kind != EntryKind::File || !self.may_be_generated(&entry) {
             return Ok(entry);
@@ -242,16 +243,17 @@ impl SourceDirectory {
     }
 }
 
-/// A file of more than one group while it is being sent.
+/// A file of more than one group that is being sent.
 #[derive(Debug)]
 pub(crate) struct LargeSource {
     pub(crate) id: FileId,
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
-    /// Whether groups of this very file are at the target: then it must still be what it was when that was asked.
+    /// Whether the target holds groups of this version of the file. The file must then be unchanged since the receiver
+    /// was asked.
     resumed: bool,
-    /// The groups that are sent from here, where others send the rest.
+    /// The groups to send, if other senders send the rest.
     range: Option<Range<u32>>,
     state: Lock<LargeState>,
 }
@@ -259,22 +261,23 @@ pub(crate) struct LargeSource {
 #[derive(Debug, Default)]
 struct LargeState {
     groups_unread: u32,
-    /// The number of groups that are to be sent and that the receiver has not stored.
+    /// Number of groups to send that the receiver has not stored.
     groups_unstored: u32,
-    /// The bytes that the account has counted.
+    /// Bytes that the account has counted.
     counted: ByteOrigins,
     dead: bool,
-    /// What it was when it was opened first.
+    /// Identity of the file when it was first opened.
     identity: Option<FileIdentity>,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
-    /// The metadata that travel, as they were when the file was opened first.
+    /// Metadata to send, as of the first time the file was opened.
     metadata: Option<Metadata>,
-    /// The ranges with data, if the file has holes that are kept; found once, since they stand in its declaration.
+    /// Ranges with data, if the file has holes that are kept. They are searched for once, because the declaration
+    /// contains them.
     data: Option<Arc<DataRanges>>,
-    /// A group that is sent although it is a hole: where nothing else is to be sent, it makes the file whole.
+    /// A group that is sent although it is a hole. If nothing else is to be sent, this group completes the file.
     last_word: Option<u32>,
     cvs: GroupValues,
-    /// The values of groups of another version at the target, which need not be sent where they are the same.
+    /// Chaining values of another version at the target. Groups with equal values are not sent.
     there: GroupValues,
     tries: HashMap<u32, u8>,
 }
@@ -283,32 +286,32 @@ struct LargeState {
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
     pub(crate) identity: FileIdentity,
-    /// The file's holes, found at the first opening.
+    /// Holes of the file, if this was the first time the file was opened.
     pub(crate) holes: FoundHoles,
 }
 
-/// What the receiver has stored of what is sent of a file.
+/// The effect of a stored group on its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredGroup {
-    /// Whether the bytes count: what comes to a file that has failed does not.
+    /// Whether the bytes count. Those of a failed file do not.
     pub(crate) counts: bool,
-    /// Whether nothing more is to come.
+    /// Whether the receiver has stored all groups of the file.
     pub(crate) is_all: bool,
 }
 
 /// The state of a file after a group was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadProgress {
-    /// More groups are to be read.
+    /// More groups remain to be read.
     Going,
     /// The last group has been read.
     AllRead,
-    /// The same group hashed differently than before.
+    /// The same group had a different hash before.
     Differs,
 }
 
 impl LargeSource {
-    /// A large file of a directory, which it does not hold open.
+    /// Creates a large file in a directory, without holding the directory open.
     pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
         let target = directory.target_of(&entry.name);
         let directory = directory.closed();
@@ -325,7 +328,7 @@ impl LargeSource {
         }
     }
 
-    /// This file as one of which only these groups are sent from here.
+    /// Restricts the file to a range of groups. Other senders send the rest.
     pub(crate) fn only(mut self, range: Range<u32>) -> Self {
         let groups = range.len().try_into().unwrap_or(u32::MAX);
         self.state.get_mut().expect(groups);
@@ -333,12 +336,12 @@ impl LargeSource {
         self
     }
 
-    /// The piece of which only these groups are sent from here, where others send the rest.
+    /// Returns the file's piece if only a range of groups is sent from here and other senders send the rest.
     pub(crate) fn piece_of_range(&self) -> Option<&Piece> {
         self.directory.piece().filter(|_| self.range.is_some())
     }
 
-    /// This file as a resumed one: the target holds the groups that have a value in `held`, of `bytes` in all.
+    /// Resumes the file. The target holds the groups that have a value in `held`, which are `bytes` in total.
     pub(crate) fn resuming(mut self, held: GroupValues, bytes: ByteOrigins) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
         let state = self.state.get_mut();
@@ -349,23 +352,23 @@ impl LargeSource {
         self
     }
 
-    /// This file as one to compare: the target has another version, whose groups have the values in `there`.
+    /// Compares the file with another version at the target, whose groups have the values in `there`.
     pub(crate) fn comparing(mut self, there: GroupValues) -> Self {
         self.state.get_mut().there = there;
         self
     }
 
-    /// Whether the target has a group with this value where this one goes.
+    /// Returns whether the target's version has the same value for this group.
     pub(crate) fn is_there(&self, span: GroupSpan, cv: Cv) -> bool {
         self.lock().there.get(span.index) == Some(cv)
     }
 
-    /// Notes that a group is missing or damaged at the target after all, so that it is sent from now on.
+    /// Records that a group is missing or damaged at the target, so that it is sent from now on.
     pub(crate) fn is_missing(&self, span: GroupSpan) {
         self.lock().there.remove(span.index);
     }
 
-    /// The groups that are to be read.
+    /// Returns the groups to read.
     pub(crate) fn groups(&self) -> Groups {
         Groups(match &self.range {
             Some(range) => std::iter::once(range.clone()).collect(),
@@ -373,7 +376,8 @@ impl LargeSource {
         })
     }
 
-    /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.
+    /// Opens the file, or returns it if it is already open. The first call compares it with the scan and searches for
+    /// its holes.
     pub(crate) fn open(
         &self,
         direct: Direct,
@@ -399,7 +403,8 @@ impl LargeSource {
         let is_first = state.identity.replace(identity).is_none();
         let mut found = FoundHoles::default();
         if is_first {
-            // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
+            // The amount of allocated storage does not show whether there are holes, because it includes attributes and
+            // preallocation beyond the end of the file.
             let (data, lack) = holes.find(&file, identity.bytes, true, stop);
             found.lack = lack;
             if let Some(data) = data {
@@ -418,18 +423,18 @@ impl LargeSource {
         })
     }
 
-    /// Where it has data, if it has holes that are kept.
+    /// Returns the ranges with data, if the file has holes that are kept.
     pub(crate) fn data(&self) -> Option<Arc<DataRanges>> {
         self.lock().data.clone()
     }
 
-    /// What is declared of it before its groups, once it has been opened.
+    /// Returns the declaration that is sent before the file's groups, or `None` if the file has not been opened.
     pub(crate) fn head(&self) -> Option<FileHead> {
         let identity = self.lock().identity?;
         Some(self.head_as(&identity))
     }
 
-    /// The same, of a file that was this when it was opened.
+    /// Returns the declaration for a file that had this identity when it was opened.
     pub(crate) fn head_as(&self, identity: &FileIdentity) -> FileHead {
         let state = self.lock();
         FileHead {
@@ -445,7 +450,7 @@ impl LargeSource {
         }
     }
 
-    /// The data of a group, counted from its beginning.
+    /// Returns the data ranges of a group, relative to its start.
     pub(crate) fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
         match &self.lock().data {
             Some(data) => data.within(span).collect(),
@@ -453,7 +458,7 @@ impl LargeSource {
         }
     }
 
-    /// How many bytes of a group are sent.
+    /// Returns how many bytes of a group are sent.
     pub(crate) fn data_bytes_within(&self, span: GroupSpan) -> u64 {
         self.data_within(span)
             .iter()
@@ -461,7 +466,8 @@ impl LargeSource {
             .sum()
     }
 
-    /// Where a group is a hole that is not sent: the next one that may have to be.
+    /// If a group is a hole that is not sent, returns the next group that may have to be sent, or `u32::MAX` if there
+    /// is none.
     pub(crate) fn skips_to(&self, span: GroupSpan) -> Option<u32> {
         let state = self.lock();
         let data = state.data.as_ref()?;
@@ -473,11 +479,11 @@ impl LargeSource {
         (next != span.index).then_some(next)
     }
 
-    /// Values of groups that are holes, as far as they are not known: for the root of all of the file. Computes them by
-    /// several threads, since there may be very many; ends early when `stop` says so.
+    /// Computes the unknown chaining values of groups that are holes, for the root of the whole file. Uses several
+    /// threads, because there may be very many such groups. Ends early if `stop` returns `true`.
     ///
     /// # Errors
-    /// There is no memory for the values, which `book` is asked for.
+    /// The quota behind `book` has no memory left for the values.
     pub(crate) fn hash_holes(
         &self,
         book: impl FnOnce(usize) -> Result<Held, WireError>,
@@ -511,7 +517,7 @@ impl LargeSource {
         Ok(())
     }
 
-    /// How many groups the file has, with its holes.
+    /// Returns the number of groups of the file, including holes.
     fn groups_in_all(&self) -> u32 {
         GroupSpan::count(self.entry.size).unwrap_or(0)
     }
@@ -526,7 +532,7 @@ impl LargeSource {
         (identity.mtime, identity.ctime, identity.inode) == (metadata.mtime, *ctime, *inode)
     }
 
-    /// Books a group's chaining value.
+    /// Records a group's chaining value.
     pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> ReadProgress {
         let mut state = self.lock();
         match state.cvs.get(span.index) {
@@ -544,22 +550,22 @@ impl LargeSource {
         }
     }
 
-    /// Whether all that is to be sent has been read.
+    /// Returns whether everything that is to be sent has been read.
     pub(crate) fn is_all_read(&self) -> bool {
         let state = self.lock();
         (state.identity.is_some() || self.resumed) && state.groups_unread == 0
     }
 
-    /// Takes back what has been counted of groups that the target holds, and that are holes; returns what that was,
-    /// which is nothing once the file has failed.
+    /// Subtracts bytes that were counted with groups that the target holds, but that are holes. Returns the bytes
+    /// actually subtracted, which are zero once the file has failed.
     pub(crate) fn take_back(&self, bytes: &ByteOrigins) -> ByteOrigins {
         let mut state = self.lock();
         let left = state.counted.without(bytes);
         std::mem::replace(&mut state.counted, left).without(&left)
     }
 
-    /// Notes that the receiver has stored a group, with the origin of its bytes. After the last one the file need not
-    /// stay open until it has its name.
+    /// Records that the receiver has stored a group, with the origin of its bytes. After the last group the file is
+    /// closed, even if it is not yet renamed into place.
     pub(crate) fn group_stored(&self, bytes: ByteOrigins) -> StoredGroup {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
@@ -576,14 +582,14 @@ impl LargeSource {
         }
     }
 
-    /// Whether the file is still what it was when it was opened.
+    /// Returns whether the file is unchanged since it was opened.
     pub(crate) fn is_unchanged(&self) -> bool {
         let opened = self.lock().opened.clone();
         opened.is_some_and(|(file, before)| is_unchanged(file.file(), &before))
     }
 
-    /// The file's root, when the values of all groups are known: of one with holes only where they were
-    /// [hashed](Self::hash_holes) too.
+    /// Returns the file's root if the values of all groups are known. For a file with holes, that requires the holes to
+    /// be [hashed](Self::hash_holes) too.
     pub(crate) fn root(&self) -> Option<Root> {
         let cvs = self.lock().cvs.all(self.groups_in_all());
         cvs.map(|cvs| merge_root(self.entry.size, &cvs))
@@ -594,17 +600,17 @@ impl LargeSource {
         self.lock().tries.insert(span.index, tries);
     }
 
-    /// The number of times that a group has been sent before.
+    /// Returns the number of times that a group has been sent before.
     pub(crate) fn tries(&self, span: GroupSpan) -> u8 {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
 
-    /// The bytes that have been counted of the file.
+    /// Returns the bytes that have been counted for the file.
     pub(crate) fn counted(&self) -> ByteOrigins {
         self.lock().counted
     }
 
-    /// Stops the file: no group of it is read any more. Returns what has been counted of it until then.
+    /// Fails the file, so that no more groups of it are read. Returns the bytes counted for it so far.
     #[must_use]
     pub(crate) fn kill(&self) -> ByteOrigins {
         let mut state = self.lock();
@@ -613,7 +619,7 @@ impl LargeSource {
         std::mem::take(&mut state.counted)
     }
 
-    /// Closes the file when everything has been confirmed.
+    /// Closes the file after everything has been confirmed.
     pub(crate) fn close(&self) {
         self.lock().opened = None;
     }
@@ -626,12 +632,12 @@ impl LargeSource {
         self.directory.display(&self.entry.name)
     }
 
-    /// The failure of the file once it has changed.
+    /// Returns the error for a file that has changed.
     pub(crate) fn changed(&self) -> FileError {
         self.directory.changed(&self.entry.name)
     }
 
-    /// The failure of the file for the system's error in reading it.
+    /// Returns the error for an I/O error while reading the file.
     pub(crate) fn unreadable(&self, source: io::Error) -> FileError {
         self.directory.unreadable(&self.entry.name)(source)
     }
@@ -641,17 +647,17 @@ impl LargeSource {
     }
 }
 
-/// The memory of a group whose value is kept, also while all are merged into the root.
+/// Memory per group while its value is kept and while all values are merged into the root, in bytes.
 const HASHED_BYTES_PER_GROUP: usize = 104;
 
 impl LargeState {
-    /// Sets the number of groups that are to be sent, none of which has been read.
+    /// Sets the number of groups to send, none of which has been read.
     fn expect(&mut self, groups: u32) {
         self.groups_unread = groups;
         self.groups_unstored = groups;
     }
 
-    /// The groups that the target holds and that are not all data, with the number of bytes that are none.
+    /// Returns the groups that the target holds and that contain holes, with the number of hole bytes in each.
     fn holes_of_held(&self, data: &DataRanges, bytes: u64) -> Vec<(u32, u64)> {
         let spans = self
             .cvs
@@ -664,14 +670,14 @@ impl LargeState {
         holes.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    /// Takes out of these groups of the file what is not `data`.
+    /// Excludes the holes in these groups from the groups to send.
     fn leave_out_holes(&mut self, data: DataRanges, groups: Range<u32>) {
         let is_unread = |index: &u32| groups.contains(index) && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();
         if unread == 0 {
             self.last_word = groups.clone().find(is_unread);
         }
-        // A group that is sent although it is a hole counts.
+        // A hole that is sent to complete the file counts as a group.
         self.expect(u32::try_from(unread).unwrap_or(u32::MAX).max(1));
         self.data = Some(Arc::new(data));
     }

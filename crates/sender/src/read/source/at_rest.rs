@@ -1,10 +1,12 @@
-//! The first look at a file that will be read, when nobody is writing to it.
+//! Examines a file before it is read, at a time when nobody is writing to it.
 //!
-//! A second look after the read shows by the file's times what has changed since. These are set when a write begins,
-//! though, however long it takes, and on kernels before 6.13 and many file systems no finer than by the clock's tick.
-//! **Invariant:** when the first look has returned, writes that had begun before it have ended, where the file system
-//! lets us wait for them, and one that begins later gives the file another time, unless the file has been changed in
-//! each tick for [`PATIENCE`].
+//! A second look after the read detects changes by the file's timestamps. However, these are set when a write begins,
+//! no matter how long the write takes. On kernels before 6.13 and on many file systems, their resolution is a clock
+//! tick.
+//!
+//! **Invariant:** when the first look has returned, writes that began before it have ended, if the file system lets us
+//! wait for them. A write that begins later changes the file's timestamps, unless the file has been changed in every
+//! tick for [`PATIENCE`].
 
 use std::fs::File;
 use std::io;
@@ -16,7 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_disk::FileIdentity;
 use zmove_types::Timestamp;
 
-/// Looks at a file when nobody is writing to it, or at once if its contents are `made` when they are read.
+/// Returns the identity of a file when nobody is writing to it. Does not wait if the file's contents are generated on
+/// read, as reported by `made`.
 pub(super) fn look(file: &File, made: impl Fn(&FileIdentity) -> bool) -> io::Result<FileIdentity> {
     let started = Instant::now();
     loop {
@@ -38,12 +41,12 @@ pub(super) fn look(file: &File, made: impl Fn(&FileIdentity) -> bool) -> io::Res
     }
 }
 
-/// Whether a write that changed a file at the time `changed` must have ended by now.
+/// Returns whether a write that changed a file at the time `changed` must have ended by now.
 fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
     changed.seconds < now.seconds - WRITE_SECONDS_MAX
 }
 
-/// Whether a change after `now` gives a file another time than the one seen.
+/// Returns whether any change after `now` gives the file a timestamp other than `seen`.
 fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
     // The clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
@@ -55,13 +58,13 @@ fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
         }
 }
 
-/// Whether a time has whole seconds only, as on some file systems.
+/// Returns whether a timestamp has whole seconds only, as on some file systems.
 fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }
 
-/// Waits until a write that is under way has ended: to search for data, from any byte, file systems take the lock that
-/// writes hold. Then sets the position back to the start.
+/// Waits until a write in progress has ended. To search for data at any offset, file systems take the lock that writers
+/// hold. Then resets the position to the start.
 fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
     let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
     rustix::fs::seek(file, SeekFrom::Start(0))?;
@@ -76,11 +79,11 @@ fn now() -> Timestamp {
     }
 }
 
-/// The longest time that one write takes, of at most 2 GiB.
+/// Maximum duration of one write, which has at most 2 GiB, in seconds.
 const WRITE_SECONDS_MAX: i64 = 3600;
-/// How long to wait for a tick in which the file is not changed: several ticks.
+/// How long to wait for a clock tick in which the file does not change. This is several ticks.
 const PATIENCE: Duration = Duration::from_millis(60);
-/// How long to wait for a second in which the file is not changed.
+/// How long to wait for a second in which the file does not change, if timestamps have whole seconds only.
 const PATIENCE_SECONDS: Duration = Duration::from_millis(1100);
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -1,9 +1,10 @@
-//! Files of proc and similar file systems, whose contents are made when they are read: their length is not known
-//! before, and each reader gets other contents. So such a file is read once, into a file in memory that takes its
-//! place.
+//! Files of proc and similar file systems, whose contents are generated when they are read. Their length is not known
+//! in advance, and each reader gets different contents. Such a file is therefore read once, into a memory file that
+//! replaces it.
 //!
-//! A file may have no end, and reading it may block, on some file systems although it was opened with `O_NONBLOCK`.
-//! **Invariant:** no more than [`BYTES_MAX`] are read, and nobody waits for longer than [`PATIENCE`].
+//! A file may have no end, and reading it may block, on some file systems even with `O_NONBLOCK`.
+//!
+//! **Invariant:** a file of more than [`BYTES_MAX`] bytes fails, and no caller waits longer than [`PATIENCE`].
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -15,13 +16,13 @@ use std::time::Duration;
 use rustix::fs::{Gid, MemfdFlags, Uid, fchown, memfd_create};
 use zmove_disk::{FileIdentity, Permit, set_file_mtime};
 
-/// A copy of a file in memory, with the mode, time and owner of the file.
+/// Copies a file to memory, with its mode, modification time and owner.
 pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIdentity)> {
     let contents = read_within(file, PATIENCE)?;
     let mut copy = File::from(memfd_create("zmove", MemfdFlags::CLOEXEC)?);
     copy.write_all(&contents)?;
     copy.rewind()?;
-    // Only root may do that. For another user, the files of others are its own.
+    // Only root may change the owner. For any other user, the copy belongs to that user.
     let _own = fchown(
         &copy,
         Some(Uid::from_raw(seen.ids.user)),
@@ -33,13 +34,13 @@ pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIde
     Ok((copy, identity))
 }
 
-/// Reads a file in a thread of its own, which is left alone if it blocks.
+/// Reads a file in a separate thread, which is abandoned if it blocks.
 fn read_within(file: File, patience: Duration) -> io::Result<Vec<u8>> {
     let (done, result) = sync_channel(1);
     thread::Builder::new()
         .name("zmove-generated".to_owned())
         .spawn(move || {
-            // Nobody waits any more after the time limit.
+            // After the timeout nobody waits for the result.
             drop(done.send(read(&file)));
         })?;
     match result.recv_timeout(patience) {
@@ -53,8 +54,8 @@ fn read_within(file: File, patience: Duration) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Reads a file to its end. Some files can be read only in multiples of their records, so each read has the same
-/// length.
+/// Reads a file to its end. All reads have the same length, because some files can be read only in multiples of their
+/// record size.
 fn read(mut file: &File) -> io::Result<Vec<u8>> {
     let mut contents = Vec::new();
     let mut buffer = vec![0; READ_BYTES];
@@ -75,11 +76,11 @@ fn read(mut file: &File) -> io::Result<Vec<u8>> {
     )))
 }
 
-/// The maximum length of a file.
+/// Maximum length of a file, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
-/// The length of one read.
+/// Length of one read, in bytes.
 const READ_BYTES: usize = 64 << 10;
-/// The time within which a file is read.
+/// Timeout for reading a file.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
