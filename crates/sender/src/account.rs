@@ -1,4 +1,4 @@
-//! The account of a push: what was found, moved and refused, where its time went, and the report at the end.
+//! The account of a push: what was found, moved and refused, where the time went, and the report at the end.
 
 pub(crate) mod bottleneck;
 pub(crate) mod failure;
@@ -28,26 +28,26 @@ use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
 use crate::read::source::{FileLook, LargeSource, SourceDirectory};
 
-/// Counts what happens to files, and reports it to the user.
+/// Counts the results of files and reports them to the user.
 pub(crate) struct PushAccount {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
     files: Lock<FileLedger>,
     has_found_all: AtomicBool,
-    /// The bytes that the target's file system has room for, as far as that is known.
+    /// Free bytes of the target's file system, or `u64::MAX` if unknown.
     room: AtomicU64,
 }
 
-/// The files and bytes that a receipt is for.
+/// Counts of the files and bytes that a receipt confirms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MovedCounts {
-    /// Files that have become whole.
+    /// Files that are now complete.
     pub(crate) files: u64,
-    /// All bytes of the files counted in `files`, whenever they were counted.
+    /// All bytes of the files counted in `files`, regardless of when they were counted.
     pub(crate) whole: ByteOrigins,
-    /// Bytes of any file that were not counted before.
+    /// Bytes of any files that were not counted before.
     pub(crate) bytes: u64,
-    /// The part of `bytes` that was shown to the user before.
+    /// The part of `bytes` that was already shown to the user.
     pub(crate) shown: u64,
 }
 
@@ -62,13 +62,13 @@ impl PushAccount {
         }
     }
 
-    /// The ledger of single files, which lasts longer than this session.
+    /// Locks the ledger of single files, which outlives this session.
     pub(crate) fn files(&self) -> MutexGuard<'_, FileLedger> {
         self.files.lock()
     }
 
-    /// Counts a file that was at the target already, and lists it where its `root` is known; it counts as moved if an
-    /// earlier session has brought it, and then the answer is `false`.
+    /// Counts a file that was already at the target, and lists it in the manifest if its `root` is known. If an earlier
+    /// session has sent the file, it counts as moved instead, and this returns `false`.
     pub(crate) fn skipped(
         &self,
         path: &RelPath,
@@ -94,7 +94,7 @@ impl PushAccount {
         true
     }
 
-    /// Counts a file of so many bytes as moved that an earlier session has sent.
+    /// Counts a file of `bytes` bytes, which an earlier session has sent, as moved.
     fn found_moved(&self, bytes: u64, sent: &Unconfirmed) {
         let Some(origins) = sent.origins else {
             return self.linked(bytes);
@@ -110,7 +110,7 @@ impl PushAccount {
         self.need_not_travel(0, bytes.saturating_sub(origins.sent));
     }
 
-    /// Counts the groups of a file of `bytes` that the target holds; returns the bytes of these.
+    /// Counts the groups that the target holds of a file of `bytes` bytes. Returns the bytes of these groups.
     pub(crate) fn held(&self, path: &RelPath, held: &GroupValues, bytes: u64) -> ByteOrigins {
         let mut origins = ByteOrigins::default();
         let files = self.files();
@@ -125,8 +125,9 @@ impl PushAccount {
         origins
     }
 
-    /// Takes back the bytes of groups that the target holds and that have turned out to be holes, which are no part of
-    /// what is moved; returns how many these are. `holes` has the group's number and that of its bytes.
+    /// Subtracts bytes that were counted with groups that the target holds, but that are holes and so are not moved.
+    /// `holes` contains the index of each such group and its number of hole bytes. Returns the total number of these
+    /// bytes.
     pub(crate) fn not_held(&self, file: &LargeSource, holes: &[(u32, u64)]) -> u64 {
         if holes.is_empty() {
             return 0;
@@ -147,7 +148,7 @@ impl PushAccount {
         self.totals.counters.bytes_resumed.take_back(bytes.resumed);
     }
 
-    /// Counts a name that leads to a file at the target now; `bytes` is the file's size.
+    /// Counts a name that is now linked to a file at the target. `bytes` is the size of the file.
     pub(crate) fn linked(&self, bytes: u64) {
         self.totals.counters.hard_links.add(1);
         self.totals.counters.files.add(1);
@@ -167,7 +168,7 @@ impl PushAccount {
         self.tell(Event::Found { files, bytes });
     }
 
-    /// Notes that the scan has ended, which has passed over these `parts` of unfinished transfers.
+    /// Records that the scan has ended. `parts` are the files of unfinished transfers that it has skipped.
     pub(crate) fn end_scan(&self, parts: &UnfinishedParts) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.tell(Event::ScanEnded);
@@ -188,7 +189,7 @@ impl PushAccount {
         self.tell(Event::Warned { message });
     }
 
-    /// What the scan has found so far.
+    /// Returns what the scan has found so far.
     pub(crate) fn found(&self) -> FoundSoFar {
         FoundSoFar {
             files: self.totals.found.get(),
@@ -198,13 +199,13 @@ impl PushAccount {
         }
     }
 
-    /// Notes how many bytes the target's file system has room for.
+    /// Records the free space of the target's file system in bytes.
     pub(crate) fn target_has_free(&self, bytes: u64) {
         self.room.store(bytes, Ordering::Relaxed);
     }
 
-    /// Warns once in a run when what is to be sent, `needed` so far, is more than the target has room for. Old versions
-    /// that are replaced may make room, and a file system may compress, so the push goes on.
+    /// Warns once per run if the `needed` bytes found so far exceed the free space of the target. The push continues,
+    /// because replacing old versions may free space and a file system may compress.
     pub(crate) fn need_room(&self, needed: u64) {
         let room = self.room.load(Ordering::Relaxed);
         if needed <= room || !self.files().report_once(LITTLE_ROOM) {
@@ -217,7 +218,7 @@ impl PushAccount {
         ));
     }
 
-    /// Counts what the receiver has confirmed to be at the target.
+    /// Counts files and bytes that the receiver has confirmed to be at the target.
     pub(crate) fn moved(&self, moved: &MovedCounts) {
         let MovedCounts {
             files,
@@ -231,13 +232,14 @@ impl PushAccount {
         self.show(files, bytes.saturating_sub(shown));
     }
 
-    /// Shows the user what is at the target, whether it has its name or not.
+    /// Reports files and bytes that are stored at the target to the user, whether or not they are renamed into place.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
         self.tell(Event::Stored { files, bytes });
     }
 
-    /// Counts a group that need not be sent, since the target has its bytes; of a file that has failed it `counts` not.
+    /// Counts a group that is not sent because the target already has its bytes. `counts` is `false` if its file has
+    /// failed.
     pub(crate) fn same(&self, bytes: &ByteOrigins, counts: bool) {
         if counts {
             self.totals.counters.bytes.add(bytes.sent);
@@ -246,7 +248,7 @@ impl PushAccount {
         self.need_not_travel(0, bytes.sum());
     }
 
-    /// Bytes of files are holes, and are not sent.
+    /// Counts bytes of files that are holes and are not sent.
     pub(crate) fn found_holes(&self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -254,7 +256,8 @@ impl PushAccount {
         self.need_not_travel(0, bytes);
     }
 
-    /// Whether the target can have such an entry; one that it cannot have is counted as left out or as failed.
+    /// Returns whether the target can store such an entry. An entry that it cannot store is counted as left out or
+    /// failed.
     pub(crate) fn can_carry(
         &self,
         extras: &Extras,
@@ -281,7 +284,7 @@ impl PushAccount {
         false
     }
 
-    /// Entries have not got all that was to be kept of them.
+    /// Counts attributes that were to be kept and were not.
     pub(crate) fn not_kept(&self, counts: &[NotKept]) {
         let mut not_kept = self.totals.not_kept.lock();
         for lack in counts {
@@ -289,7 +292,7 @@ impl PushAccount {
         }
     }
 
-    /// An entry is sent without all that was to be kept of it.
+    /// Counts an entry that is sent without some of the attributes that were to be kept.
     pub(crate) fn lacking(&self, extras: &Extras, path: &RelPath, lacks: &[(Kinds, Lack)]) {
         let lacks: Vec<_> = lacks
             .iter()
@@ -304,7 +307,7 @@ impl PushAccount {
         }
     }
 
-    /// Names an entry that lacks something.
+    /// Reports an entry that lacks attributes by its name.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
         let entry = if path.is_root() {
@@ -318,7 +321,7 @@ impl PushAccount {
         }
     }
 
-    /// One file or directory failed; the rest goes on.
+    /// Counts and reports a file or directory that has failed. The push continues.
     pub(crate) fn fail(&self, error: &FileError) {
         self.totals.counters.failed.add(1);
         self.totals.unread.add(u64::from(error.is_unread()));
@@ -329,8 +332,8 @@ impl PushAccount {
         }
     }
 
-    /// A large file failed. What was counted of it is taken back: the summary is about files that are whole, and one
-    /// that has no room may have brought more bytes than all of these.
+    /// Counts a large file that has failed, and subtracts its bytes. The summary covers complete files only, and a file
+    /// that fails for lack of space may have transferred more bytes than all others.
     pub(crate) fn fail_large(&self, file: &LargeSource, counted: ByteOrigins, error: &FileError) {
         self.take_back(&counted);
         match file.piece_of_range() {
@@ -339,7 +342,7 @@ impl PushAccount {
         }
     }
 
-    /// Names a directory of the source of which entries may be missing.
+    /// Reports a source directory of which entries may be missing at the target.
     pub(crate) fn doubt(&self, directory: &Path) {
         self.totals.counters.in_doubt.add(1);
         self.warn(format!(
@@ -359,5 +362,5 @@ impl PushAccount {
     }
 }
 
-/// The part of a warning that names no number.
+/// The constant part of the warning, by which it is recognized.
 const LITTLE_ROOM: &str = "and what is to be sent is more";

@@ -1,4 +1,4 @@
-//! The plan of what is sent: the entries of the scan become packs and groups, as far as the target needs them.
+//! The plan of a push, which turns the entries of the scan that the target needs into packs and groups.
 
 pub(crate) mod asked;
 pub(crate) mod gathered;

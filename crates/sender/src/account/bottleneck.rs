@@ -1,33 +1,33 @@
-//! The limit of a push: the wall clock is shared out over everything that can limit it.
+//! Determines the limit of a push by dividing the wall-clock time among everything that can limit it.
 //!
-//! Each thread of a stage books its time as busy, starved, blocked or paced ([`StageTimes`]), and the receiver sends
-//! its totals at the end. But a thread books nothing while it waits for something that never comes, and queues hide a
-//! slow stage for as long as they fill: of 50,000 files of 1 KiB everything is in buffers within a second, in which the
-//! lanes have only waited for the readers, and then the target creates files for many more seconds. So this pure
-//! function shares out the wall clock and not the threads' time. It goes along the pipeline by the moments that the
-//! sender knows:
+//! Each thread of a stage records its time as busy, starved, blocked or paced ([`StageTimes`]), and the receiver sends
+//! its totals at the end. These times alone do not show the limit. A thread records nothing while it waits for
+//! something that never arrives, and queues hide a slow stage while they fill. For example, 50,000 files of 1 KiB are
+//! buffered within a second, in which the lanes only wait for the readers. After that, the target creates files for
+//! many more seconds. This pure function therefore divides the wall-clock time instead of the threads' time. It follows
+//! the pipeline along the points in time that the sender knows:
 //!
 //! - From the start to the first data on a lane: start-up.
-//! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes paced: the rate that is set here,
-//!   or the allowed one where that is lower. Lanes blocked: downstream. Lanes starved: as the readers spent
-//!   their time. Readers busy: source reads. Readers starved: the scan if it was busy, else replies. Readers
-//!   blocked, without a buffer or with too much that has no receipt: downstream.
+//! - To the last data handed to a lane, divided by how the lanes spent their time. Busy is the sender's CPU. Paced is
+//!   the rate limit set here, or the allowed rate if it is lower. Blocked is downstream. Starved is divided by how the
+//!   readers spent their time: busy is source reads, starved is the scan if it was busy and replies otherwise, and
+//!   blocked (without a buffer, or with too much data without a receipt) is downstream.
 //! - To the last data on the wire (`TCP_INFO`): downstream.
-//! - To the receiver's last message. Its flush: target writes. One round trip: replies. The rest, as its lanes and
-//!   writers were busy or paced: the receiver's CPU, target writes, or the allowed rate.
+//! - To the receiver's last message. Its flush is target writes, and one round trip is replies. The rest is divided by
+//!   how its lanes and writers were busy or paced, among the receiver's CPU, target writes and the allowed rate.
 //!
-//! *Downstream* is target writes where all writers are busy for most of the time. Else it is shared out as
-//! the receiving lanes spent theirs: blocked is target writes, busy the receiver's CPU, paced the rate that
-//! the receiver allows the key, and starved the path, as far as there was something to wait for.
+//! *Downstream* is target writes if all writers are busy most of the time. Otherwise it is divided by how the receiving
+//! lanes spent their time: blocked is target writes, busy is the receiver's CPU, paced is the rate that the receiver
+//! allows the key, and starved is the path, as far as there was data to wait for.
 //!
-//! The writers' account goes to the end of the transfer: time that none of them has booked by then was
-//! waiting, and while directories get their metadata and storage is flushed the stage counts as busy.
+//! The account of the writers extends to the end of the transfer. Time that none of them has recorded by then counts as
+//! waiting. While directories get their metadata and storage is flushed, the stage counts as busy.
 //!
-//! A stage that waits as much as it works gets half of the time, although a faster one might gain nothing:
-//! the totals do not tell two halves of a run from a mixture. A scan that is slow to find its first file
+//! A stage that waits as much as it works gets half of the time, although a faster stage might gain nothing. The totals
+//! cannot distinguish a run with two different halves from an even mixture. A scan that is slow to find its first file
 //! counts as start-up.
 //!
-//! **Invariant:** every moment is booked once; the shares add up to the whole.
+//! **Invariant:** all time is counted exactly once, so the shares add up to the whole.
 
 use std::time::Duration;
 
@@ -44,31 +44,31 @@ pub(crate) struct Stages {
     pub(crate) store: StageTimes,
 }
 
-/// All that is known about how a push spent its time. Moments count from the start.
+/// The times of a push from which its limit is determined. Points in time are relative to the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
-    /// The moment of the end.
+    /// Time of the end.
     pub(crate) wall: Duration,
-    /// The moment when the first data was handed to a lane.
+    /// Time at which the first data was handed to a lane.
     pub(crate) first_byte: Option<Duration>,
-    /// The moment when the last data was handed to a lane; `None` while there is more.
+    /// Time at which the last data was handed to a lane, or `None` while more is to come.
     pub(crate) handed_over: Option<Duration>,
-    /// The moment when the last data was on the wire, where the kernel reports it.
+    /// Time at which the last data was on the wire, if the kernel reports it.
     pub(crate) on_the_wire: Option<Duration>,
-    /// The path's round trip, where the kernel reports it.
+    /// Round-trip time of the path, or zero if the kernel does not report it.
     pub(crate) round_trip: Duration,
-    /// The duration of the receiver's last flush.
+    /// Duration of the receiver's last flush.
     pub(crate) flush: Duration,
-    /// The number of lanes.
+    /// Number of lanes.
     pub(crate) lanes: usize,
-    /// The times of the stages' threads.
+    /// Times of the stages' threads.
     pub(crate) stages: Stages,
-    /// Whose rate it is that lanes on this side have waited for.
+    /// Origin of the rate limit that lanes on this side have waited for.
     pub(crate) rate_limit: Limit,
 }
 
 impl Stages {
-    /// The times of all stages, with the receiver's from its report.
+    /// Returns the times of all stages, with those of the receiver taken from its report.
     pub(crate) fn with_report(self, finished: &Finished) -> Self {
         Self {
             receive: times(finished.receive),
@@ -77,7 +77,7 @@ impl Stages {
         }
     }
 
-    /// The times booked after `before`.
+    /// Returns the times recorded after `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             scan: self.scan.since(&before.scan),
@@ -90,7 +90,7 @@ impl Stages {
 }
 
 impl Times {
-    /// Shares the wall clock out and names the largest share.
+    /// Divides the wall-clock time and returns the largest share.
     pub(crate) fn bottleneck(&self) -> Bottleneck {
         let seconds = self.share_out();
         let whole: f64 = seconds.0.iter().sum();
@@ -109,7 +109,8 @@ impl Times {
         }
     }
 
-    /// The limit in one interval of a running push, with `path` of that interval; the receiver has not reported yet.
+    /// Returns the limit in one interval of a running push, before the receiver has sent its report. `path` describes
+    /// the same interval.
     pub(crate) fn live_limit(&self, path: Option<&PathReport>) -> &'static str {
         if self.first_byte.is_none() {
             return "waiting for replies";
@@ -149,8 +150,8 @@ impl Times {
         seconds
     }
 
-    /// Shares out the sender's own part of the time from the first data to the last. Returns for how long the stages
-    /// before the lanes were the reason, and for how long what comes after them was.
+    /// Divides the sender's own part of the time from the first data to the last. Returns how long the stages before
+    /// the lanes were the cause, and how long the stages after the lanes were.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
         let Stages {
             scan, read, lane, ..
@@ -167,14 +168,14 @@ impl Times {
             return (starved, streaming * lane.share(lane.blocked));
         }
         seconds.add(Limit::SourceReads, starved * read.share(read.busy));
-        // A scan that itself waits has found more than is asked for: then the receiver's answers are missing.
+        // A scan that waits has found more than is asked for, so the receiver's answers are missing.
         let unfed = if scan.share(scan.busy) > 0.5 {
             Limit::Scan
         } else {
             Limit::StartUp
         };
         seconds.add(unfed, starved * read.share(read.starved));
-        // Readers that are blocked, until something is stored or a buffer is free, wait for what is behind the lanes.
+        // Blocked readers wait for a receipt or a free buffer, and therefore for the stages after the lanes.
         let held_up = starved * read.share(read.blocked);
         (
             starved - held_up,
@@ -182,9 +183,8 @@ impl Times {
         )
     }
 
-    /// Shares out the time for which the lanes waited for the path or the receiver, in the proportions in which the
-    /// receiving lanes spent their time. `no_fault` is the time for which a faster path would have brought these
-    /// nothing.
+    /// Divides the time in which the lanes waited for the path or the receiver in proportion to how the receiving lanes
+    /// spent their time. `no_fault` is the time in which a faster path would have brought no more data.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {
@@ -205,8 +205,8 @@ impl Times {
         seconds.add(Limit::Path, downstream * starved / whole);
     }
 
-    /// Shares out the time after the last data was on the wire: only the receiver works then, except for the one round
-    /// trip until its receipt is here.
+    /// Divides the time after the last data was on the wire. Only the receiver works then, except for the one round
+    /// trip until its receipt arrives.
     fn share_rest(&self, rest: f64, seconds: &mut Seconds) {
         let flush = self.flush.as_secs_f64().min(rest);
         let reply = self.round_trip.as_secs_f64().min(rest - flush);
@@ -214,7 +214,7 @@ impl Times {
         seconds.add(Limit::TargetWrites, flush);
         seconds.add(Limit::StartUp, reply);
         let Stages { receive, store, .. } = &self.stages;
-        // All lanes wait for the rate at the same time.
+        // All lanes wait for the rate limit at the same time.
         let paced = self.per_lane(receive.paced);
         let whole = (store.busy + receive.busy + paced).as_secs_f64();
         if whole <= 0.0 {
@@ -231,7 +231,7 @@ impl Times {
     }
 }
 
-/// The share of the writers' time from which on they are the limit, whatever the lanes before them do.
+/// The share of busy time from which the writers count as the limit, regardless of the lanes before them.
 const SATURATED: f64 = 0.8;
 
 /// Wall-clock time by limit.

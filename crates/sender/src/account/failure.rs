@@ -1,4 +1,4 @@
-//! The failures of single files; the push goes on.
+//! Failures of single files, which do not end the push.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use zmove_scan::ScanError;
 use zmove_types::Escaped;
 use zmove_wire::{Fault, Operation};
 
-/// Why one file was not copied; the push goes on.
+/// Why one file was not copied. The push continues.
 #[derive(Debug, Error)]
 pub(crate) enum FileError {
     /// The scan could not examine the file.
@@ -21,7 +21,7 @@ pub(crate) enum FileError {
     /// The file could not be read.
     #[error("sender: read '{}': {}", Escaped::path(path), CauseAt { error: source, path })]
     Read { path: PathBuf, source: io::Error },
-    /// The file was there at the scan and is no regular file now.
+    /// The file existed when it was scanned, but is no longer a regular file.
     #[error(
         "sender: open '{}': it is no longer a regular file",
         Escaped::path(path)
@@ -51,14 +51,14 @@ pub(crate) enum FileError {
     /// The removal could reach the source itself.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
-    /// A source has no entries, and its mirror has.
+    /// A source is empty and its mirror is not.
     #[error(
         "sender: '{}' is empty and its mirror is not (is its file system mounted?): nothing is removed at the target; \
          --allow-empty empties the mirror",
         Escaped::path(path)
     )]
     EmptySource { path: PathBuf },
-    /// A source is another directory than the one that was pushed.
+    /// A source is no longer the directory that was pushed.
     #[error("sender: {0}; nothing is removed at the target")]
     OtherSource(ScanError),
     /// The file arrived damaged every time.
@@ -67,10 +67,10 @@ pub(crate) enum FileError {
         Escaped::path(path)
     )]
     Damaged { path: PathBuf, times: u8 },
-    /// The receiver never reported what became of the file.
+    /// The receiver never reported the result of the file.
     #[error("receiver: '{}' was sent but never confirmed", Escaped::path(path))]
     Unconfirmed { path: PathBuf },
-    /// Some files were neither moved nor skipped, and no failure was reported: a bug of this program.
+    /// Some files were neither moved nor skipped, and no failure was reported. This is a bug in this program.
     #[error(
         "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the \
          command again, and please report it"
@@ -78,14 +78,14 @@ pub(crate) enum FileError {
     Unaccounted { files: u64 },
 }
 
-/// What is told of a file that is not as it was when it was found.
+/// Returns the message about a file that has changed since it was found.
 #[must_use]
 pub fn file_changed(path: PathBuf) -> String {
     FileError::Changed { path }.to_string()
 }
 
 impl FileError {
-    /// Whether a file or link that the scan has found could not be read completely.
+    /// Returns whether a file or link that the scan has found could not be read completely.
     pub(crate) fn is_unread(&self) -> bool {
         matches!(
             self,
@@ -98,7 +98,7 @@ impl FileError {
         )
     }
 
-    /// Whether an entry that was to be at the target is not there, or not as it should be.
+    /// Returns whether an entry that should be at the target is missing or incorrect there.
     pub(crate) fn is_unplaced(&self) -> bool {
         match self {
             Self::Receiver(fault) => {

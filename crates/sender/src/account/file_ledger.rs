@@ -1,9 +1,9 @@
-//! The ledger of single files, which lasts longer than a session: see [`Run`](crate::Run).
+//! The ledger of single files, which outlives a session: see [`Run`](crate::Run).
 //!
-//! Files that a session has sent without a confirmation, or that were stored and not published, are kept by path, with
-//! their hash, a bounded number of them; a file that the next session finds equal then counts as moved. The manifest
-//! gets a line when a file is confirmed, by whichever session; at its end the last line of each name is kept. Failures
-//! with the same text are reported once.
+//! It remembers files that a session has sent without a confirmation, or that were stored but not published, by their
+//! path and with their hash. Their number is limited. If the next session finds such a file equal, the file counts as
+//! moved. A line is added to the manifest when a file is confirmed in any session, and at the end the last line of each
+//! name is kept. Failures with the same text are reported once.
 
 use std::collections::HashMap;
 
@@ -14,18 +14,18 @@ use crate::account::manifest::{Known, Manifest};
 use crate::read::source::{FileLook, LargeSource};
 use crate::send::sent::{NamePart, Sent, SentFile};
 
-/// The ledger of single files, which lasts longer than a session.
+/// The ledger of single files, which outlives a session.
 #[derive(Debug, Default)]
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
     pub(crate) brought: Brought,
-    /// Whether files that stay at the target are those of the source, as far as they were compared.
+    /// Whether files that stay at the target equal those of the source, as far as they were compared.
     what_stays_is_equal: bool,
-    /// The name that the target gave its only entry, where that is another one.
+    /// The name that the target gave to its only entry, if it differs.
     pub(crate) single_name: Option<Name>,
-    /// Files that were sent in an earlier session, which received no confirmation of them.
+    /// Files that were sent in an earlier session and not confirmed.
     unconfirmed: HashMap<RelPath, Unconfirmed>,
-    /// The messages that sessions have reported.
+    /// Messages that sessions have reported.
     reported: HashOnlySet,
 }
 
@@ -33,10 +33,10 @@ pub(crate) struct FileLedger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfirmed {
     look: FileLook,
-    /// None of a file whose holes were not hashed.
+    /// Root of the file, or `None` if its holes were not hashed.
     root: Option<Root>,
     known: Known,
-    /// The origins of the bytes of a file that was sent. None of a link to another name of the file.
+    /// Origins of the bytes of a file that was sent, or `None` for a link to another name of the file.
     pub(crate) origins: Option<ByteOrigins>,
 }
 
@@ -60,17 +60,17 @@ impl FileLedger {
         }
     }
 
-    /// Begins a session that replaces files by this rule.
+    /// Begins a session that replaces files according to this rule.
     pub(crate) fn begin(&mut self, overwrite: Overwrite) {
         self.what_stays_is_equal = overwrite == Overwrite::Differing;
     }
 
-    /// Whether the manifest holds files that were at the target too.
+    /// Returns whether the manifest also contains files that were already at the target.
     pub(crate) fn lists_what_stays(&self) -> bool {
         self.what_stays_is_equal && self.manifest.is_some()
     }
 
-    /// Whether an earlier session has listed the file, which has not been changed since if it is equal now.
+    /// Returns whether an earlier session has listed the file. A file that is equal now has not been changed since.
     pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
         let renamed = self.renamed();
         let path = renamed.as_ref().unwrap_or(path);
@@ -78,13 +78,13 @@ impl FileLedger {
         manifest.is_some_and(|manifest| manifest.has_earlier(path))
     }
 
-    /// Enters a file that is whole at the target because of this session.
+    /// Records a file that is complete at the target because of this session.
     pub(crate) fn confirm_moved(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
         self.brought.note(path);
         self.confirm(path, root, known);
     }
 
-    /// Enters a file that is whole at the target because of this session, or as it has found.
+    /// Records a file that is complete at the target, whether this session sent it or found it there.
     pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
         if !self.unconfirmed.is_empty() {
             self.unconfirmed.remove(path);
@@ -97,14 +97,14 @@ impl FileLedger {
         }
     }
 
-    /// The path of the only entry, where the target has given it another name.
+    /// Returns the path of the only entry if the target has given it another name.
     pub(crate) fn renamed(&self) -> Option<RelPath> {
         self.single_name
             .as_ref()
             .and_then(|name| RelPath::root().join(name).ok())
     }
 
-    /// Enters a file that is at the target already, if an earlier session sent it and got no confirmation.
+    /// Records a file that is already at the target as moved if an earlier session sent it and got no confirmation.
     pub(crate) fn confirm_earlier(
         &mut self,
         path: &RelPath,
@@ -115,19 +115,20 @@ impl FileLedger {
         }
         let sent = self.unconfirmed.remove(path);
         let sent = sent.filter(|sent| sent.look == look)?;
-        // The session that sent it has asked for the same proof, without which it would have no name.
+        // The session that sent it requested the same proof. Without the proof, the file would not have been renamed
+        // into place.
         self.confirm_moved(path, sent.root.as_ref(), sent.known);
         Some(sent)
     }
 
-    /// Notes a group that is at the target because of a frame of this kind; returns the origin of its bytes.
+    /// Records a group that is at the target because of a frame of this kind. Returns the origin of its bytes.
     pub(crate) fn settle_group(&mut self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let origin = self.origin_by(kind, path, index);
         self.brought.note_group(path, index, origin);
         origin
     }
 
-    /// The origin of the bytes of a group that a frame of this kind stands for.
+    /// Returns the origin of the bytes of a group that is sent as a frame of this kind.
     pub(crate) fn origin_by(&self, kind: FrameKind, path: &RelPath, index: u32) -> Origin {
         match kind {
             FrameKind::Same => self.brought.origin_of_same(path, index),
@@ -135,18 +136,18 @@ impl FileLedger {
         }
     }
 
-    /// Notes a message; returns whether no session has reported it. All files of a directory may fail for one reason.
+    /// Records a message. Returns whether it is new. All files of a directory may fail for the same reason.
     pub(crate) fn report_once(&mut self, message: &str) -> bool {
         self.reported.insert(message)
     }
 
-    /// Notes that the session has broken off.
+    /// Records that the session has broken off.
     pub(crate) fn break_off(&mut self) {
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }
 
-    /// Remembers the work that the receiver has not confirmed when the session is over: the files of a batch, or a
-    /// group of a large one.
+    /// Remembers work that the receiver has not confirmed at the end of the session: the files of a batch, or a group
+    /// of a large file.
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         match work {
             Sent::Batch(batch) => batch
@@ -166,8 +167,8 @@ impl FileLedger {
         }
     }
 
-    /// Remembers a large file that the receiver has not confirmed as whole when the session is over, with the bytes of
-    /// its groups that are not confirmed. A file that was not sent in full cannot be whole.
+    /// Remembers a large file that the receiver has not confirmed as complete at the end of the session. `unsettled`
+    /// are the bytes of its unconfirmed groups. A file that was not sent in full cannot be complete.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource, unsettled: ByteOrigins) {
         if file.is_all_read() && !file.is_dead() {
             let mut origins = file.counted();
@@ -183,9 +184,9 @@ impl FileLedger {
     }
 }
 
-/// The most files that several sessions may leave unconfirmed, each as many as may be on their way or without a name;
-/// the next session meets these files first, as a rule. A file beyond that counts as skipped where it is found at the
-/// target, and not as moved.
+/// Maximum number of files left unconfirmed by all sessions. Each session may leave as many as can be in flight or not
+/// yet renamed into place. The next session usually encounters these files first. Any further file counts as skipped
+/// instead of moved if it is found at the target.
 const UNCONFIRMED_MAX: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
-//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory; and
-//! beside it, where that is asked for, one line of JSON per file that says what it was proven by, by whom and when, for
-//! which b3sum's lines have no room.
+//! The manifest: one line per file with its BLAKE3 root, in the format that `b3sum --check` reads in the target
+//! directory. On request, a second file contains one line of JSON per file that states how, by whom and when the file
+//! was proven, because b3sum's format has no room for this.
 //!
-//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. A file
-//! that was at the target with the source's size and time gets its line from the source, which is read for that. Names
-//! that no `b3sum` reads in any form are left out and counted.
+//! A line is written when the receiver has confirmed the file, with the hash that was computed while the file was sent.
+//! For a file that was already at the target with the source's size and time, the source is read to compute the hash.
+//! Names that `b3sum` cannot read in any form are left out and counted.
 //!
-//! **Invariant:** a file that has the manifest's name is replaced only by a whole manifest, and only if it is a regular
-//! file; and nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a
-//! passing name: a scan skips it in a source, and the next manifest there removes it if this process is killed.
+//! **Invariant:** an existing file with the manifest's name is replaced only by a complete manifest, and only if it is
+//! a regular file. Apart from that, only new files and streams are opened. Lines are gathered in a hidden file with a
+//! temporary name. A scan of a source skips that file, and the next manifest in the same directory removes it if this
+//! process is killed.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
 use zmove_types::{Name, RelPath, Root, unix_now};
 
-/// A manifest being written, or told to a receiver that writes it.
+/// A manifest that is written here, or reported to a receiver that writes it.
 #[derive(Debug)]
 pub struct Manifest(Kind);
 
@@ -33,35 +34,35 @@ enum Kind {
     Told(Teller),
 }
 
-/// The call for each file of a manifest that somebody else writes.
+/// The callback for each file of a manifest that is written elsewhere.
 struct Teller(Box<Tell>);
 
 type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
 
-/// The form of the lines.
+/// The format of the lines.
 #[derive(Debug)]
 enum LineForm {
     B3sum,
     Proofs(Prover),
 }
 
-/// The side that proves what it receives, and by what.
+/// The side that proves received files, and its methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prover {
-    /// The host of the receiver, which does.
+    /// Host of the receiver, which proves the files.
     pub host: String,
-    /// What a file that was received is proven by.
+    /// How a received file is proven.
     pub received: &'static [&'static str],
 }
 
-/// How a file is known to be as its root says.
+/// How a file at the target is known to match its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The receiver has received and proven it.
+    /// The receiver has received and proven the file.
     Received,
-    /// The file was there, and its contents were compared.
+    /// The file already existed, and its contents were compared.
     Compared,
-    /// The file was there with the source's size and time, and its root is the source's.
+    /// The file already existed with the source's size and time. The root is that of the source.
     Looked,
 }
 
@@ -72,12 +73,13 @@ impl fmt::Debug for Teller {
 }
 
 impl Manifest {
-    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
-    /// symbolic link is followed: the file it leads to is replaced, or made. Where there is a FIFO or a character
-    /// device, or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
+    /// Begins to write a manifest to a hidden file next to `path`, which is renamed to `path` when the push succeeds. A
+    /// symbolic link is followed, and the file that it leads to is replaced or created. If `path` is a FIFO, a
+    /// character device, `-` or a descriptor such as `/dev/stdout`, the lines are written there, also only when the
+    /// push succeeds.
     ///
     /// # Errors
-    /// The system's error; also where there is something else, such as a directory or a disk.
+    /// The system's error, or an error if `path` is of another type, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
         Ok(Self(Kind::Written(vec![Lines::create(
             path,
@@ -85,10 +87,10 @@ impl Manifest {
         )?])))
     }
 
-    /// The same for the lines that say what each file was proven by.
+    /// Begins to write lines that state how each file was proven, in the same way as [`create`](Self::create).
     ///
     /// # Errors
-    /// The same.
+    /// The same as for [`create`](Self::create).
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
         Ok(Self(Kind::Written(vec![Lines::create(
             path,
@@ -96,10 +98,10 @@ impl Manifest {
         )?])))
     }
 
-    /// This manifest and the other one, each in its place.
+    /// Combines this manifest with another one. Each is written to its own place.
     ///
     /// # Panics
-    /// One of them is told to somebody.
+    /// One of them was created by [`told`](Self::told).
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         match (self.0, other.0) {
@@ -111,7 +113,7 @@ impl Manifest {
         }
     }
 
-    /// A manifest that `tell` hears file by file.
+    /// Creates a manifest that passes each file to `tell` instead of writing it.
     pub fn told(tell: impl FnMut(&RelPath, &Root, Known) + Send + 'static) -> Self {
         Self(Kind::Told(Teller(Box::new(tell))))
     }
@@ -126,7 +128,7 @@ impl Manifest {
         }
     }
 
-    /// Whether an earlier session has listed this name, where the lines are written here.
+    /// Returns whether an earlier session has listed this name. Always `false` if the lines are not written here.
     pub(crate) fn has_earlier(&mut self, path: &RelPath) -> bool {
         match &mut self.0 {
             Kind::Written(lines) => lines
@@ -136,8 +138,8 @@ impl Manifest {
         }
     }
 
-    /// Notes that a session has ended and another follows. Files may be moved again, so the last line of each name
-    /// counts; a file that a session finds where an earlier one has put it keeps its line.
+    /// Records that a session has ended and another follows. Files may be moved again, so the last line of each name
+    /// counts. If a session finds a file that an earlier session has moved, the file keeps its line.
     pub fn may_repeat(&mut self) {
         if let Kind::Written(lines) = &mut self.0 {
             for lines in lines {
@@ -147,7 +149,7 @@ impl Manifest {
         }
     }
 
-    /// Gives the manifest its name, with all that was added; returns how many names could not be written.
+    /// Completes the manifest and renames it into place. Returns the number of names that could not be written.
     ///
     /// # Errors
     /// The manifest could not be written.
@@ -159,7 +161,7 @@ impl Manifest {
     }
 }
 
-/// 128 bits of the hash of a name that has a line.
+/// The first 128 bits of the hash of a listed name.
 type NameHash = [u8; 16];
 
 fn hash_of(name: &[u8]) -> NameHash {
@@ -175,30 +177,30 @@ struct Lines {
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
-    /// Whether the same name may come again.
+    /// Whether the same name may be added again.
     repeats: bool,
-    /// The names that earlier sessions have listed; read back when a file is found at the target.
+    /// The names that earlier sessions have listed, read back once a file is found at the target.
     earlier: Option<HashSet<NameHash>>,
 }
 
-/// Where the manifest's lines go when the push ends well.
+/// Where the lines of the manifest go when the push succeeds.
 #[derive(Debug)]
 enum Goal {
-    /// The file in which the lines are gathered, `part`, is renamed to `path`.
+    /// The lines are gathered in the file `part`, which is renamed to `path`.
     Name { path: PathBuf, part: PathBuf },
     /// The lines are copied to a pipe, a terminal or another byte stream.
     Stream(File),
 }
 
-/// What a path of a manifest leads to.
+/// The type of the place that a manifest's path leads to.
 enum ManifestPlace {
-    /// A regular file, or nothing yet.
+    /// A regular file, or a path that does not exist yet.
     Name(PathBuf),
     Stream(File),
 }
 
 impl Lines {
-    /// The lines of [`Manifest::create`].
+    /// Begins to write lines; see [`Manifest::create`].
     fn create(path: &Path, form: LineForm) -> io::Result<Self> {
         let (goal, out) = match ManifestPlace::of(path)? {
             ManifestPlace::Name(path) => {
@@ -239,7 +241,7 @@ impl Lines {
         }
     }
 
-    /// Whether an earlier session has listed this name.
+    /// Returns whether an earlier session has listed this name.
     fn has_earlier(&mut self, path: &RelPath) -> bool {
         if !self.repeats {
             return false;
@@ -256,7 +258,7 @@ impl Lines {
         written.is_ok_and(|is_there| is_there) && self.earlier.as_ref().is_some_and(is_listed)
     }
 
-    /// The names of the lines so far. What cannot be read back counts as not there.
+    /// Reads back the names of the lines so far. Lines that cannot be read are ignored.
     fn names(&mut self) -> HashSet<NameHash> {
         if self.out.flush().is_err() {
             return HashSet::new();
@@ -272,7 +274,7 @@ impl Lines {
             .collect()
     }
 
-    /// Writes what is buffered; returns how many names could not be written.
+    /// Writes the buffered lines and completes the file. Returns the number of names that could not be written.
     fn finish(mut self) -> io::Result<u64> {
         if let Some(error) = self.error.take() {
             return Err(error);
@@ -291,7 +293,7 @@ impl Lines {
                     ));
                 }
                 std::fs::rename(part, &*path)?;
-                // Without this a power cut would take the name away again.
+                // Without this, a power failure could undo the rename.
                 File::open(directory_of(path))?.sync_all()?;
             }
             Goal::Stream(stream) => {
@@ -305,7 +307,7 @@ impl Lines {
 impl Drop for Lines {
     fn drop(&mut self) {
         if let Goal::Name { part, .. } = &self.goal {
-            // After a good end the file has its name and is not there any more.
+            // After a successful push the file has been renamed and no longer exists under this name.
             let _renamed = std::fs::remove_file(part);
         }
     }
@@ -350,15 +352,15 @@ impl ManifestPlace {
     }
 }
 
-/// The most links that are followed: as many as the kernel follows.
+/// Maximum number of symbolic links to follow. The kernel has the same limit.
 const LINKS_MAX: usize = 40;
 
 fn is_stream(kind: FileType) -> bool {
     kind.is_fifo() || kind.is_char_device()
 }
 
-/// Opens a descriptor of a process by its path in `/proc`. That of this process's own output is duplicated, so that
-/// output goes on where the manifest ends.
+/// Opens a descriptor of a process by its path in `/proc`. A descriptor of this process's own output is duplicated, so
+/// that output continues where the manifest ends.
 fn descriptor(path: &Path) -> io::Result<File> {
     let own = path.parent()
         == Some(
@@ -378,12 +380,12 @@ fn descriptor(path: &Path) -> io::Result<File> {
     Ok(held.into())
 }
 
-/// The directory of a file's place, which is resolved and so has one.
+/// Returns the directory of a resolved path, which always has one.
 fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
 
-/// Makes a file with a new hidden name.
+/// Creates a file with a new hidden name.
 fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let tree = Tree::open(directory)?;
@@ -399,13 +401,14 @@ fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     Ok((directory.join(name.as_os_str()), file.into()))
 }
 
-/// Whether b3sum can read a name. It refuses the replacement character, which it writes itself where bytes are not
-/// UTF-8. A carriage return at the end is cut off by some of its versions, and escaped it is refused by the others.
+/// Returns whether b3sum can read a name. It refuses the replacement character, which it writes itself for bytes that
+/// are not UTF-8. Some of its versions strip a carriage return at the end, and other versions refuse an escaped one.
 fn is_readable(name: &str) -> bool {
     !name.contains('\u{fffd}') && !name.ends_with('\r')
 }
 
-/// Writes a line. b3sum marks one whose name holds a backslash or newline with a leading backslash and escapes both.
+/// Writes a line. If the name contains a backslash or a newline, b3sum's format begins the line with a backslash and
+/// escapes both.
 fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     if name.contains(['\\', '\n']) {
         let escaped = name.replace('\\', "\\\\").replace('\n', "\\n");
@@ -414,7 +417,7 @@ fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     writeln!(out, "{root}  {name}")
 }
 
-/// A line of JSON. A name that is not UTF-8 stands there as it is shown to people.
+/// A line of JSON. A name that is not UTF-8 is written in the form in which it is displayed.
 #[derive(Serialize)]
 struct ProofLine<'a> {
     path: String,
@@ -448,15 +451,15 @@ fn write_proof(
     out.write_all(b"\n")
 }
 
-/// What a file is proven by that was found equal.
+/// The proof of a file that was found equal.
 const COMPARED: &[&str] = &["compared"];
-/// What a file is proven by that was found with the source's size and time.
+/// The proof of a file that was found with the source's size and time.
 const LOOKED: &[&str] = &["size and time"];
-/// What follows the path in a line of JSON; no path holds it, since quotes are escaped there.
+/// The text that follows the path in a line of JSON. No path contains it, because quotes are escaped there.
 const PATH_END: &str = "\",\"blake3\":\"";
 
 impl LineForm {
-    /// Writes the line of a file; returns whether there is one, since b3sum reads some names in no form.
+    /// Writes the line of a file. Returns `false` if there is none, because b3sum cannot read some names in any form.
     fn write(
         &self,
         out: &mut impl Write,
@@ -474,7 +477,7 @@ impl LineForm {
         Ok(true)
     }
 
-    /// The part of a line that names its file.
+    /// Returns the part of a line that identifies its file.
     fn name_in<'a>(&self, line: &'a [u8]) -> &'a [u8] {
         match self {
             Self::B3sum => line
@@ -491,7 +494,7 @@ impl LineForm {
     }
 }
 
-/// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
+/// Keeps only the last line of each name in the file. Names are distinguished by 128 bits of their hash.
 fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     let lines = || {
         BufReader::new(At { file, offset: 0 })
@@ -503,7 +506,7 @@ fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     for (number, line) in lines() {
         last.insert(name(&line?), number);
     }
-    // At any time no more has been written than has been read.
+    // At any time, at most as much has been written as has been read.
     let mut out = BufWriter::new(At { file, offset: 0 });
     for (number, line) in lines() {
         let line = line?;
@@ -519,7 +522,7 @@ fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     file.set_len(end)
 }
 
-/// A position in a file at which it is read or written, whoever else has the file open.
+/// A file with a read and write position that is independent of other users of the file.
 #[derive(Debug)]
 struct At<'a> {
     file: &'a File,

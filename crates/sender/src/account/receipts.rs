@@ -1,4 +1,4 @@
-//! The receiver's receipts: taken from the control connection, entered in the account.
+//! The receiver's receipts, which are taken from the control connection and entered in the account.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -32,37 +32,37 @@ use crate::push::session::Session;
 use crate::read::extras::Extras;
 use crate::send::sent::{NamePart, Sent, SentBatch, SentFile};
 
-/// Takes the receiver's messages about work in flight, and its replies to questions.
+/// Processes the receiver's messages about work in flight, and passes on its replies to requests.
 pub(crate) struct Receipts {
     pub(crate) session: Arc<Session>,
     pub(crate) reply_sender: ReplySender,
-    /// The report counters of the receiver.
+    /// The receiver's counters for the report.
     pub(crate) counters: Counters,
     reported: ReportCounts,
-    /// What a receiver has signed that has opened the transfer by a grant.
+    /// The receipt signed by a receiver that has opened the transfer because of a grant.
     pub(crate) signed: Option<Box<SignedReceipt>>,
-    /// Orders about a shared job that have not been answered.
+    /// Unanswered orders about a shared job.
     orders: Orders,
 }
 
-/// Orders about a shared job that have not been answered, by their numbers.
+/// Unanswered orders about a shared job, by their numbers.
 #[derive(Debug, Default)]
 struct Orders {
     last: u64,
     open: HashMap<u64, OpenOrder>,
 }
 
-/// An order that has not been answered.
+/// An unanswered order.
 #[derive(Debug)]
 struct OpenOrder {
-    /// The bytes of the file that gets its name by it.
+    /// Length in bytes of the file that the order renames into place, if any.
     names: Option<u64>,
     answer: oneshot::Sender<SharedJobResult>,
 }
 
 impl Receipts {
-    /// The receipts of a new session, whose replies are booked on `quota`; also the ends at
-    /// which replies are taken, and messages on their way out.
+    /// Creates the receipts of a new session. Memory for its replies is charged to `quota`. Also returns the channels
+    /// on which replies and outgoing messages are received.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         extras: Extras,
@@ -83,7 +83,7 @@ impl Receipts {
         (receipts, replies, outgoing)
     }
 
-    /// Takes a message; returns the last one, `Finished`, when it is that.
+    /// Processes a message. Returns it if it is `Finished`, the last one.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         let session = Arc::clone(&self.session);
         let _entering = session.entering.lock();
@@ -134,7 +134,7 @@ impl Receipts {
                     self.session.account.name_missed(&missed);
                 }
             }
-            // The session is over, and waits for no lane.
+            // The session is over and no longer waits for lanes.
             ToSender::LaneFailed => {}
             ToSender::HeldUp { text } => {
                 let held_up = Event::HeldUp { by: text };
@@ -148,7 +148,7 @@ impl Receipts {
 
     fn take_stored(&mut self, Stored { items, files }: Stored) -> Result<(), WireError> {
         not_empty(!items.is_empty() || !files.is_empty())?;
-        // A file that has failed is not whole when its last group is settled.
+        // Failed files are processed first, because a failed file is not complete when its last group settles.
         let (failed, whole): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| file.fault.is_some());
         failed
@@ -194,7 +194,7 @@ impl Receipts {
             (_, SharedJobResult::Settled(not_kept)) => {
                 not_kept.extend(self.session.account.totals.take_not_kept());
             }
-            // told by whoever has asked
+            // The caller that sent the order reports this failure.
             (Some(_), SharedJobResult::Failed(..)) => {
                 self.session.account.totals.counters.failed.add(1)
             }
@@ -204,7 +204,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// Takes all messages that are still to come.
+    /// Processes all remaining messages.
     pub(crate) async fn take_rest(
         &mut self,
         inbox: &mut Inbox<HeardMessage>,
@@ -259,7 +259,7 @@ impl Receipts {
                 if let Some(piece) = file.directory.piece() {
                     piece.has_moved();
                     if stored.is_all && stored.counts {
-                        // It gets its name by an order, perhaps of another.
+                        // An order, possibly of another sender, renames the file into place.
                         piece.confirm_large(file.head());
                         self.session.in_flight.abandon_large(file.id);
                     }
@@ -270,7 +270,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// Settles a published batch: faults of storing and of naming, and an entry that has both is told once.
+    /// Settles a published batch, with its faults of storing and of renaming. An entry that has both is reported once.
     fn take_published(
         &mut self,
         PublishedItem { item, faults }: PublishedItem,
@@ -337,7 +337,7 @@ impl Receipts {
         }
     }
 
-    /// Settles a batch; `shown` of its bytes the user has seen.
+    /// Settles a batch. `shown` of its bytes have already been reported to the user.
     fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
         ReportCounts::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
         let account = &self.session.account;
@@ -377,7 +377,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// Tells the planner that a file with several names is at the target.
+    /// Reports to the planner that a file with several names is at the target.
     fn tell_first_name(
         &self,
         id: SharedFileId,
@@ -389,7 +389,7 @@ impl Receipts {
             .entry_reply(EntryReply::Link(Box::new(word)))
     }
 
-    /// Settles a file of a batch; returns whether it was moved.
+    /// Settles a file of a batch. Returns whether it was moved.
     fn take_batch_file(
         &self,
         file: &SentFile,
@@ -473,7 +473,8 @@ impl Receipts {
         Ok(())
     }
 
-    /// Checks the end: it is good only if nothing is left open, and of each file that was found something was reported.
+    /// Checks the end of the session. The session succeeds only if nothing is open and a result was reported for each
+    /// file found.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.session.in_flight.is_settled() {
             return out_of_order("the end before everything is settled");
@@ -493,7 +494,7 @@ impl Receipts {
     }
 }
 
-/// A fault with the path at which it happened.
+/// Adds the path at which a fault occurred.
 fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let EntryFault {
         entry,

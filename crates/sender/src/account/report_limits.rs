@@ -1,8 +1,8 @@
-//! How much a receiver may send: an honest one answers to what it was sent, and one that sends without end would fill
-//! the user's terminal.
+//! Limits on how much a receiver may report. An honest receiver reports only on what it was sent. A receiver that
+//! reports without end would flood the user's terminal.
 //!
-//! **Invariant:** what a session reports to the user is bounded by what was sent in it, and [`FAULTS_BESIDE_MAX`] or,
-//! where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
+//! **Invariant:** the amount that a session reports to the user is bounded by what was sent in it, plus
+//! [`FAULTS_BESIDE_MAX`] faults, or [`FAULTS_OF_REMOVAL_MAX`] if the session removes entries.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,22 +10,22 @@ use zmove_types::{AtomicCounter, GroupSpan, Name, RelPath};
 use zmove_wire::limits::within;
 use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError, out_of_order};
 
-/// What was sent to the receiver, and so what it may report about.
+/// Counts of what was sent to the receiver, which bound its reports.
 #[derive(Debug, Default)]
 pub(crate) struct SentCounts {
-    /// Entries of batches, as often as they were sent, and large files.
+    /// Entries of batches, counted each time that they were sent, and large files.
     entries: AtomicCounter,
     /// Large files.
     pub(crate) files: AtomicCounter,
-    /// The longest path of a directory of these entries, in bytes.
+    /// Length of the longest directory path of these entries, in bytes.
     directory_bytes: AtomicUsize,
-    /// Messages that the receiver may send about groups that it holds of files that it was asked about.
+    /// Number of messages that the receiver may send about groups that it holds of the requested files.
     held: AtomicCounter,
-    /// Files that it was asked about.
+    /// Number of files that the receiver was asked about.
     asked: AtomicCounter,
 }
 
-/// Counts of what the receiver has reported.
+/// Counts of the receiver's reports.
 #[derive(Debug, Default)]
 pub(crate) struct ReportCounts {
     faults: u64,
@@ -35,24 +35,26 @@ pub(crate) struct ReportCounts {
     missed: u64,
 }
 
-/// The most faults of an entry: a directory may fail when its files get their names, and again when it gets its mode.
+/// Maximum number of faults per entry. A directory may fail when its files are renamed into place and again when its
+/// mode is set.
 const FAULTS_PER_ENTRY: u64 = 2;
-/// The most faults of paths that were not sent as such, for example of directories on the way.
+/// Maximum number of faults for paths that were not sent as such, for example of intermediate directories.
 const FAULTS_BESIDE_MAX: u64 = 4096;
-/// The most faults of removing entries that only the target has: anything below a directory may fail to be removed.
+/// Maximum number of faults when removing entries that exist only at the target. The removal of anything below a
+/// directory may fail.
 const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
-/// A fault counts once more for each so many bytes of its path.
+/// A fault counts once more for each this many bytes of its path.
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl SentCounts {
-    /// Notes entries of a directory, below the target.
+    /// Counts entries of a directory, given by its path relative to the target.
     pub(crate) fn entries(&self, entries: u64, directory: &RelPath) {
         self.entries.add(entries);
         self.directory_bytes
             .fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
     }
 
-    /// Notes a question which of these files are to be sent: the receiver may report a value for each group of them.
+    /// Counts a request about whether these files are needed. The receiver may report a value for each of their groups.
     pub(crate) fn ask(&self, groups: &[EntryGroup]) {
         for group in groups {
             self.asked.add(group.entries.len() as u64);
@@ -61,7 +63,7 @@ impl SentCounts {
         }
         for entry in groups.iter().flat_map(|group| &group.entries) {
             if let SourceKind::File { bytes, .. } = entry.kind {
-                // Once for an earlier transfer, once for another version, and the end of both.
+                // Once for an earlier transfer, once for another version, and one end for each.
                 let values = u64::from(GroupSpan::count(bytes).unwrap_or(0));
                 self.held.add(2 * values + 2);
             }
@@ -70,7 +72,7 @@ impl SentCounts {
 }
 
 impl ReportCounts {
-    /// Counts and checks a fault that belongs to no item, in a session that has asked for so many `removals`.
+    /// Counts and checks a fault that belongs to no item, in a session that has requested `removals` removals.
     pub(crate) fn fault(
         &mut self,
         sent: &SentCounts,
@@ -93,7 +95,8 @@ impl ReportCounts {
         within("faults", self.faults_beside, limit)
     }
 
-    /// An entry that lacks something: it may be told for each time that it was sent or asked about.
+    /// Counts and checks an entry that lacks attributes. It may be reported once for each time that it was sent or
+    /// asked about.
     pub(crate) fn missed(&mut self, sent: &SentCounts, path: &RelPath) -> Result<(), WireError> {
         self.missed += 1 + path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed) as u64;
@@ -114,7 +117,7 @@ impl ReportCounts {
         )
     }
 
-    /// Counts and checks the end of a large file.
+    /// Counts and checks the result of a large file.
     pub(crate) fn file(&mut self, sent: &SentCounts) -> Result<(), WireError> {
         self.files += 1;
         within("ends of files", self.files, sent.files.get())
@@ -128,7 +131,7 @@ impl ReportCounts {
     }
 }
 
-/// Checks that a message is not empty: an honest receiver sends no empty one.
+/// Checks that a message is not empty. An honest receiver sends no empty messages.
 pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
     if says {
         Ok(())

@@ -1,4 +1,4 @@
-//! The timeline of a push: the clocks of its stages on this side, and the moments of the first and the last data.
+//! The timeline of a push: the clocks of its stages on this side, and the times of the first and the last data.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use zmove_types::StageClock;
 
 use crate::account::bottleneck::Stages;
 
-/// The clocks and the moments of one session.
+/// The clocks and timestamps of one session.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     pub(crate) started: Instant,
@@ -18,12 +18,12 @@ pub(crate) struct Timeline {
     first_byte: OnceLock<FirstByte>,
 }
 
-/// The moment of the first data.
+/// The time of the first data.
 #[derive(Clone, Copy, Debug)]
 struct FirstByte {
-    /// The time since the start.
+    /// Time since the start.
     after: Duration,
-    /// The times that stages had booked until then.
+    /// The times that stages had recorded by then.
     spent: Stages,
 }
 
@@ -38,7 +38,7 @@ impl Timeline {
         }
     }
 
-    /// Books the moment of the first data byte; returns it to the lane that was first.
+    /// Records the time of the first data byte. Returns it to the first lane only.
     pub(crate) fn note_first_byte(&self) -> Option<Duration> {
         if self.first_byte.get().is_some() {
             return None;
@@ -53,24 +53,25 @@ impl Timeline {
         Some(after)
     }
 
-    /// Books the moment at which a lane had taken all of a frame that was not in flight already.
+    /// Records the current time as that at which a lane last finished sending a frame, other than a second copy.
     pub(crate) fn note_handed_over(&self) {
         let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.handed_over_us.fetch_max(micros, Ordering::Relaxed);
     }
 
-    /// The moment, after the start, when a lane last took data that was not in flight already.
+    /// Returns the time since the start at which a lane last took data, other than a second copy.
     pub(crate) fn handed_over(&self) -> Option<Duration> {
         let micros = self.handed_over_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
-    /// The moment, after the start, when the first data byte was handed to a lane.
+    /// Returns the time since the start at which the first data byte was handed to a lane.
     pub(crate) fn first_byte(&self) -> Option<Duration> {
         self.first_byte.get().map(|first| first.after)
     }
 
-    /// The times that readers and lanes have booked since the first data byte: before, they waited for the dial.
+    /// Returns the times that readers and lanes have recorded since the first data byte. Before that, they waited for
+    /// connections to be established.
     pub(crate) fn spent(&self) -> Stages {
         let before = self
             .first_byte

@@ -6,41 +6,41 @@ use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Lack, NotKept, Summary};
 
-/// The totals of one push, from which its summary is made.
+/// The totals of one push, from which its summary is built.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
-    /// The report counters.
+    /// Counters for the report.
     pub(crate) counters: AtomicCounters,
-    /// Regular files that the scan has found; each ends as moved, skipped or failed.
+    /// Regular files that the scan has found. Each of them ends as moved, skipped or failed.
     pub(crate) found: AtomicCounter,
-    /// Bytes of these files.
+    /// Bytes of the files in `found`.
     pub(crate) found_bytes: AtomicCounter,
-    /// Bytes of these files that are not sent.
+    /// Bytes of the files in `found` that are not sent.
     pub(crate) skipped_bytes: AtomicCounter,
-    /// Bytes that are stored, with those of files that are not named yet.
+    /// Stored bytes, including those of files that are not yet renamed into place.
     pub(crate) bytes_stored: AtomicCounter,
-    /// Bytes of the files that are whole.
+    /// Bytes of complete files.
     pub(crate) whole: Lock<ByteOrigins>,
     pub(crate) bytes_read: AtomicCounter,
     pub(crate) bytes_handed_over: AtomicCounter,
-    /// The part of `bytes_handed_over` that the receiver has settled, stored or not.
+    /// The part of `bytes_handed_over` that the receiver has settled, whether it was stored or not.
     pub(crate) bytes_settled: AtomicCounter,
-    /// Skipped files that are in the manifest, or will be.
+    /// Skipped files that are in the manifest, or will be added to it.
     pub(crate) listed: AtomicCounter,
-    /// What was not kept, and why.
+    /// Number of entries for each kind of attribute that was not kept and each reason.
     pub(crate) not_kept: Lock<BTreeMap<(Kinds, Lack), u64>>,
-    /// Entries whose removal was requested in this run, with all below them where that counts.
+    /// Entries whose removal was requested in this run, including all entries below them if those are counted.
     pub(crate) extraneous: AtomicCounter,
     /// Parts of the source that could not be scanned.
     pub(crate) scan_errors: AtomicCounter,
-    /// Files and links that the scan has found and that could not be read.
+    /// Files and links that the scan has found but that could not be read.
     pub(crate) unread: AtomicCounter,
     /// Entries that should be at the target and are missing or incomplete.
     pub(crate) unplaced: AtomicCounter,
 }
 
 impl Totals {
-    /// The summary of this session, as if there were no other.
+    /// Returns the summary of this session on its own.
     pub(crate) fn summary(&self) -> Summary {
         Summary {
             counters: self.counters.read(),
@@ -49,7 +49,7 @@ impl Totals {
         }
     }
 
-    /// The files that were at the target and do not stand in the manifest.
+    /// Returns the number of files that were already at the target and are not in the manifest.
     pub(crate) fn unlisted(&self) -> u64 {
         self.counters
             .skipped
@@ -57,36 +57,36 @@ impl Totals {
             .saturating_sub(self.listed.get())
     }
 
-    /// What was not kept since the call before, and why.
+    /// Returns which attributes were not kept since the previous call, and why.
     pub(crate) fn take_not_kept(&self) -> Vec<NotKept> {
         let counts = std::mem::take(&mut *self.not_kept.lock());
         NotKept::all(&counts).take(MISSED_MAX).collect()
     }
 
-    /// What was not kept, and why.
+    /// Returns which attributes were not kept, and why.
     fn not_kept(&self) -> Vec<NotKept> {
         NotKept::all(&self.not_kept.lock()).collect()
     }
 
-    /// How much of the source is not known.
+    /// Returns the number of errors because of which a part of the source is unknown.
     pub(crate) fn source_errors(&self) -> u64 {
         self.scan_errors.get() + self.unread.get()
     }
 
-    /// Whether every file found is known to be at the target, or at least one is known not to be.
+    /// Returns whether every file found is known to be at the target, or at least one is known not to be.
     pub(crate) fn are_files_told(&self) -> bool {
         let lost = self.source_errors() + self.unplaced.get();
         lost > 0 || self.untold() == 0
     }
 
-    /// The number of files found that are not known to be at the target.
+    /// Returns the number of files found that are not known to be at the target.
     fn untold(&self) -> u64 {
         let told = self.counters.files.get() + self.counters.skipped.get();
         self.found.get().saturating_sub(told)
     }
 
-    /// The number of files of which nothing was reported at the good end of a session; 0 where something has failed,
-    /// since these files may be it.
+    /// Returns the number of files without any reported result at the successful end of a session. Returns 0 if
+    /// anything has failed, because the failures may concern these files.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.counters.failed.get() {
             0 => self.untold(),

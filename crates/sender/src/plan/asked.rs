@@ -1,4 +1,4 @@
-//! Entries that the receiver is asked about, as a request names them.
+//! Entries that the receiver is asked about, and their form in a request.
 
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath};
@@ -8,7 +8,7 @@ use crate::plan::pack::PackEntry;
 use crate::read::extras::{Extras, Form};
 use crate::read::source::SourceDirectory;
 
-/// An entry that is asked about, and its directory, which is not held open.
+/// An entry that the receiver is asked about, and its directory, which is not held open.
 #[derive(Debug)]
 pub(crate) struct AskedEntry {
     pub(crate) directory: SourceDirectory,
@@ -16,7 +16,7 @@ pub(crate) struct AskedEntry {
 }
 
 impl AskedEntry {
-    /// A question about an entry of a directory, or about that itself.
+    /// Creates a question about an entry of a directory or about the directory itself.
     pub(crate) fn new(directory: &SourceDirectory, what: PackEntry) -> Self {
         Self {
             directory: directory.closed(),
@@ -24,18 +24,18 @@ impl AskedEntry {
         }
     }
 
-    /// The bytes of the path, and of what the entry links to.
+    /// Returns the length in bytes of the path and of the path that the entry links to.
     pub(crate) fn text_bytes(&self) -> usize {
         self.directory.target_path().as_bytes().len() + self.what.text_bytes()
     }
 
-    /// The path of the entry at the target.
+    /// Returns the path of the entry at the target.
     pub(crate) fn target_path(&self) -> RelPath {
         self.what.target_path(&self.directory)
     }
 }
 
-/// A group for each directory; one that is asked about itself begins it.
+/// Groups the entries by directory. If a directory itself is asked about, it begins a group.
 pub(crate) fn entry_groups(asked: &[AskedEntry], extras: &Extras) -> Vec<EntryGroup> {
     let is_one = |before: &AskedEntry, asked: &AskedEntry| {
         before.directory.is(&asked.directory) && asked.what.entry().is_some()
@@ -46,7 +46,7 @@ pub(crate) fn entry_groups(asked: &[AskedEntry], extras: &Extras) -> Vec<EntryGr
         .collect()
 }
 
-/// The group of entries of one directory.
+/// Returns the group for entries of one directory.
 fn entry_group(asked: &[AskedEntry], extras: &Extras) -> EntryGroup {
     let mut group = EntryGroup {
         directory: asked[0].directory.target_path().clone(),

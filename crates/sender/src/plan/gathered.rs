@@ -1,4 +1,4 @@
-//! Entries that are gathered for questions to the receiver, in their order, and taken out by the message.
+//! Entries gathered for requests to the receiver. They are taken in order, one request at a time.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,12 @@ use zmove_wire::limits::{REQUESTED_ENTRIES_MAX, REQUESTED_NAME_BYTES_MAX};
 
 use crate::plan::asked::AskedEntry;
 
-/// Entries that wait for a message.
+/// Entries that wait for a request.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     waiting: VecDeque<AskedEntry>,
     text_bytes: usize,
-    /// The number of the next message.
+    /// The number of the next request.
     next: u64,
 }
 
@@ -21,7 +21,7 @@ impl Gathered {
         self.waiting.push_back(asked);
     }
 
-    /// Whether there is enough for a message.
+    /// Returns whether there are enough entries for a request.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.len() >= REQUESTED_ENTRIES_MAX || self.text_bytes >= REQUESTED_NAME_BYTES_MAX
     }
@@ -30,7 +30,7 @@ impl Gathered {
         self.waiting.is_empty()
     }
 
-    /// The number of the next message, and its entries: those that have waited longest.
+    /// Returns the number of the next request and its entries, which are those that have waited longest.
     pub(crate) fn take(&mut self) -> (u64, Vec<AskedEntry>) {
         let mut entries = Vec::with_capacity(self.waiting.len().min(REQUESTED_ENTRIES_MAX));
         let mut bytes = 0;

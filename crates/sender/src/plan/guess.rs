@@ -1,14 +1,14 @@
-//! The part of the plan that is made before the target is known, and the files that wait until then. The planner asks
-//! for each file, until the receiver has reported the state of the target.
+//! The part of the plan that is made before the state of the target is known, and the files that wait for that state.
+//! The planner consults this module for each file until the receiver has reported the state.
 //!
-//! The first files leave as a guess. Readers go on with the next small ones, but these are not sent
-//! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with it. An
-//! empty target needs all of them: everything that was read leaves at once. In a populated target the guessed files
-//! that are there stay, batches that were only read are thrown away, and the receiver is asked about their files as
-//! about all others.
+//! The first files are sent as a guess. Readers also read the next small files, but these are not sent yet
+//! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)). Every file after those waits here, and so does the scan. An
+//! empty target needs all of them, so everything that was read is sent immediately. At a populated target, guessed
+//! files that already exist stay unchanged. Batches that were only read are discarded, and the receiver is asked about
+//! their files as about all others.
 //!
-//! A file that cannot be read in this time has not failed yet. When the target is known it is read again, or the
-//! receiver is asked about it, and its failure is reported only if the target needs it.
+//! A file that cannot be read during this time has not failed yet. Once the state of the target is known, the file is
+//! read again or the receiver is asked about it. Its failure is reported only if the target needs it.
 
 use crossbeam_channel::Sender;
 use zmove_scan::Entry;
@@ -19,16 +19,16 @@ use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX};
 use crate::plan::pack::{Basis, Unread};
 use crate::read::source::SourceDirectory;
 
-/// The state of planning before the target is known.
+/// The state of planning before the state of the target is known.
 pub(super) struct Guess {
-    /// The basis of what is planned now.
+    /// The basis of the packs that are being planned.
     pub(super) basis: Basis,
-    /// The files that may still be sent.
+    /// Remaining allowance of files to send.
     sent: GuessAllowance,
-    /// The files that may still be read.
+    /// Remaining allowance of files to read.
     read: GuessAllowance,
     pub(super) held: Vec<(SourceDirectory, Entry)>,
-    /// Where readers send the files of this part of the plan that they cannot read.
+    /// Where readers return files of this part of the plan that they cannot read.
     pub(super) unread: Sender<Unread>,
 }
 
@@ -39,7 +39,8 @@ struct GuessAllowance {
 }
 
 impl Guess {
-    /// With [`Compare::Checksum`] nothing is guessed: each file must be read and compared before it may be sent.
+    /// Creates the state. With [`Compare::Checksum`] nothing is guessed, because each file must be read and compared
+    /// before it may be sent.
     pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
@@ -63,7 +64,8 @@ impl Guess {
         }
     }
 
-    /// Books a file of this size; returns its basis, or `None` where it is kept for later, as are all after it.
+    /// Charges a file of this size to the allowances. Returns its basis, or `None` if the file must wait. All later
+    /// files then wait too.
     pub(super) fn admit(&mut self, bytes: u64) -> Option<Basis> {
         if !self.held.is_empty() {
             None
@@ -74,14 +76,14 @@ impl Guess {
         }
     }
 
-    /// Keeps an entry until the receiver is known, and what follows it as well.
+    /// Keeps an entry until the state of the target is known. All later files wait too.
     pub(super) fn hold(&mut self, directory: &SourceDirectory, entry: Entry) {
         self.held.push((directory.closed(), entry));
     }
 }
 
 impl GuessAllowance {
-    /// Books a file, if there is room for it.
+    /// Charges a file to the allowance. Returns whether there was room for it.
     fn book(&mut self, bytes: u64) -> bool {
         let has_room = self.entries > 0 && self.bytes >= bytes;
         if has_room {
@@ -92,8 +94,8 @@ impl GuessAllowance {
     }
 }
 
-/// The most entries that are read before the target is known: as much as a core reads in a long round trip. Memory at
-/// worst: these bytes and the entries' names.
+/// Maximum number of entries that are read before the state of the target is known. A core reads this many during a
+/// long round trip. Maximum memory: `READ_AHEAD_BYTES_MAX` and the names of the entries.
 const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
-/// The most bytes that are read before the target is known; see [`READ_AHEAD_ENTRIES_MAX`].
+/// Maximum number of bytes that are read before the state of the target is known; see [`READ_AHEAD_ENTRIES_MAX`].
 const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;

@@ -1,28 +1,29 @@
-//! Hard links: which entries are names of one file, and which of them travels as the file.
+//! Hard links: which entries are names of the same file, and which of these names is sent as the file.
 //!
 //! ```text
-//!  the first name ──► asked about or sent as any file ──► published, or at the target already
-//!                           │                                │
-//!        later names wait ◄─┤ fails: the next name           └──► later names are sent as links to it
+//!  first name ──► asked about or sent like any file ──► published, or already at the target
+//!                           │                               │
+//!        later names wait ◄─┤ fails: the next name          └──► later names are sent as links to it
 //!                           └──────────────► becomes the first
 //! ```
 //!
-//! A link that the receiver could not make comes back, and is sent as a file: a copy where the target cannot link, the
-//! first name of those to come where the name that was published does not lead to the file any more.
+//! A link that the receiver could not make is returned to the planner and sent as a file. If the target cannot link the
+//! name, the file is a copy. If the published name no longer leads to the file, the returned name becomes the first
+//! name for the remaining ones.
 //!
-//! Names of symbolic links and special files wait likewise, and travel as what they are: what the receiver cannot link
-//! it makes, and counts.
+//! Names of symbolic links and special files also wait for their first name, but are sent as entries of their own kind.
+//! If the receiver cannot link such an entry, it creates a new one and counts it.
 //!
-//! A push that goes on may find another first name than the one before, since directories are listed side by side: its
-//! data is sent once more, and the names that are there are linked to it. With rsync's incremental recursion that is
-//! so too. To know better, the scan would have to end before the first file is sent.
+//! A resumed push may find a different first name than the push before it, because directories are listed in parallel.
+//! The data is then sent once more, and existing names are linked to it. Incremental recursion in rsync has the same
+//! effect. To avoid it, the scan would have to end before the first file is sent.
 //!
-//! A group is forgotten when as many names of it have been seen as its file has. So memory grows with the files that
-//! still miss some, [`GROUPS_MAX`] of them at most: names of others become copies, and are counted. While
-//! [`WAITING_MAX`] names wait for their first one, the scan does.
+//! A file is forgotten when all of its names have been seen. Memory therefore grows only with files that still miss
+//! names, at most [`GROUPS_MAX`] of them. Names of further files become copies and are counted. While [`WAITING_MAX`]
+//! names wait for their first name, the scan waits.
 //!
-//! **Invariant:** a link is sent only when the receiver has said that its first name is published: nothing waits for
-//! anything at the receiver.
+//! **Invariant:** a link is sent only after the receiver has reported that its first name is published, so the receiver
+//! never has to wait for another entry.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,75 +38,75 @@ use crate::read::source::SourceDirectory;
 /// A name of a file that is at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FirstName {
-    /// The path below the target.
+    /// Path relative to the target.
     pub(crate) path: RelPath,
-    /// The hash of the contents, where they were sent.
+    /// Hash of the contents, if they were sent.
     pub(crate) root: Option<Root>,
 }
 
-/// What has become of a name of a file with several.
+/// The outcome for a name of a file with several names.
 #[derive(Debug)]
 pub(crate) enum Word {
     /// The first name is at the target.
     Named(SharedFileId, FirstName),
-    /// So many links have been made, or have come back before.
+    /// This many links have been made, or their failures have been reported.
     Heard(usize),
-    /// Another name could not be made for the file that has this first one.
+    /// The name could not be linked to the file with this first name.
     Unlinked(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
-    /// The first name was to stay as it is, and has changed since it was looked at.
+    /// The first name was to stay unchanged, but has changed since the receiver examined it.
     Changed(SourceDirectory, Entry),
 }
 
-/// What is to be done with a name.
+/// How a name is to be handled.
 #[derive(Debug)]
 pub(crate) enum NamePlan {
-    /// The name travels as any file.
+    /// The name is sent like any file.
     File(Entry),
-    /// The name travels as a link.
+    /// The name is sent as a link.
     Link(Entry, Arc<FirstName>),
-    /// The name waits for the first one.
+    /// The name waits for the first name.
     Waits,
-    /// The name becomes a copy, for that reason.
+    /// The name is sent as a copy, for this reason.
     Copy(Entry, Lack),
 }
 
-/// The files with several names; see the module.
+/// The files with several names, and the state of their first names.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     groups: HashMap<SharedFileId, LinkGroup>,
-    /// The number of names that wait.
+    /// Number of waiting names.
     waiting: usize,
-    /// The number of links that have been sent and of which nothing was heard.
+    /// Number of links that were sent and whose outcome is unknown.
     unheard: usize,
 }
 
 #[derive(Debug)]
 struct LinkGroup {
-    /// How many names have not been seen.
+    /// Number of names that have not been seen.
     missing: u32,
-    /// How many first names have been lost.
+    /// Number of first names that have been lost.
     lost: u32,
     first: First,
 }
 
 #[derive(Debug)]
 enum First {
-    /// The first name is under way, and these names wait for it.
+    /// The first name is not yet published. These names wait for it.
     Awaited(Vec<(SourceDirectory, Entry)>),
     Named(Arc<FirstName>),
 }
 
-/// The most files that are remembered because names of theirs have not been seen. Memory at worst: some 150 bytes and
-/// the path of the first name each.
+/// Maximum number of files that are remembered because some of their names have not been seen. Maximum memory: about
+/// 150 bytes per file, and the path of its first name.
 const GROUPS_MAX: usize = 1 << 20;
-/// The most first names of a file that may be lost before those that are left become copies. Each costs a round to
-/// the target, and the data.
+/// Maximum number of lost first names of a file. After that, the remaining names become copies. Each loss costs a round
+/// trip and sending the data again.
 const LOST_MAX: u32 = 2;
-/// The most names that wait, in some 300 bytes each.
+/// Maximum number of waiting names, at about 300 bytes each.
 const WAITING_MAX: usize = 1 << 17;
 
 impl Links {
-    /// Books a name of a file that the scan has found.
+    /// Decides how to handle a name that the scan has found.
     pub(crate) fn take(
         &mut self,
         directory: &SourceDirectory,
@@ -150,7 +151,7 @@ impl Links {
         }
     }
 
-    /// Books that the first name of a file is at the target; returns that and the names that have waited for it.
+    /// Records that the first name of a file is at the target. Returns it with the names that waited for it.
     pub(crate) fn named(
         &mut self,
         id: SharedFileId,
@@ -173,13 +174,13 @@ impl Links {
         (first, names)
     }
 
-    /// Books that the outcome of so many links is known.
+    /// Records that the outcomes of this many links are known.
     pub(crate) fn heard(&mut self, links: usize) {
         self.unheard = self.unheard.saturating_sub(links);
     }
 
-    /// Books that a name could not be made, since `tried` does not lead to the file: the name is the first of those to
-    /// come, unless another is by now.
+    /// Handles a name that could not be linked, because `tried` no longer leads to the file. The name becomes the first
+    /// one for the remaining names, unless another name already is.
     pub(crate) fn unlinked(
         &mut self,
         directory: &SourceDirectory,
@@ -196,7 +197,7 @@ impl Links {
                 Lack::TooMuch,
             );
         }
-        // A group that has been forgotten, as all its names had been seen, is now kept to the end.
+        // The file was forgotten because all its names had been seen. It is now kept to the end.
         let kept = || LinkGroup {
             missing: 1,
             lost: 0,
@@ -213,7 +214,7 @@ impl Links {
                 self.unheard += 1;
                 NamePlan::Link(entry, Arc::clone(first))
             }
-            // Somebody changes the file all the time: another round would take as long, and find the same.
+            // The file is being changed all the time. Another attempt would take as long and fail in the same way.
             First::Named(_) if group.lost == LOST_MAX => NamePlan::Copy(
                 Entry {
                     shared: None,
@@ -229,7 +230,8 @@ impl Links {
         }
     }
 
-    /// Forgets a file of which a name stays at the target whatever that leads to; returns the names that have waited.
+    /// Forgets a file one name of which stays at the target, whatever that name leads to. Returns the names that
+    /// waited.
     pub(crate) fn forget(&mut self, id: SharedFileId) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&id) {
             Some(LinkGroup {
@@ -243,7 +245,7 @@ impl Links {
         }
     }
 
-    /// The first names have all failed that some names wait for: for each of these, the next one.
+    /// Replaces first names that have failed. Returns the next name of each file whose names are waiting.
     pub(crate) fn next_first(&mut self) -> Vec<(SourceDirectory, Entry)> {
         self.unheard = 0;
         let awaited = self
@@ -258,12 +260,12 @@ impl Links {
         next
     }
 
-    /// Whether the scan has to wait.
+    /// Returns whether the scan must wait.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting >= WAITING_MAX
     }
 
-    /// Whether nothing waits, and of all links the outcome is known.
+    /// Returns whether no name waits and the outcomes of all links are known.
     pub(crate) fn is_done(&self) -> bool {
         self.waiting == 0 && self.unheard == 0
     }
@@ -277,14 +279,14 @@ impl Links {
     }
 }
 
-/// Why a link that has come back was not made.
+/// Why the receiver could not make a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoLink {
-    /// The first name does not lead to the file any more.
+    /// The first name no longer leads to the file.
     Lost,
-    /// The file has as many names as it may.
+    /// The file has the maximum number of names.
     Full(Lack),
-    /// This name cannot be one of the file.
+    /// This name cannot be linked to the file.
     Never(Lack),
 }
 
@@ -301,7 +303,7 @@ impl NoLink {
         }
     }
 
-    /// What the name lacks where it becomes a file.
+    /// Returns the attribute that the name lacks if it becomes a separate file.
     pub(crate) fn lack(self) -> Option<Lack> {
         match self {
             Self::Lost => None,

@@ -1,12 +1,12 @@
-//! Packs: the small entries that will travel in one batch, gathered by directory. The planner fills them,
-//! readers turn them into batch frames.
+//! Packs: small entries that are sent in one batch, gathered by directory. The planner fills them, and readers turn
+//! them into batch frames.
 //!
-//! The first packs are small, and their limit doubles after every few packs: a small pack crosses a
-//! connection that is still in slow start at once, and the target's work begins some round trips sooner.
+//! The first packs are small, and their limit doubles after every few packs. A small pack crosses a connection that is
+//! still in slow start without delay, and the target can start its work some round trips earlier.
 //!
-//! A directory that fits into one pack is not split over two, because the receiver then makes all its files in one
-//! staging directory. So a pack that is nearly full closes where another directory begins, and the part of a directory
-//! at the end of a full pack moves on into the next.
+//! A directory that fits into one pack is not split between two, because the receiver then creates all of its files in
+//! one staging directory. A pack that is nearly full therefore closes where another directory begins. If a pack becomes
+//! full in the middle of a directory, the part of that directory moves to the next pack.
 
 use std::ops::Add;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 use crate::plan::links::FirstName;
 use crate::read::source::SourceDirectory;
 
-/// A file that could not be read, of which it is not known whether the target needs it.
+/// A file that could not be read and that the target may not need.
 #[derive(Debug)]
 pub(crate) struct Unread {
     pub(crate) directory: SourceDirectory,
@@ -31,22 +31,22 @@ pub(crate) struct Unread {
 #[derive(Clone, Debug)]
 pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
-    /// How often the pack has been sent before.
+    /// Number of times that the pack has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: Basis,
-    /// The channel for files that cannot be read before they are known to be needed; dropped once the pack has been
+    /// The channel for files that cannot be read before they are known to be needed. Dropped once the pack has been
     /// read.
     pub(crate) unread: Option<Sender<Unread>>,
 }
 
-/// What was known about the target when a pack was planned.
+/// How much was known about the target when a pack was planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Basis {
-    /// Enough: the entries are needed.
+    /// The entries are known to be needed.
     Known,
-    /// Nothing: the entries are sent as a guess.
+    /// The state of the target is unknown, and the entries are sent as a guess.
     Guessed,
-    /// Nothing: the entries are read, and sent when it is known that they are needed.
+    /// The state of the target is unknown. The entries are read, but sent only when they are known to be needed.
     ReadAhead,
 }
 
@@ -62,19 +62,18 @@ pub(crate) struct PackGroup {
 pub(crate) enum PackEntry {
     /// The directory itself.
     Itself(Metadata, Beside),
-    /// An entry in the directory: a subdirectory, a link, or a file of one group or less.
+    /// An entry in the directory: a subdirectory, a symbolic link, or a file of at most one group.
     Within(Entry),
-    /// A file of any size whose contents may be at the target already, with the root hash of the target's
-    /// file.
+    /// A file of any size whose contents may already be at the target, with the root hash of the target's file.
     Compare(Entry, Root),
-    /// A file of any size whose contents are at the target already, and whose other metadata are not.
+    /// A file of any size whose contents are already at the target, but whose other metadata differ.
     Retouch(Entry),
-    /// Another name of a file that is at the target under its first one.
+    /// Another name of a file that is at the target under its first name.
     Link(Entry, Arc<FirstName>),
 }
 
 impl PackEntry {
-    /// The entry, unless it is the directory itself.
+    /// Returns the entry, or `None` for the directory itself.
     pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Itself(..) => None,
@@ -85,7 +84,7 @@ impl PackEntry {
         }
     }
 
-    /// The bytes of contents that travel with the entry, by what the scan has seen.
+    /// Returns the number of content bytes sent with the entry, according to the scan.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Within(entry) if entry.kind == EntryKind::File => entry.size,
@@ -93,7 +92,7 @@ impl PackEntry {
         }
     }
 
-    /// How many bytes its extended attributes have, by what the scan has seen.
+    /// Returns the number of bytes of extended attributes, according to the scan.
     fn xattr_bytes(&self) -> usize {
         let (Self::Itself(_, beside)
         | Self::Within(Entry { beside, .. })
@@ -103,7 +102,7 @@ impl PackEntry {
         beside.xattrs.as_ref().map_or(0, |mark| mark.bytes)
     }
 
-    /// How many bytes the entry's name and link target have.
+    /// Returns the length in bytes of the entry's name and of its link target.
     pub(crate) fn text_bytes(&self) -> usize {
         let first = if let Self::Link(_, first) = self {
             first.path.as_bytes().len()
@@ -117,7 +116,7 @@ impl PackEntry {
             })
     }
 
-    /// The entry's path below the target, if it is one of this `directory`.
+    /// Returns the entry's path relative to the target. The entry must belong to `directory`.
     pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
         self.entry().map_or_else(
             || directory.target_path().clone(),
@@ -125,8 +124,8 @@ impl PackEntry {
         )
     }
 
-    /// The path below the target at which an operation for the entry has failed. All entries of a directory that cannot
-    /// be opened or made have the path of that.
+    /// Returns the path, relative to the target, at which an operation for the entry has failed. If a directory cannot
+    /// be opened or created, this is the directory's path for all of its entries.
     pub(crate) fn failed_path(&self, directory: &SourceDirectory, operation: Operation) -> RelPath {
         match self.entry() {
             Some(entry) if operation.is_on_directory() && entry.kind != EntryKind::Directory => {
@@ -137,13 +136,14 @@ impl PackEntry {
     }
 }
 
-/// An entry's fixed part in a batch's head, rounded up.
+/// Size of an entry's fixed part in the head of a batch, rounded up.
 const ENTRY_HEAD_BYTES: usize = 64;
-/// The data of one of the first packs: about what ten segments of a large MTU hold (RFC 6928).
+/// Data bytes of one of the first packs: about ten segments with a large MTU (RFC 6928).
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
-/// The number of the first packs that hold what was found; what does not fit in packs is counted in the same way.
+/// Returns the number of packs of the initial size that would hold all entries found. Entries that are not sent in
+/// packs are counted in the same way.
 pub(crate) fn packs_of(found: WalkTotal) -> u64 {
     found
         .bytes
@@ -152,19 +152,20 @@ pub(crate) fn packs_of(found: WalkTotal) -> u64 {
         .max(1)
 }
 
-/// The sizes of packs, by what they are for.
+/// The sizes of packs, depending on how they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackSizes {
-    /// For connections, of which each begins in slow start, and any may be slow at the end: the first packs are small,
-    /// about one for each lane that may begin before `Opened`, and the last ones are split.
+    /// Sizes for connections, each of which begins in slow start and may be slow at the end. The first packs are small,
+    /// about one for each lane that may begin before `Opened`. The last packs are split.
     ForLanes,
-    /// Where nothing is in slow start, and no lane slower than another. Storage that answers late is slow as long as
-    /// all packs under way are of one directory or two, and how many are under way is bounded, however small they are.
+    /// Sizes for a local copy, which has neither slow start nor slow lanes. Storage with a high latency stays slow
+    /// while all packs in flight come from only one or two directories. The number of packs in flight is limited
+    /// regardless of their size.
     Within,
 }
 
 impl PackSizes {
-    /// The number of packs before the limit doubles.
+    /// Returns the number of packs after which the limit doubles.
     fn packs_per_doubling(self) -> u32 {
         match self {
             Self::ForLanes => 8,
@@ -174,11 +175,11 @@ impl PackSizes {
 }
 
 const RAMP_DOUBLINGS_MAX: u32 = 16;
-/// The maximum number of entries in one pack. More cost less per file, fewer spread a small tree over more lanes and
-/// writers.
+/// Maximum number of entries in one pack. More entries cost less per file. Fewer entries spread a small tree over more
+/// lanes and writers.
 const ENTRIES_MAX: usize = 1024;
 const _: () = assert!(ENTRIES_MAX <= BATCH_ENTRIES_MAX);
-/// The number of directories that a pack holds open.
+/// Maximum number of directories that a pack holds open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
 
 /// Gathers entries until they fill a batch.
@@ -191,7 +192,7 @@ pub(crate) struct Packer {
     packs_made: u32,
 }
 
-/// The part of a batch that entries take.
+/// The share of a batch that entries take up.
 #[derive(Clone, Copy, Debug, Default)]
 struct PackLoad {
     entries: usize,
@@ -210,7 +211,7 @@ impl Packer {
         }
     }
 
-    /// Adds an entry; returns the pack that had no room for it.
+    /// Adds an entry. Returns the previous pack if the entry had no room in it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let more = PackLoad::of(directory, &entry);
         let elsewhere = self
@@ -232,8 +233,8 @@ impl Packer {
         pack
     }
 
-    /// Takes what has been gathered, except for a beginning of `directory` that fits into the next pack together with
-    /// `more`: a directory that comes in one piece is the least work for the target.
+    /// Takes the gathered entries, except those of `directory` if they fit into the next pack together with `more`. A
+    /// directory that is not split causes the least work for the target.
     fn take_before(&mut self, directory: &SourceDirectory, more: PackLoad) -> Option<Pack> {
         let begun = self.groups.pop_if(|group| group.directory.is(directory));
         let load = begun.as_ref().map(PackGroup::load).unwrap_or_default();
@@ -257,9 +258,9 @@ impl Packer {
         self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
-    /// The limit of the present pack. The first packs are small, so that each crosses a connection that is still in
-    /// slow start (RFC 5681) at once and the target's work begins a few round trips sooner; every few packs the limit
-    /// doubles.
+    /// Returns the limit for the current pack. The first packs are small, so that each crosses a connection that is
+    /// still in slow start (RFC 5681) without delay, and the target can start its work a few round trips earlier. The
+    /// limit doubles after every few packs.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
         let doublings =
             (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);
@@ -277,7 +278,7 @@ impl Packer {
         });
     }
 
-    /// Takes what has been gathered, if anything.
+    /// Takes the gathered entries, if there are any.
     pub(crate) fn take(&mut self) -> Option<Pack> {
         self.load = PackLoad::default();
         if self.groups.is_empty() {
@@ -290,7 +291,7 @@ impl Packer {
 
 impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
-        // an upper bound of what it takes in a batch's head, should it be the first of its directory
+        // An upper bound of the entry's size in the head of a batch if it is the first of its directory.
         let path_bytes = directory.target_path().as_bytes().len();
         let head_bytes =
             2 * ENTRY_HEAD_BYTES + entry.text_bytes() + entry.xattr_bytes() + path_bytes;
@@ -314,7 +315,7 @@ impl Add for PackLoad {
 }
 
 impl PackGroup {
-    /// The bytes of its files.
+    /// Returns the total size of the group's files in bytes.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.entries.iter().map(PackEntry::data_bytes).sum()
     }
@@ -328,7 +329,7 @@ impl PackGroup {
 }
 
 impl Pack {
-    /// A pack of entries that are needed.
+    /// Creates a pack of entries that are needed.
     pub(crate) fn of(groups: Vec<PackGroup>) -> Self {
         Self {
             groups,
@@ -338,8 +339,8 @@ impl Pack {
         }
     }
 
-    /// Divides the entries, in their order, into packs with data of at most `bytes_max` or a single file; a directory
-    /// that fits into one pack is not split.
+    /// Divides the entries, in order, into packs that each contain at most `bytes_max` bytes of data or a single file.
+    /// A directory that fits into one pack is not split.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let mut pieces = Vec::new();
         let mut piece = Vec::<PackGroup>::new();
@@ -376,17 +377,17 @@ impl Pack {
             .collect()
     }
 
-    /// The bytes of the pack's files.
+    /// Returns the total size of the pack's files in bytes.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.groups.iter().map(PackGroup::data_bytes).sum()
     }
 
-    /// The number of the pack's entries.
+    /// Returns the number of entries in the pack.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// About how many bytes the memory of its names takes.
+    /// Returns the approximate memory of the pack's names in bytes.
     pub(crate) fn name_bytes(&self) -> u64 {
         self.groups
             .iter()
@@ -394,7 +395,7 @@ impl Pack {
             .sum()
     }
 
-    /// An entry, by its number over all groups, and its directory.
+    /// Returns an entry, given by its index over all groups, and its directory.
     pub(crate) fn entry(&self, number: u32) -> Option<(&SourceDirectory, &PackEntry)> {
         let mut left = usize::try_from(number).ok()?;
         for group in &self.groups {
@@ -406,8 +407,8 @@ impl Pack {
         None
     }
 
-    /// The entries other than files that have several names, each with its path at the target and its number at the
-    /// source.
+    /// Returns the entries with several names that are not files, each with its path at the target and its identity at
+    /// the source.
     pub(crate) fn shared_beside_files(
         &self,
     ) -> impl Iterator<Item = (&PackEntry, RelPath, SharedFileId)> {
@@ -421,7 +422,7 @@ impl Pack {
         })
     }
 
-    /// The target path of an entry, by its number over all groups; `None` past the end.
+    /// Returns the target path of an entry, given by its index over all groups, or `None` past the end.
     pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
         self.entry(entry)
             .map(|(directory, entry)| entry.target_path(directory))

@@ -1,10 +1,10 @@
-//! The planner: one thread that turns what the scan finds into work, and asks the receiver first where files may be
-//! there. In an inspection it gives all that is found to a [`Listing`], and plans nothing.
+//! The planner: one thread that turns the entries found by the scan into work, after asking the receiver about files
+//! that may already exist. In an inspection it passes all entries to a [`Listing`] and plans nothing.
 //!
-//! An empty target needs everything, so entries go straight to the plan. Otherwise the receiver is asked about regular
-//! files by the thousand, with many requests at once. Directories and links are always sent: to place one that is there
-//! is no work.
-//! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
+//! An empty target needs everything, so entries go straight into the plan. Otherwise the receiver is asked about
+//! regular files, thousands per request and with many requests outstanding. Directories and links are always sent,
+//! because placing one that already exists costs nothing. Until the state of the target is known, a few entries are
+//! sent as a guess. A correct guess saves a round trip.
 
 mod inspecting;
 mod rereading;
@@ -37,25 +37,26 @@ use crate::read::source::{FileLook, SourceDirectory};
 /// The task of the planner.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// Whether nothing is sent, and the receiver is asked how all that is found differs.
+    /// Whether nothing is sent, and the receiver is only asked how its entries differ.
     pub(crate) inspects: bool,
     /// Whether an inspection compares contents.
     pub(crate) verifies: bool,
     pub(crate) compare: Compare,
-    /// Whether files that stay at the target are known to be those of the source, as far as they are to be compared.
+    /// Whether files that stay at the target are known to equal those of the source, as far as they are compared at
+    /// all.
     pub(crate) compares_what_stays: bool,
-    /// The mirror, where the target is to become one.
+    /// How to make the target a mirror of the source, if requested.
     pub(crate) mirror: Option<Mirror>,
-    /// What is sent in place of what a walk finds, where the push is fed by pieces.
+    /// Work to send instead of the results of a walk, if the push is fed.
     pub(crate) fed: Option<Receiver<Fed>>,
-    /// How directories are read again that change during the walk. Default: not at all.
+    /// How to reread directories that change during the walk. Default: they are not reread.
     pub(crate) reread: Option<SourceWalk>,
 }
 
 impl Task {
-    /// What this opening asks for.
+    /// Returns the task that this opening requests.
     pub(crate) fn of(open: &Open) -> Self {
-        // By size and time a link is compared itself, when it is made.
+        // With a comparison by size and time, the link itself is compared when it is made.
         let compares_what_stays =
             open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
         Self {
@@ -70,7 +71,7 @@ impl Task {
     }
 }
 
-/// Plans until the scan has ended and every request is answered; then makes a mirror, if one is asked for.
+/// Plans until the scan has ended and every request is answered. Then makes the target a mirror, if requested.
 pub(crate) fn plan_all(
     session: &Session,
     packer: Packer,
@@ -95,16 +96,16 @@ pub(crate) fn plan_all(
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
-        // All else has been planned: what is late may be sent again meanwhile.
+        // Everything else has been planned, so late items may already be sent again.
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
-        // Links are sent when the first names of their files are at the target.
+        // Links are sent once the first names of their files are at the target.
         planner.take(&mut inputs, |planner| {
             planner.links.is_done() && is_answered(planner)
         });
         planner.flush_unlisted();
     }
-    // Where nothing was at the target, nothing is there alone.
+    // A target that was empty has no extraneous entries.
     let mirror = task.mirror.as_ref().filter(|_| planner.requests.is_some());
     let is_known = planner.reread(&mut inputs);
     mirror.inspect(|_| session.in_flight.withhold_end());
@@ -125,24 +126,24 @@ pub(crate) fn plan_all(
     }
 }
 
-/// What the planner takes.
+/// The inputs of the planner.
 struct Inputs<'a> {
     replies: &'a Replies,
     /// The walk, until it has ended.
     scan: Option<Scan>,
-    /// Files that could not be read before they were known to be needed: they are asked about, or needed. The last
-    /// sending end goes with the last pack that was planned on a guess.
+    /// Files that could not be read before they were known to be needed. The receiver is asked about them, or they are
+    /// needed. The last sender is dropped with the last pack that was planned as a guess.
     unread: Option<Receiver<Unread>>,
 }
 
 impl Inputs<'_> {
-    /// Whether nothing but replies is to come.
+    /// Returns whether only replies are still expected.
     fn have_ended(&self) -> bool {
         self.scan.is_none() && self.unread.is_none()
     }
 }
 
-/// Files that are at the target, gathered to be read for the manifest.
+/// Files already at the target, gathered to be read for the manifest.
 #[derive(Default)]
 struct Unlisted {
     files: Vec<(SourceDirectory, Entry)>,
@@ -150,7 +151,7 @@ struct Unlisted {
 }
 
 impl Unlisted {
-    /// Adds a file; returns whether there is enough for one reader.
+    /// Adds a file. Returns whether there is enough work for one reader.
     fn add(&mut self, directory: &SourceDirectory, entry: &Entry) -> bool {
         self.files.push((directory.closed(), entry.clone()));
         self.bytes += entry.size;
@@ -158,29 +159,30 @@ impl Unlisted {
     }
 }
 
-/// So many files that taking them from the plan is little of the work, and so few that all readers have some.
+/// Maximum number of files in one piece of work. It is large enough to make queueing cheap and small enough to occupy
+/// all readers.
 const UNLISTED_FILES: usize = 128;
-/// Likewise.
+/// Number of bytes at which a piece of work is complete, chosen for the same reasons.
 const UNLISTED_BYTES: u64 = 16 << 20;
 
-/// How long a pack that is not full waits for more while the scan finds nothing.
+/// How long a pack that is not full waits for more entries while the scan finds nothing.
 const PACK_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Planner<'a> {
     session: &'a Session,
     task: &'a Task,
     packer: Packer,
-    /// Set while the target is not known.
+    /// Set while the state of the target is unknown.
     guess: Option<Guess>,
-    /// Set while the receiver has to be asked about files.
+    /// Set while the receiver must be asked about files.
     requests: Option<Requests>,
     /// Set in an inspection.
     listing: Option<Listing<'a>>,
     links: Links,
     unlisted: Unlisted,
-    /// The data of the files that are sent, as far as that is known before they are read.
+    /// Size in bytes of the files that are sent, as far as known before they are read.
     needed_bytes: u64,
-    /// Whether directories are read again. Files that are at the target have been counted before, most of them.
+    /// Whether directories are being reread. Most files that are at the target have then already been counted.
     is_again: bool,
 }
 
@@ -200,7 +202,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans all that the scan finds and that replies lead to, until the inputs have ended and `is_done`.
+    /// Plans everything that follows from the scan and from replies, until the inputs have ended and `is_done` returns
+    /// `true`.
     fn take(&mut self, inputs: &mut Inputs<'_>, is_done: impl Fn(&Self) -> bool) {
         let nothing = never();
         let not_fed = never();
@@ -225,7 +228,7 @@ impl<'a> Planner<'a> {
                     Ok(fed) => self.take_fed(fed),
                     Err(_) => self.end_scan(inputs),
                 },
-                // whoever feeds the push may wait for these before it feeds more
+                // The feeder may wait for these files before it feeds more.
                 recv(unread.unwrap_or(&none_unread)) -> file => match file {
                     Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                     Err(_) => inputs.unread = None,
@@ -257,7 +260,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether the scan has to wait.
+    /// Returns whether the scan must wait.
     fn is_full(&self) -> bool {
         let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask)
             && self.requests.as_ref().is_none_or(Requests::may_ask);
@@ -265,13 +268,13 @@ impl<'a> Planner<'a> {
         !may_ask || self.guess.as_ref().is_some_and(has_held) || self.links.is_full()
     }
 
-    /// Goes on with the entries that were held back until the state of the target is known.
+    /// Sets the state of the target, and continues with the entries that were held back until it was known.
     fn learn(&mut self, state: TargetState) {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.requests = (state == TargetState::Populated).then(Requests::default);
         if self.requests.is_some() {
-            // the receiver is asked now about what was planned
+            // The receiver is now asked about the entries that were already planned.
             self.needed_bytes = 0;
         }
         for read in self.session.read_ahead.close() {
@@ -292,7 +295,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Takes the entries of a pack as if they came from the scan.
+    /// Handles the entries of a pack as if the scan had just found them.
     fn plan_anew(&mut self, pack: Pack) {
         for PackGroup { directory, entries } in pack.groups {
             for entry in entries {
@@ -306,7 +309,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
+    /// Replaces first names that have failed. If nothing is in flight, the first names that other names wait for must
+    /// have failed, so the next names are sent.
     fn replace_failed_names(&mut self, entries: &Receiver<QueuedReply>) {
         let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
@@ -349,7 +353,7 @@ impl<'a> Planner<'a> {
                 self.plan_itself(&directory, PackEntry::Itself(metadata, beside));
             }
             ScanItem::Batch(batch) => self.take_batch(batch, piece),
-            // It is reported.
+            // The error has already been reported.
             ScanItem::Error(_) if self.is_again && self.has_scan_errors() => {}
             ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
@@ -387,7 +391,7 @@ impl<'a> Planner<'a> {
             .account
             .can_carry(&self.session.extras, directory, &entry)
         {
-            // what is never sent has not failed
+            // An entry that is never sent has not failed.
             let left_out = matches!(entry.kind, EntryKind::Special(_));
             directory
                 .piece()
@@ -396,7 +400,7 @@ impl<'a> Planner<'a> {
                 .for_each(|piece| piece.leave_special());
             return;
         }
-        // Other names of a file may be another's to send.
+        // Another sender may send the other names of the file.
         let is_alone = directory.piece().is_some();
         let shared = entry
             .shared
@@ -410,7 +414,7 @@ impl<'a> Planner<'a> {
             .as_mut()
             .filter(|_| is_special || shared.is_some())
         {
-            // only plain entries are guessed
+            // Only plain entries are guessed.
             return guess.hold(directory, entry);
         }
         match shared {
@@ -419,7 +423,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans a name of a file that may have others.
+    /// Plans a name of a file that may have other names.
     fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
         let bytes = entry.size;
         match self.links.take(directory, entry, shared) {
@@ -464,7 +468,8 @@ impl<'a> Planner<'a> {
                 };
                 let cannot_be = why.lack().is_some();
                 match part {
-                    // A copy may be there since an earlier push. What is read again has been counted when it was found.
+                    // A copy may exist since an earlier push. Entries that are reread were counted when they were
+                    // found.
                     NamePlan::File(entry) | NamePlan::Copy(entry, _)
                         if cannot_be && !self.is_again =>
                     {
@@ -486,8 +491,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the other names of a file of which one stays at the target as it is. Where that was not compared, it may
-    /// hold anything, and the others do not lead to it.
+    /// Plans the other names of a file of which one name stays at the target unchanged. If that name was not compared,
+    /// it may contain anything, so the other names are not linked to it.
     fn skipped_name(&mut self, id: SharedFileId, path: RelPath) {
         if self.task.compares_what_stays {
             return self.name(id, FirstName { path, root: None });
@@ -511,7 +516,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans an entry that travels by itself.
+    /// Plans an entry that is sent independently of others.
     fn take_alone(&mut self, directory: &SourceDirectory, entry: Entry) {
         if entry.kind != EntryKind::File {
             self.need(directory, entry);
@@ -525,7 +530,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns a file that is to be sent or read; while the target is not known, others are kept for later.
+    /// Returns a file that is to be sent or read. While the state of the target is unknown, other files are kept for
+    /// later.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
         let Some(guess) = &mut self.guess else {
             return Some(entry);
@@ -542,13 +548,13 @@ impl<'a> Planner<'a> {
         Some(entry)
     }
 
-    /// Puts an entry that is needed into the plan.
+    /// Adds an entry that is needed to the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
         if directory
             .piece()
             .is_some_and(|piece| piece.leaves(directory.source_path(), &entry))
         {
-            // it counts for the session in which it gets its name
+            // The file counts in the session that renames it into place.
             return self.session.account.totals.found.take_back(1);
         }
         if entry.kind == EntryKind::File && !entry.may_have_holes {
@@ -591,7 +597,7 @@ impl<'a> Planner<'a> {
         self.session.queue.add_pack(pack);
     }
 
-    /// Sends the gathered requests, as far as they may be outstanding.
+    /// Sends the gathered requests, up to the limit of outstanding requests.
     fn flush_requests(&mut self) {
         if let Some(listing) = &mut self.listing {
             return listing.ask();
@@ -659,7 +665,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Counts a file that stays at the target as it is.
+    /// Counts a file that stays at the target unchanged.
     fn skip(&mut self, directory: &SourceDirectory, entry: &Entry) {
         let path = directory.target_of(&entry.name);
         if !self.is_again {
@@ -683,7 +689,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Has a file that stays at the target read for the manifest, if it is to be there and is not.
+    /// Plans to read a file that stays at the target for the manifest, unless the manifest already contains it or does
+    /// not need it.
     fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
         let account = &self.session.account;
         let mut files = account.files();
@@ -705,7 +712,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
+    /// Plans the groups of a large file that no earlier transfer has sent. Groups that another version at the target
+    /// has (`there`) are sent by reference.
     fn go_on(
         &mut self,
         directory: &SourceDirectory,
@@ -714,7 +722,7 @@ impl<'a> Planner<'a> {
         there: GroupValues,
     ) {
         if directory.piece().is_some() {
-            // what several send none of them goes on with
+            // A file that several senders share is not resumed by any of them.
             return self.need(directory, entry);
         }
         let mut source = self.session.queue.large_source(directory, entry);

@@ -1,4 +1,4 @@
-//! The work that waits for readers: packs of small entries, groups of large files, and work that is sent again.
+//! The work that waits for readers: packs of small entries, groups of large files, and work to send again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,29 +12,29 @@ use crate::read::read_ahead::ReadPack;
 use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
 
-/// The plan, with each piece of work booked as begun before it can be taken.
+/// The plan. Each piece of work is recorded as begun before it can be taken.
 pub(crate) struct Queue {
     pub(crate) plan: Plan<Parcel, Arc<LargeSource>>,
     in_flight: Arc<InFlight>,
     next_file: AtomicU64,
 }
 
-/// A pack that waits.
+/// A waiting pack.
 #[derive(Debug)]
 pub(crate) enum Parcel {
     Unread(Pack),
     /// A pack that was read ahead.
     Read(Box<ReadPack>),
-    /// Files that are at the target already, which are read for the manifest.
+    /// Files already at the target, which are read for the manifest.
     Listed(Vec<(SourceDirectory, Entry)>),
 }
 
 /// Whether to wait for room in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Wait: the scan can pause.
+    /// Wait, because the scan can pause.
     Room,
-    /// Do not wait: a reader must never wait for readers.
+    /// Do not wait, because a reader must never wait for readers.
     Now,
 }
 
@@ -48,13 +48,13 @@ impl Queue {
         }
     }
 
-    /// A large file with an id of its own, which can be added.
+    /// Creates a large file with a new ID. It has not been added to the plan.
     pub(crate) fn large_source(&self, directory: &SourceDirectory, entry: Entry) -> LargeSource {
         let id = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
         LargeSource::new(id, directory, entry)
     }
 
-    /// Adds a pack; waits while the plan is full.
+    /// Adds a pack. Waits while the plan is full.
     pub(crate) fn add_pack(&self, mut pack: Pack) {
         if self.plan.packs_waiting() > PACKS_OPEN_MAX {
             pack.put_off();
@@ -63,7 +63,7 @@ impl Queue {
         self.add(Parcel::Unread(pack), entries);
     }
 
-    /// Adds files that are at the target already; waits while the plan is full.
+    /// Adds files that are already at the target. Waits while the plan is full.
     pub(crate) fn add_listed(&self, files: Vec<(SourceDirectory, Entry)>) {
         let entries = files.len();
         self.add(Parcel::Listed(files), entries);
@@ -89,23 +89,23 @@ impl Queue {
         }
     }
 
-    /// Adds a pack without waiting, for entries that turned out to be needed after all.
+    /// Adds a pack without waiting, for entries that turned out to be needed.
     pub(crate) fn add_now(&self, parcel: Parcel) {
         self.in_flight.begin(1);
         self.plan.push_again(Work::Pack(parcel));
     }
 
-    /// Adds a pack that is sent again, and is booked as begun already.
+    /// Adds a pack to send again. It must already be recorded as begun.
     pub(crate) fn repeat_pack(&self, pack: Pack) {
         self.plan.push_again(Work::Pack(Parcel::Unread(pack)));
     }
 
-    /// Adds a group that is sent again, and is booked as begun already or needs no booking.
+    /// Adds a group to send again. It must already be recorded as begun, unless it need not be recorded.
     pub(crate) fn repeat_group(&self, file: Arc<LargeSource>, span: GroupSpan) {
         self.plan.push_again(Work::Group(file, span));
     }
 
-    /// Takes out the groups of a file before the one of this number: they are a hole.
+    /// Removes the groups of a file before the group with this index from the plan, because they are a hole.
     pub(crate) fn skip_groups(&self, file: &Arc<LargeSource>, index: u32) {
         let skipped = self
             .plan
@@ -125,17 +125,17 @@ impl Queue {
         packs.collect()
     }
 
-    /// Notes that the scan and the requests are complete.
+    /// Records that the scan and the requests are complete.
     pub(crate) fn end(&self) {
         self.plan.end();
         self.in_flight.end_plan();
     }
 }
 
-/// The most small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to show the
-/// user how much there is. Memory at worst: about 200 bytes and the name each.
+/// Maximum number of small entries that wait to be read. The scan may run ahead this far, which bridges its pauses and
+/// shows the user how much there is. Maximum memory: about 200 bytes plus the name for each entry.
 pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
-/// The most packs that wait with their directories open.
+/// Maximum number of waiting packs that hold their directories open.
 const PACKS_OPEN_MAX: usize = 16;
-/// The most large files that wait: enough to find the largest early, few enough to be no burden.
+/// Maximum number of waiting large files: enough to find the largest files early, and few enough to use little memory.
 pub(crate) const FILES_WAITING_MAX: usize = 65_536;

@@ -1,4 +1,4 @@
-//! The files that a push asks the receiver about, and the groups that the target holds of them.
+//! The files that a push asks the receiver about, and the groups of them that the target holds.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ use crate::read::source::SourceDirectory;
 pub(crate) struct Requests {
     gathered: Gathered,
     outstanding: HashMap<u64, OpenQuestion>,
-    /// Files of which the target is still looking at an old version, by request and number.
+    /// Files whose old version the receiver is still examining, by request number and index in the request.
     awaited: HashMap<(u64, u32), AnsweredFile>,
 }
 
@@ -30,15 +30,15 @@ pub(crate) struct AnsweredFile {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
     pub(crate) verdict: Verdict,
-    /// The values of the groups that came in an earlier transfer.
+    /// Values of the groups that were received in an earlier transfer.
     pub(crate) held: GroupValues,
-    /// The values of an old version's groups, as far as the receiver has sent them.
+    /// Values of an old version's groups, as far as the receiver has sent them.
     pub(crate) there: GroupValues,
 }
 
 struct OpenQuestion {
     files: Vec<AskedEntry>,
-    /// The group values that the target holds, by the file's number in the request.
+    /// Values of the groups that the target holds, by the file's index in the request.
     held: HashMap<u32, GroupValues>,
 }
 
@@ -49,8 +49,8 @@ impl Requests {
             .add(AskedEntry::new(directory, PackEntry::Within(entry)));
     }
 
-    /// A request about what has been gathered, if something has and another may be outstanding: its number, and the
-    /// files.
+    /// Returns the number and the files of a request about the gathered files, if there are any and another request may
+    /// be outstanding.
     pub(crate) fn next_request(&mut self, extras: &Extras) -> Option<(u64, Vec<EntryGroup>)> {
         if self.gathered.is_empty() || !self.may_ask() {
             return None;
@@ -63,14 +63,14 @@ impl Requests {
         Some((number, groups))
     }
 
-    /// Whether another request may be outstanding.
+    /// Returns whether another request may be outstanding.
     pub(crate) fn may_ask(&self) -> bool {
         self.outstanding.len() + self.awaited.len() < REQUESTS_OUTSTANDING_MAX
     }
 
-    /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
-    /// Returns the file if it was awaited and this was the last message about it.
-    /// What is booked for them is kept with them.
+    /// Stores the values of groups that the target holds of a file, together with their memory reservation. Values
+    /// beyond the end of the file are ignored. Returns the file if it was awaited and this was the last message about
+    /// it.
     pub(crate) fn take_held(&mut self, held: &Held, booked: Booked) -> Option<AnsweredFile> {
         let key = (held.request, held.file);
         if let Some(file) = self.awaited.get_mut(&key) {
@@ -86,8 +86,8 @@ impl Requests {
         None
     }
 
-    /// Takes the answer to a request; returns its files, each with the decision. More will be [sent](Self::take_held)
-    /// about those that are missing.
+    /// Processes the answer to a request. Returns its files, each with the verdict. Files that are missing from the
+    /// result follow when [all their values](Self::take_held) have been received.
     pub(crate) fn take_answer(
         &mut self,
         request: u64,
@@ -96,7 +96,7 @@ impl Requests {
         let Some(OpenQuestion { files, mut held }) = self.outstanding.remove(&request) else {
             return Vec::new();
         };
-        // A verdict that is missing must not lose a file.
+        // A missing verdict must not lose a file.
         let verdicts = verdicts.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut answered = Vec::with_capacity(files.len());
         for ((number, AskedEntry { directory, what }), verdict) in (0..).zip(files).zip(verdicts) {
@@ -121,18 +121,18 @@ impl Requests {
         answered
     }
 
-    /// Whether enough files have been gathered for a request.
+    /// Returns whether enough files have been gathered for a request.
     pub(crate) fn is_full(&self) -> bool {
         self.gathered.is_full()
     }
 
-    /// Whether everything has been asked and answered.
+    /// Returns whether everything has been asked and answered.
     pub(crate) fn is_done(&self) -> bool {
         self.gathered.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
     }
 }
 
-/// Adds the values of a large file's groups that a message has.
+/// Adds the values from a message about a large file's groups.
 fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Booked) {
     let groups = GroupSpan::count(entry.size)
         .filter(|count| *count > 1)

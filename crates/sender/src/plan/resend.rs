@@ -1,8 +1,9 @@
-//! Sending again, for each reason: an item was damaged, was lost with its lane, or is late.
+//! Sends items again that were damaged, lost with their lane, or late.
 //!
-//! Damaged data is sent again a few times, and the user gets a message each time. Behind TLS and TCP it means memory or
-//! a program gone wrong, and not the network; on a lane in clear it may also mean somebody on the path. A lost item is
-//! sent again under a new number. A late one is sent again under its own (see [`record`](crate::send::in_flight)).
+//! Damaged data is sent again a few times, and each time is reported to the user. Behind TLS and TCP, damage points to
+//! faulty memory or a faulty program rather than the network. On an unencrypted lane it may also point to an attacker
+//! on the path. A lost item is sent again under a new number. A late item is sent again under its own number (see
+//! [`record`](crate::send::in_flight)).
 
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;
@@ -12,7 +13,7 @@ use crate::plan::queue::Queue;
 use crate::push::session::Session;
 use crate::send::sent::{Sent, SentBatch};
 
-/// Sends a damaged item again, and reports that.
+/// Sends a damaged item again and reports that.
 pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[EntryFault]) {
     session.account.totals.counters.resent.add(1);
     let what = match &work {
@@ -36,11 +37,11 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
     send_again(&session.queue, work, tries);
 }
 
-/// Has late chunks read and sent again under their items for lanes that are idle, when all work has been handed out.
-/// `stuck` returns whether something that a lane has sent has not arrived.
+/// Once all work has been issued, has late chunks read and sent again, under their own items, for idle lanes. `stuck`
+/// returns whether data sent by a lane has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.take_late(stuck) {
-        // This is no new piece of work: the push may end while the group is being read.
+        // This is not a new piece of work. The push may end while the group is being read.
         session.account.totals.counters.repeated.add(1);
         session.queue.repeat_group(file, span);
     }
@@ -60,7 +61,7 @@ fn send_again(queue: &Queue, work: Sent, tries: u8) {
     }
 }
 
-/// The damaged files, where the receiver could name them.
+/// Describes the damaged files, as far as the receiver could name them.
 fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
     let path = |fault: &EntryFault| {
         batch

@@ -1,4 +1,4 @@
-//! The planner of an inspection: it gives what the scan finds to a [`Listing`], and plans nothing.
+//! The planner of an inspection, which passes the entries of the scan to a [`Listing`] and plans nothing.
 
 use crossbeam_channel::{Receiver, RecvError, never};
 use zmove_scan::{Entry, Scan, SharedFile};
@@ -13,8 +13,8 @@ use crate::plan::pack::{PackEntry, PackSizes, Packer};
 use crate::push::session::Session;
 use crate::read::source::SourceDirectory;
 
-/// Asks about everything that the scan finds and lists the changes, until every request is answered; then lists what
-/// would be removed, if the target is to become a mirror. Verifies where there is something that hashes.
+/// Asks about everything that the scan finds, and lists the changes until every request is answered. For a mirror it
+/// then lists the entries that would be removed. With `hashing`, contents are verified as well.
 pub(crate) fn inspect_all(
     session: &Session,
     scan: &Scan,
@@ -22,7 +22,7 @@ pub(crate) fn inspect_all(
     task: &Task,
     hashing: Option<Hashing>,
 ) {
-    // Nothing is asked before the receiver has opened the session and told the state of its target.
+    // Nothing is asked before the receiver has opened the session and reported the state of its target.
     if replies.entries.recv().map(QueuedReply::take).is_err() {
         return;
     }
@@ -45,7 +45,7 @@ pub(crate) fn inspect_all(
 }
 
 impl Planner<'_> {
-    /// What has been hashed here, in a verification.
+    /// Returns the channel for the results of hashing on this side, for a verification.
     pub(super) fn hashed_here(&self) -> Receiver<Done> {
         self.listing.as_ref().map_or_else(never, Listing::done)
     }
@@ -73,7 +73,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Asks about an entry as it would travel; of a file with several names the first is taken to arrive at once.
+    /// Asks about an entry in the form in which it would be sent. The first name of a file with several names is
+    /// assumed to arrive immediately.
     pub(super) fn list_entry(
         &mut self,
         directory: &SourceDirectory,

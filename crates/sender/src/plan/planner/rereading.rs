@@ -1,13 +1,14 @@
-//! Directories that changed while the sources were walked are read again.
+//! Rereads directories that changed while the sources were walked.
 //!
-//! A walk may miss a file that is renamed meanwhile: the new name comes too late for the listing of its directory, and
-//! the old one goes too early. A rename changes both directories. So a walk reads the times of each directory after its
-//! names. If any had changed since the walk began, another walk follows when all that was found is at the target, and
-//! visits the entries of all directories that have changed. It asks about each file in them, and most are there.
+//! A walk may miss a file that is renamed during the walk: the new name appears after its directory was listed, and the
+//! old name disappears before its directory is listed. A rename changes both directories. A walk therefore reads the
+//! timestamps of each directory after its names. If any directory has changed since the walk began, another walk
+//! follows once all entries found are at the target. It visits the entries of all changed directories and asks about
+//! each file in them. Most of these files are already at the target.
 //!
-//! That is repeated while directories change, [`REREADS_MAX`] times. Then each directory that has changed while its
-//! names were read is in doubt. Only a file that is moved from one directory to another during each of these walks is
-//! missed without a report.
+//! This is repeated up to [`REREADS_MAX`] times while directories change. After that, each directory that changed while
+//! its names were read is in doubt. A file is missed without a report only if it is moved from one directory to another
+//! during each of these walks.
 //!
 //! **Invariant:** nothing is removed at the target while a directory is in doubt.
 
@@ -19,11 +20,11 @@ use super::{Inputs, Planner};
 use crate::mirror::SourceWalk;
 use crate::plan::requests::Requests;
 
-/// The maximum number of walks after the first one.
+/// Maximum number of walks after the first one.
 const REREADS_MAX: usize = 4;
 
 impl Planner<'_> {
-    /// Reads directories again that have changed; returns whether none is in doubt.
+    /// Rereads directories that have changed. Returns whether no directory is in doubt.
     pub(super) fn reread(&mut self, inputs: &mut Inputs<'_>) -> bool {
         let Some(SourceWalk { roots, config }) = &self.task.reread else {
             return true;
@@ -56,7 +57,7 @@ impl Planner<'_> {
         restless.is_empty()
     }
 
-    /// Waits until all that was planned is at the target, so that the receiver finds it there.
+    /// Waits until everything planned is at the target, so that the receiver finds it there.
     fn settle(&mut self, inputs: &mut Inputs<'_>) {
         self.is_again = true;
         self.requests.get_or_insert_default();
@@ -76,7 +77,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether an entry is of a kind that is not sent.
+    /// Returns whether an entry is of a kind that is not sent.
     pub(super) fn is_left_out(&self, entry: &Entry) -> bool {
         match &entry.kind {
             EntryKind::Special(special) => !self.session.extras.kinds().has_any(special.kind()),
