@@ -1,5 +1,5 @@
-//! The part of this crate that `benches/plan.rs` runs: entries of a scan become packs and groups, and go through the
-//! plan.
+//! The part of this crate that `benches/plan.rs` measures: turning scanned entries into packs and groups, and passing
+//! them through the plan.
 //!
 //! The program never calls these functions, so they are not in its binary.
 
@@ -14,7 +14,7 @@ use crate::plan::pack::{Pack, PackEntry, PackSizes, Packer};
 use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
 use crate::read::source::{LargeSource, SourceDirectory};
 
-/// The work that a reader has taken out of the plan.
+/// The work that a reader has taken from the plan.
 #[derive(Debug, Default)]
 pub struct Planned {
     packs: Vec<Pack>,
@@ -22,23 +22,23 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Small entries, in all packs.
+    /// Returns the number of small entries in all packs.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.packs.iter().map(Pack::entry_count).sum()
     }
 
-    /// Groups of large files.
+    /// Returns the number of groups of large files.
     #[must_use]
     pub fn groups(&self) -> u64 {
         self.groups
     }
 }
 
-/// Plans entries that are all needed, while one reader takes what is planned.
+/// Plans entries that are all needed, while one reader takes the work.
 ///
 /// # Panics
-/// When the reader panics.
+/// Panics if the reader panics.
 #[must_use]
 pub fn plan(batches: Vec<EntryBatch>) -> Planned {
     let plan = Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX);

@@ -1,5 +1,5 @@
-//! A conversation in which the receiver removes the leftovers of ended sessions from its target, or lists them.
-//! `zmove clean` runs it.
+//! A conversation in which the receiver removes or lists the leftovers of ended sessions in its target. `zmove clean`
+//! runs it.
 
 use std::future::Future;
 
@@ -13,18 +13,18 @@ use crate::error::SessionError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CleanEvent {
-    /// The receiver has found a leftover, and removed it if that was its fate.
+    /// The receiver has found a leftover. It has also removed it, unless the leftover is to stay.
     Found(Leftover),
-    /// Something could not be looked at, or not removed.
+    /// Something could not be examined or removed.
     Failed(Fault),
-    /// The receiver waits for something.
+    /// The receiver is waiting for the given reason.
     Waits(String),
 }
 
-/// Has the receiver clean its target, and reports the events of that.
+/// Has the receiver clean its target, and reports the events.
 ///
 /// # Errors
-/// [`SessionError`] when the cleaning did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
+/// Returns a [`SessionError`] if the cleaning did not complete, and [`SessionError::Interrupted`] once `stop` resolves.
 pub async fn clean(
     open: Open,
     link: Link,

@@ -1,10 +1,10 @@
-//! A session that inspects: a push that only reports what it would do, or a verification. The planner takes what the
-//! scan finds, as in any push, and gives it to a [`Listing`](listing::Listing), which asks the receiver about all of
-//! it.
+//! A session that inspects: either a preview of a push, which only reports what it would do, or a verification. The
+//! planner receives the entries of the scan as in any push, but passes them to a [`Listing`](listing::Listing), which
+//! asks the receiver about all of them.
 //!
-//! **Invariant:** no data leaves, since no thread is started that reads for a lane or sends on one. The receiver knows
-//! from the intent of the opening that nothing may change. An inspection whose connections are lost ends: another
-//! session would print all of it again.
+//! **Invariant:** no data is sent, because no reader or lane thread is started. The receiver knows from the intent of
+//! the opening that it must not change anything. An inspection that loses its connections ends, because another session
+//! would print everything again.
 
 pub(crate) mod hashing;
 pub(crate) mod listing;

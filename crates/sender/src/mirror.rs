@@ -1,30 +1,31 @@
-//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and entries that the
-//! target has below them and they do not are removed. The planner calls it at its end, which is not announced until
-//! this is done.
+//! Makes the target a mirror of the sources (`--delete`). After everything has been sent and settled, the sources are
+//! walked again for names only. Entries that exist in the corresponding directories of the target but not in the
+//! sources are removed. The planner calls this module at its end, and the end of the transfer is announced only
+//! afterwards.
 //!
-//! One thread walks the sources ([`SourceNames`]), so that no names need be kept from the first walk, and the receiver
-//! compares the names with its directories. Of these the sender has one directory's at a time; the receiver has those
-//! of the messages that are under way and of as many answers. The names that are to be removed ([`ExtraneousList`]) are
-//! held until the walk has ended well. They are bounded; if there are more, another round follows.
+//! One thread walks the sources ([`SourceNames`]), so that the names of the first walk need not be kept. The receiver
+//! compares the names with its directories. The sender holds the names of one directory at a time. The receiver holds
+//! those of the messages in flight and of as many answers. The names to remove ([`ExtraneousList`]) are held until the
+//! walk has succeeded. Their number is bounded; if there are more, another round follows.
 //!
-//! Only directories that the push owns are mirrored: those below a source that is a directory, and the target itself
-//! where a source's contents go into it. Where nothing of the sources was at the target there is nothing to compare. An
-//! entry that the push itself has made, and the source has lost since, is removed by the next run.
+//! Only directories that the push owns are mirrored: those below a source that is a directory, and the target itself if
+//! the contents of a source go into it. If nothing of the sources was at the target, there is nothing to compare. An
+//! entry that this push has created, and that the source has lost since, is removed by the next run.
 //!
-//! An entry that has another name at this walk than at the first has not been sent, and its copy under the
-//! old name may be the only one. So entries at the target alone stay, for this run, where the source's
-//! directory has changed since the beginning ([`FirstWalk`] tells).
+//! An entry whose name has changed since the first walk has not been sent, and its copy under the old name may be the
+//! only one. Entries that exist only at the target therefore stay during this run if the corresponding source directory
+//! has changed since the first walk began ([`FirstWalk`] detects this).
 //!
-//! A removal that the sender has asked for counts as done, also for the next session when the connection is
+//! A removal counts as done once the sender has requested it. This also holds for the next session if the connection is
 //! lost before the answer.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of
-//! them that were to be sent are at the target; and when any of it could not be read or stored, nothing at all,
-//! unless the user asks for it. Nothing is removed where a source is empty and the target is not, unless the user
-//! allows that: the file system of the source may not be mounted. Directories that could not be listed are left alone
-//! then too, and so are entries that rules leave out of the push. Nothing is removed either when a source is another
-//! directory than the one that was pushed, or something that was mounted in it is gone; nor from a directory whose
-//! source has changed since the push began.
+//! **Invariant:** no removal is requested before all names of all sources have been read and all of their files that
+//! were to be sent are at the target. If any of them could not be read or stored, nothing is removed unless the user
+//! requests it. Even then, directories that could not be listed are left alone, and so are entries that rules exclude
+//! from the push. Nothing is removed if a source is empty and the target is not, unless the user allows it, because the
+//! file system of the source may not be mounted. Nothing is removed if a source is no longer the directory that was
+//! pushed, or if a file system that was mounted in it is gone. Nothing is removed from a directory whose source has
+//! changed since the push began.
 
 mod extraneous;
 
@@ -55,38 +56,38 @@ use crate::push::session::Session;
 /// The settings of a mirror.
 #[derive(Clone, Debug)]
 pub(crate) struct Mirror {
-    /// The sources. An entry that their selection leaves out by its name is not removed.
+    /// The sources. Entries whose names are excluded by their selection are not removed.
     pub(crate) sources: SourceWalk,
     pub(crate) removals: Removals,
     pub(crate) intent: Intent,
 }
 
-/// The sources of a push, and the settings of the first walk.
+/// The sources of a push, and the configuration of the first walk.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceWalk {
     pub(crate) roots: Vec<ScanRoot>,
     pub(crate) config: ScanConfig,
 }
 
-/// Which entries that are at the target alone may be removed.
+/// Which entries that exist only at the target may be removed.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
-    /// What the user has ordered.
+    /// The user's settings for removals.
     pub order: RemovalOrder,
     /// The guard that is asked before anything is removed. Default: none.
     pub guard: Option<Arc<dyn Guard>>,
-    /// Directories that this program itself changes during the push, and that may lie in the sources: a change of
-    /// theirs does not count.
+    /// Directories that this program itself changes during the push and that may lie in the sources. Changes of these
+    /// directories are ignored.
     pub own_directories: Vec<FileNumber>,
 }
 
-/// A guard that may object to removals, because of what has happened since the push began.
+/// A guard that may object to removals because of events since the push began.
 pub trait Guard: fmt::Debug + Send + Sync {
-    /// The reason why nothing may be removed, if there is one.
+    /// Returns the reason why nothing may be removed, if there is one.
     fn objection(&self) -> Option<String>;
 }
 
-/// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
+/// Makes the target a mirror of the sources. `answers` delivers the receiver's answers about names at the target.
 pub(crate) fn run(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirror) {
     run_rounds(session, answers, mirror);
     let kept = session.account.totals.counters.source_changed_kept.get();
@@ -111,7 +112,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         if !round.walk() {
             return;
         }
-        // Large files get their names after they are settled.
+        // Large files are renamed into place after they have settled.
         round.wait_until(|round| {
             round.mirror.intent == Intent::Inspect || session.account.totals.are_files_told()
         });
@@ -157,7 +158,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
     }
 }
 
-/// Whether nothing may be removed; reports that.
+/// Returns whether nothing may be removed, and reports that.
 fn stays(account: &PushAccount, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
@@ -178,7 +179,7 @@ fn stays(account: &PushAccount, mirror: &Mirror) -> bool {
     true
 }
 
-/// One walk of the sources, and the removals that it leads to.
+/// One walk of the sources and the removals that follow from it.
 struct MirrorRound<'a> {
     session: &'a Session,
     /// The receiver's answers about names at the target.
@@ -186,21 +187,21 @@ struct MirrorRound<'a> {
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<NameRange>,
-    /// The kind of directories that `gathered` is about.
+    /// The kind of directories in `gathered`.
     whereabouts: Whereabouts,
     load: MessageLoad,
     outstanding: HashMap<u64, OpenRequest>,
     removing: usize,
     extraneous: ExtraneousList,
-    /// Whether more is to be removed than can be held: another round does the rest.
+    /// Whether more entries are to be removed than can be held. Another round removes the rest.
     full: bool,
-    /// Empty sources that may not empty their mirror, by directory of the target.
+    /// Empty sources that must not empty their mirror, by their directory at the target.
     empty: HashMap<RelPath, PathBuf>,
     /// An empty source whose mirror has entries that would be removed.
     emptied: Option<PathBuf>,
 }
 
-/// What a message holds.
+/// The size of a message.
 #[derive(Default)]
 struct MessageLoad {
     names: usize,
@@ -212,10 +213,10 @@ struct OpenRequest {
     whereabouts: Whereabouts,
 }
 
-/// The most names that are gathered for a message: small ones keep both sides busy, and only a large directory fills
-/// one to its limit.
+/// Maximum number of names gathered for a message. Small messages keep both sides busy, and only a large directory
+/// fills a message to its limit.
 const GATHERED_NAMES_MAX: usize = 4096;
-/// The most directories that are gathered for a message; see [`GATHERED_NAMES_MAX`].
+/// Maximum number of directories gathered for a message; see [`GATHERED_NAMES_MAX`].
 const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -233,7 +234,7 @@ impl<'a> MirrorRound<'a> {
             removing: 0,
             extraneous: ExtraneousList::new(
                 mirror.sources.config.selection.clone(),
-                // a preview counts what the receiver counts when it removes
+                // A preview counts the same entries that the receiver counts when it removes them.
                 mirror.removals.order.entries_max.is_some() || mirror.intent == Intent::Inspect,
             ),
             full: false,
@@ -242,18 +243,18 @@ impl<'a> MirrorRound<'a> {
         }
     }
 
-    /// Lists all sources and asks for other names at the target; returns whether the sources are those that were
+    /// Lists all sources and asks for other names at the target. Returns whether the sources are the ones that were
     /// pushed.
     fn walk(&mut self) -> bool {
         let mut are_those_pushed = true;
-        // Each round counts them anew.
+        // Each round counts these entries again.
         self.session
             .account
             .totals
             .counters
             .source_changed_kept
             .set(0);
-        // The first walk has reported what could not be read.
+        // The first walk has reported the entries that could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
         let SourceWalk { roots, config } = &self.mirror.sources;
         let listings = SourceNames::of(roots, config.clone());
@@ -279,7 +280,7 @@ impl<'a> MirrorRound<'a> {
         are_those_pushed
     }
 
-    /// Waits until all questions are answered, also those about extraneous directories.
+    /// Waits until all requests are answered, including those about extraneous directories.
     fn settle(&mut self) {
         self.ask();
         while !self.session.in_flight.is_stopping()
@@ -364,7 +365,7 @@ impl<'a> MirrorRound<'a> {
         }
     }
 
-    /// Sends the gathered question, when few enough questions are open.
+    /// Sends the gathered request once few enough requests are outstanding.
     fn ask(&mut self) {
         if self.gathered.is_empty() {
             return;
@@ -442,7 +443,7 @@ impl<'a> MirrorRound<'a> {
             }
         }
         for extra in names {
-            // Names that were not asked about are ignored.
+            // Names that were not requested are ignored.
             let asked = ranges
                 .get(extra.range as usize)
                 .filter(|range| range.is_extra(&extra.name));
@@ -480,8 +481,8 @@ impl<'a> MirrorRound<'a> {
         self.send(first.into_iter().chain(ranges).collect(), whereabouts);
     }
 
-    /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on: should
-    /// the connection be lost, it is not known which are.
+    /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on, because
+    /// it would be unknown which of them were removed if the connection were lost.
     fn take_extraneous(&mut self) -> TakenEntries {
         let totals = &self.session.account.totals;
         let before = totals.extraneous.get();
@@ -498,7 +499,7 @@ impl<'a> MirrorRound<'a> {
         taken
     }
 
-    /// Has the extraneous entries removed, or reports which would be.
+    /// Requests the removal of the extraneous entries, or reports which would be removed.
     fn let_go(mut self) {
         if self.mirror.intent == Intent::Inspect {
             return self.list();

@@ -1,14 +1,13 @@
-//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts
-//! and throws away. `zmove probe` runs it.
+//! Measures the path. In each round, some lanes carry bytes from memory, which the receiver counts and discards. `zmove
+//! probe` runs this.
 //!
-//! All rates are differences of two samples on the receiver's clock, so neither socket buffers nor the wait for an
-//! answer count as carried. The beginning of a round, in which windows grow, is reported separately. Each round has
-//! lanes of its own, dialled anew as a push would have them: the counters of their connections (`TCP_INFO`) are those
-//! of the round, and no lane begins with a window that another has grown. A frame of filler is hashed at both ends and
-//! sealed like a chunk, so it costs the CPU time that a push without storage costs.
+//! All rates are differences between two samples on the receiver's clock, so they include neither bytes in socket
+//! buffers nor the wait for an answer. The beginning of a round, in which windows grow, is reported separately. Each
+//! round uses its own lanes, dialed as a push would dial them. The counters of their connections (`TCP_INFO`) therefore
+//! cover only that round, and no lane begins with a window that another round has grown. A filler frame is hashed on
+//! both sides and sealed like a chunk, so it costs the same CPU time as a push without storage.
 //!
-//! **Invariant:** when [`probe`]
-//! returns its threads have ended.
+//! **Invariant:** when [`probe`] returns, all of its threads have ended.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -38,23 +37,24 @@ pub use report::{Carried, ProbeReport, Round, RoundTrips};
 /// The settings of a probe.
 #[derive(Clone, Debug)]
 pub struct ProbeConfig {
-    /// A directory that this side may write below, as the user wrote it; empty for the first root.
+    /// A directory below which this side may write, as entered by the user. Empty for the first root.
     pub target: Vec<u8>,
-    /// The numbers of lanes, one round for each; the most that the receiver takes replaces a larger one.
+    /// The numbers of lanes, with one round for each. A number above the receiver's maximum is reduced to that maximum.
     pub lanes: Vec<u16>,
-    /// How long each round is measured once its windows have grown, for [`RAMP_MIN`] or [`RAMP_ROUND_TRIPS`].
+    /// Duration of each round's measurement. It begins once windows have grown for the longer of [`RAMP_MIN`] and
+    /// [`RAMP_ROUND_TRIPS`].
     pub time: Duration,
-    /// Whether the target's storage is swept afterwards.
+    /// A sweep of the target's storage to run after the rounds, if any.
     pub sweep: Option<SweepOrder>,
-    /// When the command began.
+    /// Time at which the command began.
     pub started: Instant,
 }
 
-/// A report of a probe while it runs.
+/// An event of a running probe.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ProbeEvent {
-    /// A round with so many lanes begins.
+    /// A round with this number of lanes begins.
     Lanes(u16),
     /// A round is over.
     Measured(Box<Round>),
@@ -62,11 +62,11 @@ pub enum ProbeEvent {
     Sweeping,
 }
 
-/// Measures over `link`. For each number that is asked of its supply, that gives so many lanes of a set of their own;
-/// one lane is on its way already.
+/// Measures the path over `link`. The link's supply must provide a new set of lanes for each requested number. One lane
+/// must already be on its way.
 ///
 /// # Errors
-/// [`SessionError`] when it did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
+/// Returns a [`SessionError`] if the probe did not complete, and [`SessionError::Interrupted`] once `stop` resolves.
 pub async fn probe(
     config: &ProbeConfig,
     link: Link,
@@ -130,7 +130,7 @@ async fn run(
     Ok(report)
 }
 
-/// A probe under way.
+/// A running probe.
 struct Probing {
     writer: ControlWriter,
     inbox: Inbox<HeardMessage>,
@@ -139,15 +139,15 @@ struct Probing {
     broken_in: mpsc::UnboundedSender<LaneError>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     more: Option<mpsc::UnboundedSender<u16>>,
-    /// The number of lanes that have ended, over all rounds.
+    /// Number of lanes that have ended in all rounds.
     lanes_ended: u32,
-    /// The shortest round trip seen.
+    /// Shortest round trip so far.
     round_trip: Duration,
 }
 
 impl Probing {
-    /// Sends the first byte at once, and then measures the round trip while nothing else is under way. Returns when the
-    /// receiver had that byte, after `started`.
+    /// Sends the first byte immediately, and then measures the round trip while nothing else is in flight. Returns the
+    /// time from `started` until the receiver had that byte, and the round trips.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
         let first = self.lanes(1).await?.swap_remove(0);
         blocking(move || send_one(first)).await?;
@@ -167,7 +167,7 @@ impl Probing {
         Ok((best.first_byte(started), RoundTrips::of(&seen)))
     }
 
-    /// Waits for so many lanes, a set of their own.
+    /// Waits for a new set of `count` lanes.
     async fn lanes(&mut self, count: u16) -> Result<Vec<Box<dyn LaneSink>>, SessionError> {
         let mut lanes = Vec::with_capacity(usize::from(count));
         while lanes.len() < usize::from(count) {
@@ -216,7 +216,7 @@ impl Probing {
         self.lanes_ended += u32::from(round.lanes);
         self.sample(Moment::Ended(self.lanes_ended)).await?;
         round.path = path::gather(fillers.probes.iter());
-        // All that was sent has arrived: the threads have nothing left to wait for.
+        // All sent data has arrived, so the threads no longer wait for anything.
         drop(fillers);
         Ok(round)
     }
@@ -252,7 +252,7 @@ impl Probing {
         }
     }
 
-    /// The next message, unless a lane breaks first.
+    /// Receives the next message, unless a lane breaks first.
     async fn answer(&mut self) -> Result<ToSender, SessionError> {
         let message = tokio::select! {
             message = receive(&mut self.inbox) => message?,
@@ -272,7 +272,7 @@ impl Probing {
         }
     }
 
-    /// The error for a broken lane: the receiver's refusal, if it broke the lane off.
+    /// Returns the error for a broken lane, which is the receiver's refusal if the receiver broke the lane.
     async fn why(&mut self, error: LaneError) -> SessionError {
         let said = async {
             loop {
@@ -308,7 +308,7 @@ impl Probing {
     }
 }
 
-/// One question and its answer.
+/// A sample request and its answer.
 struct Ping {
     asked: Instant,
     round_trip: Duration,
@@ -316,8 +316,8 @@ struct Ping {
 }
 
 impl Ping {
-    /// The time from `started` until the receiver had the first frame: it has answered half a round trip after it was
-    /// asked.
+    /// Returns the time from `started` until the receiver had the first frame. The receiver is assumed to have answered
+    /// half a round trip after the request.
     fn first_byte(&self, started: Instant) -> Duration {
         let Sampled {
             clock_us, first_us, ..
@@ -329,13 +329,13 @@ impl Ping {
     }
 }
 
-/// The least time for which a round's windows grow.
+/// Minimum time for which the windows of a round grow.
 pub const RAMP_MIN: Duration = Duration::from_secs(1);
-/// The least number of round trips for which a round's windows grow.
+/// Minimum number of round trips for which the windows of a round grow.
 pub const RAMP_ROUND_TRIPS: u32 = 10;
 const PING_EVERY: Duration = Duration::from_millis(200);
 const PINGS_MIN: usize = 5;
 const PINGS_MAX: usize = 20;
 const PINGS_TIME: Duration = Duration::from_millis(500);
-/// The wait for a sweep beyond its own time, in which what was written is removed.
+/// Additional wait for the answer to a sweep, in which the receiver removes the files that it has written.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! The half of a verification at the source: files are hashed as their storage holds them, by threads of their own,
-//! while the receiver hashes those at the target.
+//! The source side of a verification. Separate threads hash files as stored, while the receiver hashes those at the
+//! target.
 
 use std::io;
 use std::ops::Range;
@@ -16,56 +16,56 @@ use crate::push::session::Session;
 use crate::push::threads::PushThreads;
 use crate::read::source::{SourceDirectory, is_unchanged};
 
-/// A file of the source.
+/// A source file to hash.
 #[derive(Clone, Debug)]
 pub(crate) struct HashedSource {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
 }
 
-/// Something to hash.
+/// A job for a hashing thread.
 pub(crate) enum HashJob {
-    /// Files of one group or less, by their places in a request.
+    /// Files of at most one group, with their indices in the request of this number.
     Files(u64, Vec<(usize, HashedSource)>),
-    /// Consecutive groups of one file, for an order.
+    /// Consecutive groups of one file, for the order of this number.
     Groups(u64, Box<HashedSource>, Range<u32>, Holes),
 }
 
-/// What the values of groups are to tell of one that is a hole.
+/// How a group that is a hole is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holes {
-    /// That it is one.
+    /// As a hole, without a value.
     Told,
-    /// The value of its zeros.
+    /// With the value of its zeros.
     Hashed,
 }
 
-/// What has been hashed.
+/// The result of a job.
 pub(crate) enum Done {
     /// The roots of the files of a request.
     Files(u64, Vec<(usize, Result<Root, FileError>)>),
-    /// The values of the groups of an order; `None` for one that is a hole.
+    /// The values of the groups of an order, with `None` for each hole.
     Groups(u64, OwnValues),
 }
 
-/// The values of the groups of an order, or why the file cannot be read.
+/// The values of the groups of an order, or the reason why the file cannot be read.
 pub(super) type OwnValues = Result<Vec<Option<Cv>>, FileError>;
 
-/// The threads that hash, which end when this is dropped.
+/// The hashing threads. They end when this is dropped.
 pub(crate) struct Hashing {
     jobs: Sender<HashJob>,
     pub(crate) done: Receiver<Done>,
 }
 
-/// The most threads: storage that answers late is asked for several files at once. They take the place of a push's
-/// readers, and there are no more of them than of those, which a daemon has booked.
+/// Maximum number of threads. Storage with a high latency benefits from several requests in parallel. The threads
+/// replace the readers of a push and are never more than those, for which a daemon has reserved resources.
 const THREADS: usize = 16;
 
 impl Hashing {
     /// Starts the threads.
     ///
     /// # Errors
-    /// None can be started.
+    /// No thread can be started.
     pub(crate) fn start(
         session: &Arc<Session>,
         config: &SenderConfig,
@@ -83,7 +83,7 @@ impl Hashing {
             let done = done_in.clone();
             let work = move || {
                 for job in waiting {
-                    // The thread that asks has gone only when the session is being stopped.
+                    // The requesting thread is gone only if the session is being stopped.
                     let _stopping = done.send(reader.run(job));
                 }
             };
@@ -96,7 +96,7 @@ impl Hashing {
         Ok(Self { jobs, done })
     }
 
-    /// Queues a job; those that wait are bounded by the questions to the receiver that may be unanswered.
+    /// Queues a job. The number of queued jobs is bounded by the number of outstanding requests to the receiver.
     pub(crate) fn hash(&self, job: HashJob) {
         self.jobs
             .send(job)
@@ -151,7 +151,7 @@ impl HashingReader {
         })
     }
 
-    /// Fails once the session is being stopped.
+    /// Returns an error once the session is being stopped.
     fn go_on(&self) -> io::Result<()> {
         if self.session.in_flight.is_stopping() {
             Err(io::ErrorKind::Interrupted.into())
@@ -160,7 +160,7 @@ impl HashingReader {
         }
     }
 
-    /// Reads a file that is what the scan has seen, and still is when it has been read.
+    /// Reads a file that is as the scan saw it, and checks that it is still unchanged after the read.
     fn unchanged<T>(
         &self,
         HashedSource { directory, entry }: &HashedSource,

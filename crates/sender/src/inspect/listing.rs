@@ -1,5 +1,5 @@
-//! What an inspection does with entries: asks the receiver how they differ, many at a time, and lists the changes as
-//! the answers come.
+//! The list of changes that an inspection produces. It asks the receiver how entries differ, many at a time, and lists
+//! the changes as the answers arrive.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,28 +20,28 @@ use crate::push::session::Session;
 use crate::read::holes::Holes;
 use crate::read::source::{FileLook, SourceDirectory};
 
-/// The entries of one inspection.
+/// The entries of one inspection that are being compared.
 pub(crate) struct Listing<'a> {
     session: &'a Session,
-    /// Whether entries that the target alone has would be removed.
+    /// Whether entries that exist only at the target would be removed.
     is_mirror: bool,
     gathered: Gathered,
-    /// The bytes of the small files gathered: those of one request are hashed by one thread.
+    /// Total bytes of the gathered small files. One thread hashes all small files of a request.
     gathered_bytes: u64,
     outstanding: HashMap<u64, OpenReport>,
     verification: Option<Verification>,
 }
 
-/// A request that has not been judged.
+/// A request whose entries have not been judged yet.
 struct OpenReport {
     asked: Vec<AskedEntry>,
     answer: Option<Vec<Verdict>>,
-    /// The roots of small files, by their places in the request, once they have been hashed here.
+    /// The roots of small files, by their indices in the request, once this side has hashed them.
     roots: Option<SmallRoots>,
 }
 
 impl<'a> Listing<'a> {
-    /// Lists, and verifies where there is something that hashes.
+    /// Creates a listing. With `hashing`, it also verifies contents.
     pub(crate) fn new(session: &'a Session, is_mirror: bool, hashing: Option<Hashing>) -> Self {
         Self {
             session,
@@ -53,20 +53,20 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Whether everything has been asked and answered.
+    /// Returns whether everything has been asked and answered.
     pub(crate) fn is_done(&self) -> bool {
         let verified = self.verification.as_ref().is_none_or(Verification::is_done);
         self.gathered.is_empty() && self.outstanding.is_empty() && verified
     }
 
-    /// What has been hashed here.
+    /// Returns the channel for the results of hashing on this side.
     pub(crate) fn done(&self) -> Receiver<Done> {
         self.verification
             .as_ref()
             .map_or_else(never, |verification| verification.hashing.done.clone())
     }
 
-    /// Whether another request may be outstanding.
+    /// Returns whether another request may be outstanding.
     pub(crate) fn may_ask(&self) -> bool {
         let is_full = self
             .verification
@@ -75,7 +75,7 @@ impl<'a> Listing<'a> {
         self.outstanding.len() < REQUESTS_OUTSTANDING_MAX && !is_full
     }
 
-    /// Adds an entry to those that are asked about.
+    /// Adds an entry to ask the receiver about.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, what: PackEntry) {
         let asked = AskedEntry::new(directory, what);
         if is_small_file(&asked) {
@@ -88,7 +88,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Asks about the gathered entries, as far as requests may be outstanding.
+    /// Asks about the gathered entries, up to the limit of outstanding requests.
     pub(crate) fn ask(&mut self) {
         while !self.gathered.is_empty() && self.may_ask() {
             let (number, asked) = self.gathered.take();
@@ -116,14 +116,14 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    /// Asks for groups of large files, as far as that may be.
+    /// Requests groups of large files, up to the limit of outstanding orders.
     fn order(&mut self) {
         if let Some(verification) = &mut self.verification {
             verification.order(|message| self.session.in_flight.tell(message));
         }
     }
 
-    /// Takes the verdicts on the entries of a request.
+    /// Processes the verdicts on the entries of a request.
     pub(crate) fn take_verdicts(&mut self, request: u64, verdicts: Vec<Verdict>) {
         if let Some(open) = self.outstanding.get_mut(&request) {
             open.answer = Some(verdicts);
@@ -131,7 +131,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Takes what the receiver has hashed.
+    /// Processes values that the receiver has hashed.
     pub(crate) fn take_hashes(&mut self, order: u64, hashes: GroupHashes) {
         if let Some(verification) = &mut self.verification {
             let compared = verification.take_theirs(order, hashes);
@@ -139,7 +139,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Takes what has been hashed here.
+    /// Processes values that this side has hashed.
     pub(crate) fn take_done(&mut self, done: Done) {
         match done {
             Done::Files(request, roots) => {
@@ -157,7 +157,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Judges the entries of a request once it has been answered, and what it takes has been hashed here.
+    /// Judges the entries of a request once it has been answered and this side has hashed the necessary files.
     fn judge_request(&mut self, request: u64) {
         let is_ready = |open: &OpenReport| open.answer.is_some() && open.roots.is_some();
         if !self.outstanding.get(&request).is_some_and(is_ready) {
@@ -171,7 +171,7 @@ impl<'a> Listing<'a> {
         else {
             return;
         };
-        // An entry without a verdict would be made.
+        // An entry without a verdict would be created.
         let verdicts = answer.into_iter().chain(std::iter::repeat(Verdict::New));
         let mut changes = Vec::new();
         for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
@@ -181,7 +181,8 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    /// Compares contents where they decide, and judges; what is compared group by group is judged later.
+    /// Compares contents if they decide the verdict, and judges the entry. An entry that is compared group by group is
+    /// judged later.
     fn compare(
         &mut self,
         asked: &AskedEntry,
@@ -198,13 +199,13 @@ impl<'a> Listing<'a> {
             return self.judge(asked, verdict, String::new());
         };
         let verdict = match (verdict, large_file(asked), verdict.beside_contents()) {
-            // another name of a file that is compared under its first one
+            // This is another name of a file that is compared under its first name.
             (Verdict::Contents(differences, _), ..)
                 if matches!(asked.what, PackEntry::Link(..)) =>
             {
                 Verdict::compared(differences, true)
             }
-            // the receiver has a hash alone
+            // The receiver has only a hash of the file.
             (Verdict::Contents(differences, root), Some(source), _) => {
                 verification.add_large(source, asked.target_path(), differences, Some(Root(root)));
                 return None;
@@ -225,7 +226,7 @@ impl<'a> Listing<'a> {
         self.judge(asked, verdict, String::new())
     }
 
-    /// Lists a file whose groups have been compared, if there is one, and asks for those of others.
+    /// Lists the file whose groups have been compared, if any, and requests the groups of other files.
     fn judge_large(&mut self, compared: Option<ComparedFile>) {
         if let Some(file) = compared {
             let changes = self.judge_groups(file).into_iter().collect();
@@ -257,8 +258,8 @@ impl<'a> Listing<'a> {
         )
     }
 
-    /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
-    /// contents differ.
+    /// Counts the change that would be made to one entry. Returns the line to print, if there is one. `where_not`
+    /// describes where contents differ.
     fn judge(&self, asked: &AskedEntry, verdict: Verdict, where_not: String) -> Option<Change> {
         let totals = &self.session.account.totals;
         let changed = |differences: Differences| {
@@ -290,7 +291,7 @@ impl<'a> Listing<'a> {
             .entry()
             .filter(|entry| entry.kind == EntryKind::File)
         {
-            // A file that cannot be opened would keep everything at the target.
+            // If a file cannot be opened, the push would remove nothing at the target.
             if moves && self.is_mirror {
                 let opened = asked.directory.open_file(&entry.name);
                 opened
@@ -325,8 +326,8 @@ impl<'a> Listing<'a> {
         })
     }
 
-    /// How many bytes of a file are data, as a transfer finds them. A file that cannot be opened counts whole: the
-    /// transfer fails it.
+    /// Returns how many bytes of a file are data, as a transfer would find them. A file that cannot be opened counts in
+    /// full, because the transfer reports its failure.
     fn data_bytes(&self, asked: &AskedEntry, entry: &Entry) -> u64 {
         let holes = self.session.extras.holes();
         if holes != Holes::Kept || !entry.may_have_holes {
@@ -340,7 +341,7 @@ impl<'a> Listing<'a> {
         data.map_or(entry.size, |data| data.data_bytes())
     }
 
-    /// The path that an entry has at the target.
+    /// Returns the path of the entry at the target.
     fn final_path(&self, asked: &AskedEntry) -> RelPath {
         self.session
             .account
@@ -349,7 +350,7 @@ impl<'a> Listing<'a> {
             .unwrap_or_else(|| asked.target_path())
     }
 
-    /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.
+    /// Reads the source file and compares it. Returns `None` if the file cannot be read, after reporting that.
     fn compare_contents(
         &self,
         asked: &AskedEntry,
@@ -379,10 +380,10 @@ impl<'a> Listing<'a> {
 
 type SmallRoots = HashMap<usize, Result<Root, FileError>>;
 
-/// The most bytes of small files in one request of a verification: one thread hashes them at either end.
+/// Maximum bytes of small files in one request of a verification, which a single thread hashes on each side.
 const HASHED_BYTES_MAX: u64 = 16 << 20;
 
-/// The files of one group or less, with their places in the request.
+/// Returns the files of at most one group, with their indices in the request.
 fn small_files(asked: &[AskedEntry]) -> Vec<(usize, HashedSource)> {
     let files = asked
         .iter()
@@ -393,7 +394,7 @@ fn small_files(asked: &[AskedEntry]) -> Vec<(usize, HashedSource)> {
         .collect()
 }
 
-/// The file, where the entry is one, under its first name.
+/// Returns the file if the entry is one and not another name of a file.
 fn source_of(asked: &AskedEntry) -> Option<HashedSource> {
     match &asked.what {
         PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(HashedSource {

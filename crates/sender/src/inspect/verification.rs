@@ -1,11 +1,12 @@
-//! The comparison of contents in a verification: small files by their roots, those of several groups group by group.
+//! Compares contents in a verification: small files by their roots, and files of several groups group by group.
 //!
-//! A request is judged when it has been answered and the small files of it have been hashed here. A large file that is
-//! of the same size at the target is hashed at both ends, some groups at a time, so that many threads share it; groups
-//! that differ become ranges of bytes. Where the receiver has but the root of a large file, as a manifest tells it, all
-//! of its groups are hashed here alone.
+//! A request is judged when it has been answered and this side has hashed its small files. A large file that has the
+//! same size at the target is hashed on both sides, some groups at a time, so that many threads share the work. Groups
+//! that differ are reported as ranges of bytes. If the receiver has only the root of a large file, for example from a
+//! manifest, all groups are hashed on this side alone.
 //!
-//! **Invariant:** questions to the receiver are bounded, and so is what waits here.
+//! **Invariant:** the number of outstanding requests to the receiver is bounded, and so is the number of files that
+//! wait here.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -22,32 +23,32 @@ use zmove_wire::{
 use crate::account::failure::FileError;
 use crate::inspect::hashing::{HashJob, HashedSource, Hashing, Holes, OwnValues};
 
-/// A verification under way.
+/// A running verification.
 pub(super) struct Verification {
     pub(super) hashing: Hashing,
-    /// Large files of which not all groups have been asked for; the first one is being asked for.
+    /// Large files of which some groups have not been requested. The groups of the first file are being requested.
     waiting: VecDeque<ComparedFile>,
-    /// Large files of which all groups have been asked for, or some while others were.
+    /// Large files all of whose groups have been requested. Some have not been compared yet.
     comparing: HashMap<u64, ComparedFile>,
     orders: HashMap<u64, Order>,
-    /// The number of the next large file, and of the next order.
+    /// The last number given to a large file or an order.
     next: u64,
 }
 
-/// A file of several groups, of the same size at both ends.
+/// A file of several groups that has the same size on both sides.
 pub(super) struct ComparedFile {
     pub(super) source: HashedSource,
     pub(super) path: RelPath,
-    /// How it differs beside its contents.
+    /// Differences other than those of contents.
     pub(super) differences: Differences,
     number: u64,
-    /// The first group that has not been asked for.
+    /// Index of the first group that has not been requested.
     next: u32,
-    /// The number of orders that have not been compared.
+    /// Number of orders that have not been compared.
     open: usize,
-    /// The bytes that differ, in ranges of whole groups.
+    /// Bytes that differ, in ranges of whole groups.
     pub(super) differing: Ranges,
-    /// The root alone that the receiver knows.
+    /// Set if the receiver knows only the root of the file.
     whole: Option<Whole>,
     /// The first failure of an order.
     pub(super) failed: Option<FileError>,
@@ -57,12 +58,12 @@ pub(super) struct ComparedFile {
 struct Whole {
     theirs: Root,
     ours: RootMerger,
-    /// The values of groups before which others are still to come, by the first one; no more than those of the orders
-    /// that may be under way.
+    /// Values of groups that are preceded by missing ones, by the index of their first group. There are at most as many
+    /// as in the outstanding orders.
     ahead: BTreeMap<u32, Vec<Cv>>,
 }
 
-/// Groups that are being hashed at both ends.
+/// Groups that are being hashed on both sides.
 struct Order {
     file: u64,
     groups: Range<u32>,
@@ -81,7 +82,7 @@ impl Verification {
         }
     }
 
-    /// Queues a file of several groups; `root` is all that the receiver knows of it, if it has no groups.
+    /// Queues a file of several groups. `root` is set if it is all that the receiver knows of the file.
     pub(super) fn add_large(
         &mut self,
         source: HashedSource,
@@ -108,17 +109,17 @@ impl Verification {
         });
     }
 
-    /// Whether large files wait to be asked about: then the scan does, too.
+    /// Returns whether so many large files wait that the scan must wait too.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() >= LARGE_WAITING_MAX
     }
 
-    /// Whether nothing is left to be compared.
+    /// Returns whether nothing is left to compare.
     pub(super) fn is_done(&self) -> bool {
         self.waiting.is_empty() && self.orders.is_empty()
     }
 
-    /// Asks for groups, as far as orders may be unanswered.
+    /// Requests groups, up to the limit of outstanding orders.
     pub(super) fn order(&mut self, mut tell: impl FnMut(ToReceiver)) {
         while self.orders.len() < HASHES_OUTSTANDING_MAX
             && let Some(file) = self.waiting.front_mut()
@@ -168,19 +169,21 @@ impl Verification {
         }
     }
 
-    /// Takes the values that this side has hashed for an order; returns a large file that has been compared with that.
+    /// Stores the values that this side has hashed for an order. Returns a large file once it has been compared
+    /// completely.
     pub(super) fn take_ours(&mut self, order: u64, values: OwnValues) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.ours = Some(values);
         self.compare(order)
     }
 
-    /// Takes what the receiver has hashed.
+    /// Stores the values that the receiver has hashed for an order. Returns a large file once it has been compared
+    /// completely.
     pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.theirs = Some(hashes);
         self.compare(order)
     }
 
-    /// Compares the groups of an order that both ends have hashed.
+    /// Compares the groups of an order once both sides have hashed them.
     fn compare(&mut self, number: u64) -> Option<ComparedFile> {
         let is_hashed = |order: &Order| order.ours.is_some() && order.theirs.is_some();
         self.orders.get(&number).filter(|order| is_hashed(order))?;
@@ -209,16 +212,17 @@ impl Verification {
     }
 }
 
-/// The number of groups in one order: 64 MiB, so that several threads share a file.
+/// Number of groups in one order: 64 MiB, so that several threads share a file.
 const GROUPS_PER_ORDER: u32 = 16;
 
 const _: () = assert!(GROUPS_PER_ORDER as usize <= HASHED_GROUPS_MAX);
 
-/// The most large files that wait: the scan goes on meanwhile, and they take a few hundred bytes each.
+/// Maximum number of waiting large files. The scan continues while they wait, and each takes a few hundred bytes of
+/// memory.
 const LARGE_WAITING_MAX: usize = 4096;
 
 impl Whole {
-    /// Takes the values of consecutive groups of a file of so many bytes.
+    /// Adds the values of consecutive groups of a file of `bytes` bytes.
     fn take(&mut self, bytes: u64, first: u32, values: &[Option<Cv>]) {
         let spans = (first..).map_while(|index| GroupSpan::of(bytes, index));
         let values = spans
@@ -238,7 +242,7 @@ impl Whole {
 }
 
 impl ComparedFile {
-    /// Whether the contents are the same, once all groups have been compared.
+    /// Returns whether the contents are equal. Valid once all groups have been compared.
     pub(super) fn is_same(&self) -> bool {
         let whole = self.whole.as_ref();
         self.differing.is_empty() && whole.is_none_or(|whole| whole.is_same(self.source.entry.size))
@@ -279,11 +283,11 @@ impl ComparedFile {
     }
 }
 
-/// Ranges of bytes of one file, which may come in any order.
+/// Byte ranges of one file, which may be added in any order.
 #[derive(Default)]
 pub(super) struct Ranges {
     held: Vec<Range<u64>>,
-    /// The number of ranges beside these: what is held of one file is bounded.
+    /// Number of ranges that are counted but not held, because the memory per file is bounded.
     more: usize,
 }
 
@@ -301,7 +305,7 @@ impl Ranges {
         self.held.is_empty()
     }
 
-    /// The ranges, as words of one line.
+    /// Returns the ranges as text for a line of output.
     pub(super) fn shown(&self) -> String {
         let mut ranges = self.held.clone();
         ranges.sort_by_key(|range| range.start);
@@ -322,10 +326,10 @@ impl Ranges {
     }
 }
 
-/// The most ranges of one file that are named.
+/// Maximum number of ranges of one file that are shown.
 const RANGES_SHOWN_MAX: usize = 64;
 
-/// The most ranges of one file that are held: those of the orders under way may come in any order.
+/// Maximum number of ranges of one file that are held. The ranges of outstanding orders may arrive in any order.
 const RANGES_HELD_MAX: usize = 4096;
 
 #[cfg(test)]

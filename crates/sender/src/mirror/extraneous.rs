@@ -1,17 +1,17 @@
-//! The entries that are to be removed, and those that rules spare though they are at the target alone.
+//! The entries to remove, and the entries that exist only at the target but are spared by rules.
 //!
-//! The selection is applied to each name before it counts as extraneous. Where there are rules, extraneous directories
-//! are looked into as others are, by a request without names, and a directory in which something is spared loses only
-//! the rest. Directories that rules leave out of the push are not listed on the second walk either: all below them is
-//! spared.
+//! The selection is applied to each name before it counts as extraneous. If there are rules, extraneous directories are
+//! listed like others, by a request without names. A directory in which an entry is spared loses only its other
+//! entries. Directories that rules exclude from the push are not listed on the second walk either, so everything below
+//! them is spared.
 //!
-//! With `--max-delete`, and in a preview, extraneous directories are looked into as well, so that what is in them
-//! counts. Each directory stands in the list before what is in it, and the list is cut from its beginning; so what is
-//! removed with a directory has been counted.
+//! With `--max-delete`, and in a preview, extraneous directories are also listed, so that their entries count. Each
+//! directory precedes its contents in the list, and the list is cut from its beginning. All entries that are removed
+//! with a directory have therefore been counted.
 //!
-//! **Invariant:** where there are rules, or all removals are to be counted, a directory is removed with all below it
-//! only if all below it has been listed and none of it is spared. Entries of a directory whose source has changed stay,
-//! with all below them.
+//! **Invariant:** if there are rules, or if all removals are counted, a directory is removed with everything below it
+//! only if all of that has been listed and none of it is spared. Entries of a directory whose source has changed stay,
+//! with everything below them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,62 +21,63 @@ use zmove_types::{EntryForm, Name, RelPath};
 use zmove_wire::NameRange;
 use zmove_wire::limits::LISTED_NAME_BYTES_MAX;
 
-/// The kind of directory in which an entry was found that is at the target alone.
+/// The kind of directory in which an extraneous entry was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// A directory whose source is as it was when the push began.
+    /// A directory whose source is unchanged since the push began.
     Source,
     ChangedSource,
-    /// A directory that is extraneous itself.
+    /// A directory that is itself extraneous.
     Extraneous,
 }
 
-/// Entries to be removed from one directory.
+/// Entries to remove from one directory.
 pub(super) struct ExtraneousEntries {
     pub(super) directory: RelPath,
     pub(super) names: Vec<(Name, EntryForm)>,
-    /// Whether the directory itself is extraneous.
+    /// Whether the directory is itself extraneous.
     inside: bool,
-    /// Whether all of these stay, since the source has changed.
+    /// Whether all of these entries stay because the source has changed.
     kept: bool,
 }
 
-/// The entries to be removed.
+/// The entries to remove.
 pub(super) struct TakenEntries {
     pub(super) extraneous: Vec<ExtraneousEntries>,
-    /// The number of entries to be removed, with those below a removed directory, as far as it has been examined.
+    /// Number of entries to remove, including those below a removed directory as far as it has been listed.
     pub(super) entries: u64,
-    /// The number of entries that stay because they exceed the number that may be removed.
+    /// Number of entries that stay because they exceed the maximum number of removals.
     pub(super) spared: u64,
-    /// The number of entries that stay because the source has changed, without those that would go with their
-    /// directory.
+    /// Number of entries that stay because the source has changed, without those below another such entry.
     pub(super) kept: u64,
 }
 
-/// Gathers the entries to be removed.
+/// Collects the entries to remove.
 #[derive(Default)]
 pub(super) struct ExtraneousList {
-    /// The rules; without them nothing is spared by its name.
+    /// The rules. Without rules, no entry is spared because of its name.
     rules: Option<Arc<Selection>>,
-    /// Whether entries in extraneous directories count. If not, and without rules, these need not be looked into.
+    /// Whether entries in extraneous directories are counted. If not, and if there are no rules, these directories are
+    /// not listed.
     counted: bool,
-    /// The entries, each directory before what is in it.
+    /// The entries, with each directory before its contents.
     extraneous: Vec<ExtraneousEntries>,
     names: usize,
     path_bytes: usize,
-    /// Extraneous directories that have not been looked into.
+    /// Extraneous directories that have not been listed.
     unseen: Vec<RelPath>,
-    /// Extraneous directories in which something is spared, at any depth.
+    /// Extraneous directories in which an entry is spared, at any depth.
     spared: HashSet<RelPath>,
-    /// Directories that are or will be looked into, and that stay because the source has changed.
+    /// Directories that are listed, or will be, and that stay because the source has changed.
     kept: HashSet<RelPath>,
 }
 
-/// The most names that wait for the end of the walk. Memory at worst: 80 bytes each, and the bytes of paths.
+/// Maximum number of names held until the end of the walk. Maximum memory: 80 bytes per name, plus the bytes of the
+/// paths.
 const PENDING_NAMES_MAX: usize = 1 << 20;
-/// The most bytes of these names, and of their directories' paths.
+/// Maximum total length of these names and of the paths of their directories, in bytes.
 const PENDING_PATH_BYTES_MAX: usize = 256 << 20;
-/// The most directories in one question: small questions keep both sides busy.
+/// Maximum number of directories in one request. Small requests keep both sides busy.
 const UNSEEN_ASKED_MAX: usize = 1024;
 
 impl ExtraneousList {
@@ -88,17 +89,17 @@ impl ExtraneousList {
         }
     }
 
-    /// The number of entries that have been added.
+    /// Returns the number of entries that have been added.
     pub(super) fn names(&self) -> usize {
         self.names
     }
 
-    /// Whether no more should be added.
+    /// Returns whether no more entries should be added.
     pub(super) fn is_full(&self) -> bool {
         self.names >= PENDING_NAMES_MAX || self.path_bytes >= PENDING_PATH_BYTES_MAX
     }
 
-    /// Adds an entry if no rule spares it, and if there is `room`; returns whether there was.
+    /// Adds an entry if no rule spares it and there is `room`. Returns whether there was room.
     pub(super) fn add(
         &mut self,
         directory: &RelPath,
@@ -128,7 +129,7 @@ impl ExtraneousList {
             }
         }
         if !room {
-            // The entry would go with its directory, uncounted or not looked into.
+            // Otherwise the entry would be removed with its directory without having been counted or listed.
             if inside {
                 self.spare(directory);
             }
@@ -165,7 +166,7 @@ impl ExtraneousList {
         true
     }
 
-    /// Notes that an extraneous directory stays, and so those above it.
+    /// Records that an extraneous directory stays, and therefore its parent directories too.
     pub(super) fn spare(&mut self, directory: &RelPath) {
         let mut next = Some(directory.clone());
         while let Some(directory) = next {
@@ -176,7 +177,7 @@ impl ExtraneousList {
         }
     }
 
-    /// Questions about extraneous directories that have not been looked into; `None` where all have been.
+    /// Returns requests for extraneous directories that have not been listed, or `None` if all have been.
     pub(super) fn look_inside(&mut self) -> Option<Vec<NameRange>> {
         let mut ranges = Vec::new();
         let mut bytes = 0;
@@ -195,13 +196,13 @@ impl ExtraneousList {
         (!ranges.is_empty()).then_some(ranges)
     }
 
-    /// Whether an extraneous directory waits to be looked into.
+    /// Returns whether an extraneous directory is waiting to be listed.
     pub(super) fn has_unseen(&self) -> bool {
         !self.unseen.is_empty()
     }
 
-    /// Takes the entries to be removed, of all that have been added: those in a directory before it, while there is
-    /// `room`.
+    /// Takes the entries to remove from all that have been added, at most `room` of them. The contents of a directory
+    /// are taken before the directory.
     pub(super) fn take(&mut self, room: u64) -> TakenEntries {
         self.names = 0;
         self.path_bytes = 0;
@@ -241,7 +242,7 @@ impl ExtraneousList {
             surplus -= first.len();
             stays.extend(first.filter_map(|(name, _)| directory.join(&name).ok()));
         }
-        // The rest goes with its directory.
+        // The other entries are removed with their directory.
         extraneous.retain(|extraneous| !extraneous.names.is_empty() && is_top(extraneous, &stays));
         TakenEntries {
             extraneous,

@@ -1,4 +1,4 @@
-//! The lanes of one round: each has a thread that sends frames of filler until it is told to end.
+//! The lanes of one round. Each has a thread that sends filler frames until the round ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +14,11 @@ use zmove_wire::{FrameHeader, FrameKind};
 use crate::error::SessionError;
 use crate::send::frames::sealed;
 
-/// Lanes that are being filled. When this is dropped they are broken, and their threads have ended.
+/// Lanes that are being filled. Dropping this breaks the lanes and waits for their threads to end.
 pub(super) struct Fillers {
     shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
-    /// The probe of each lane's connection.
+    /// The path probe of each lane.
     pub(super) probes: Vec<PathProbe>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -31,7 +31,7 @@ struct FillerState {
 }
 
 impl Fillers {
-    /// Starts to fill lanes; an error of one before this is dropped is sent to `broken`.
+    /// Starts to fill lanes. If a lane fails before this value is dropped, its error is sent to `broken`.
     pub(super) fn start(
         lanes: Vec<Box<dyn LaneSink>>,
         broken: &mpsc::UnboundedSender<LaneError>,
@@ -53,7 +53,7 @@ impl Fillers {
             let shared = Arc::clone(&fillers.shared);
             let broken = broken.clone();
             let run = move || {
-                // An error that the breakers cause in a thread that is not quite through does not count.
+                // Errors that the breakers cause in a thread that has not quite finished do not count.
                 if let Err(error) = shared.fill(lane)
                     && !shared.over.load(Ordering::SeqCst)
                 {
@@ -68,7 +68,7 @@ impl Fillers {
         Ok(fillers)
     }
 
-    /// Has each lane end in order after the frame it is sending.
+    /// Lets each lane end in order after its current frame.
     pub(super) fn end(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl FillerState {
     }
 }
 
-/// Sends one small frame, and ends the lane.
+/// Sends one small frame and ends the lane.
 pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
     let clock = StageClock::default();
     lane.send(
@@ -113,7 +113,7 @@ pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
     lane.finish()
 }
 
-/// A frame with any bytes that a buffer holds, hashed as data is.
+/// Returns a frame with arbitrary buffer contents, hashed like data.
 fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     let mut data = pool.take().ok_or(LaneError::Stopped)?;
     data.set_len(bytes);
@@ -129,7 +129,7 @@ fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     ))
 }
 
-/// The size of the next frame: large ones cost less, and small ones are counted sooner on a slow lane.
+/// The size of the next frame. Large frames cost less, and small frames are counted sooner on a slow lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FrameSize(usize);
 

@@ -7,63 +7,64 @@ use zmove_wire::{PathReport, Sampled, Swept};
 /// The results of a probe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProbeReport {
-    /// Round trips of control messages while nothing else was under way.
+    /// Round trips of control messages while nothing else was in flight.
     pub round_trips: RoundTrips,
-    /// From [`ProbeConfig::started`](crate::ProbeConfig::started) until the receiver had the whole first frame. The
-    /// receiver's clock is mapped to this side's; the error is up to half of what the path's two directions differ.
+    /// Time from [`ProbeConfig::started`](crate::ProbeConfig::started) until the receiver had the whole first frame.
+    /// The receiver's clock is mapped to this side's clock. The error is at most half of the difference between the
+    /// delays of the path's two directions.
     pub first_byte: Duration,
-    /// The most lanes that the receiver takes.
+    /// Maximum number of lanes that the receiver accepts.
     pub lanes_max: u16,
-    /// One round for each number of lanes.
+    /// The rounds, one for each number of lanes.
     pub rounds: Vec<Round>,
-    /// The results of the sweep of the target's storage, where one was asked for.
+    /// Results of the sweep of the target's storage, if one was requested.
     pub swept: Option<Swept>,
 }
 
-/// One round of a probe: what a number of lanes has carried.
+/// The results of one round of a probe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Round {
-    /// The number of lanes.
+    /// Number of lanes.
     pub lanes: u16,
-    /// The bytes carried at first, while the windows grew.
+    /// Bytes carried at first, while the windows grew.
     pub ramp: Carried,
-    /// The bytes carried after that: the result of this round.
+    /// Bytes carried after the windows had grown. This is the result of the round.
     pub steady: Carried,
-    /// Round trips of control messages during the round: what exceeds those without data is time spent in queues.
+    /// Round trips of control messages during the round. The excess over those without load is queueing delay.
     pub round_trips: RoundTrips,
-    /// The mean of the lanes' round trips at the end, as the kernel or QUIC estimates them.
+    /// Mean of the lanes' round-trip times at the end, as estimated by the kernel or QUIC.
     pub smoothed: Option<Duration>,
-    /// The connections of the lanes, from their first byte to their last.
+    /// The path of the lanes' connections, from their first byte to their last.
     pub path: Option<PathReport>,
-    /// The congestion control of the lanes, by its kernel name.
+    /// Kernel name of the lanes' congestion control.
     pub congestion: Option<String>,
-    /// The CPU time of this process while [`steady`](Self::steady) was measured.
+    /// CPU time of this process while [`steady`](Self::steady) was measured.
     pub sender_cpu: Duration,
-    /// CPU time of the receiver's process.
+    /// CPU time of the receiver's process in the same interval.
     pub receiver_cpu: Duration,
 }
 
-/// Bytes carried in a time, both by the receiver's count and clock.
+/// Bytes carried in an interval, as counted and timed by the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// The bytes of the frames' data.
+    /// Bytes of the frames' data.
     pub bytes: u64,
-    /// The time.
+    /// Length of the interval.
     pub time: Duration,
 }
 
-/// The round trips that were measured.
+/// Statistics of measured round trips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// The number of round trips.
+    /// Number of round trips.
     pub count: u32,
-    /// The shortest round trip; zero where there is none.
+    /// Shortest round trip, or zero if there are none.
     pub min: Duration,
     sum: Duration,
 }
 
 impl Carried {
-    /// The bytes and the time between two samples.
+    /// Returns the bytes and the time between two samples.
     pub(crate) fn between(before: &Sampled, after: &Sampled) -> Self {
         Self {
             bytes: after.bytes.saturating_sub(before.bytes),
@@ -71,7 +72,7 @@ impl Carried {
         }
     }
 
-    /// The rate, in bytes per second; 0 where no time has passed.
+    /// Returns the rate in bytes per second, or 0 if no time has passed.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         zmove_types::ByteRate::new(self.bytes, self.time).0
@@ -79,7 +80,7 @@ impl Carried {
 }
 
 impl RoundTrips {
-    /// A summary of these round trips.
+    /// Returns the statistics of these round trips.
     #[must_use]
     pub fn of(seen: &[Duration]) -> Self {
         let mut all = Self::default();
@@ -97,7 +98,7 @@ impl RoundTrips {
         self.sum += one;
     }
 
-    /// The mean; zero where there is none.
+    /// Returns the mean round trip, or zero if there are none.
     #[must_use]
     pub fn mean(&self) -> Duration {
         self.sum / self.count.max(1)
