@@ -1,7 +1,7 @@
-//! BLAKE3 by groups: chaining values in any order, on any thread, merged into the ordinary root.
+//! BLAKE3 over groups. Chaining values are computed in any order, on any thread, and merged into the ordinary root.
 //!
-//! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of
-//! one group or less has no chaining value of its own: its root is the ordinary hash ([`file_root`]).
+//! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of at most
+//! one group has no chaining values; its root is the ordinary hash ([`file_root`]).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,16 +11,16 @@ use std::os::unix::fs::FileExt;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
-/// Hashes one group of a file with several, slice by slice while the bytes are in cache.
+/// A hasher for one group of a file with several groups. It hashes slice by slice while the bytes are in the CPU cache.
 #[derive(Debug)]
 pub struct GroupHasher(blake3::Hasher);
 
-/// Hashes a whole file read in order, whatever its size.
+/// A hasher for a whole file of any size, which is read in order.
 #[derive(Debug, Default)]
 pub struct FileHasher(blake3::Hasher);
 
 impl GroupHasher {
-    /// A hasher for group `index`.
+    /// Creates a hasher for group `index`.
     #[must_use]
     pub fn new(index: u32) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -28,20 +28,20 @@ impl GroupHasher {
         Self(hasher)
     }
 
-    /// Takes the group's next bytes.
+    /// Adds the next bytes of the group.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Takes so many zeros: what a hole reads as.
+    /// Adds `bytes` zeros, which are the contents of a hole.
     pub fn update_zeros(&mut self, bytes: usize) {
         zeros(bytes).for_each(|zeros| self.update(zeros));
     }
 
-    /// The group's chaining value.
+    /// Returns the chaining value of the group.
     ///
     /// # Panics
-    /// When no bytes were given: an empty group does not exist.
+    /// Panics if no bytes were added, because there is no empty group.
     #[must_use]
     pub fn finish(self) -> Cv {
         Cv(self.0.finalize_non_root())
@@ -49,20 +49,20 @@ impl GroupHasher {
 }
 
 impl FileHasher {
-    /// Takes the file's next bytes.
+    /// Adds the next bytes of the file.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The file's root.
+    /// Returns the root of the file.
     #[must_use]
     pub fn finish(self) -> Root {
         Root(self.0.finalize().into())
     }
 }
 
-/// By what two files are compared that have extended attributes: the hash of all of them, in the ascending order of
-/// their names.
+/// Returns the digest by which the extended attributes of two files are compared. It covers all attributes, which must
+/// be sorted by name in ascending order.
 #[must_use]
 pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
@@ -76,7 +76,8 @@ pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Binds what a frame says of itself to the hash of what it carries, so that neither can change without the other.
+/// Returns a seal that binds the header of a frame to the hash of its content, so that neither can change without the
+/// other.
 #[must_use]
 pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("zmove 1 frame seal");
@@ -84,7 +85,7 @@ pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// The chaining value of group `index` with these bytes.
+/// Returns the chaining value of group `index` with these bytes.
 #[must_use]
 pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(index);
@@ -92,10 +93,10 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     hasher.finish()
 }
 
-/// The chaining value of a group that holds `data`, piece after piece, in `ranges` of it and zeros elsewhere.
+/// Returns the chaining value of a group that contains `data`, split over `ranges` of the group, and zeros elsewhere.
 ///
 /// # Panics
-/// When the ranges are not as long as the data.
+/// Panics if the total length of the ranges differs from that of the data.
 #[must_use]
 pub fn sparse_group_cv(
     span: GroupSpan,
@@ -109,10 +110,11 @@ pub fn sparse_group_cv(
     hasher.finish()
 }
 
-/// The root of a file of `bytes` that holds `data`, piece after piece, in `ranges` of it and zeros elsewhere.
+/// Returns the root of a file of `bytes` bytes that contains `data`, split over `ranges` of the file, and zeros
+/// elsewhere.
 ///
 /// # Panics
-/// When the ranges are not as long as the data.
+/// Panics if the total length of the ranges differs from that of the data.
 #[must_use]
 pub fn sparse_file_root(
     bytes: usize,
@@ -124,7 +126,7 @@ pub fn sparse_file_root(
     hasher.finish()
 }
 
-/// Gives `update` the data, and zeros for what lies between the ranges of it.
+/// Passes the data to `update`, with zeros for the gaps between its ranges.
 fn fill_holes(
     bytes: usize,
     ranges: impl Iterator<Item = Range<usize>>,
@@ -144,7 +146,7 @@ fn fill_holes(
     zeros(bytes - at).for_each(update);
 }
 
-/// So many zeros, in pieces.
+/// Returns `bytes` zeros, in slices.
 fn zeros(bytes: usize) -> impl Iterator<Item = &'static [u8]> {
     (0..bytes)
         .step_by(ZEROS.len())
@@ -154,10 +156,10 @@ fn zeros(bytes: usize) -> impl Iterator<Item = &'static [u8]> {
 /// Small enough to stay in the first-level cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
-/// The root of everything that `reader` yields; `None` when `stop` has returned `true` before the end.
+/// Returns the root of everything that `reader` yields, or `None` if `stop` returned `true` before the end.
 ///
 /// # Errors
-/// The error of the read that failed.
+/// Returns the error of a failed read.
 pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<Option<Root>> {
     let mut room = vec![0; READ_BYTES];
     let mut hasher = FileHasher::default();
@@ -172,22 +174,22 @@ pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<O
     Ok(None)
 }
 
-/// The bytes of one read: few enough to be hashed out of the second-level cache.
+/// Bytes per read. They are hashed while they are in the second-level cache.
 const READ_BYTES: usize = 256 << 10;
 
-/// The root of a file whose bytes are all in memory.
+/// Returns the root of a file whose bytes are all in memory.
 #[must_use]
 pub fn file_root(bytes: &[u8]) -> Root {
     Root(blake3::hash(bytes).into())
 }
 
-/// By what the contents of large files are compared that may have holes: a hash of the length, and of the values of all
-/// groups that are not zeros alone. So it does not matter what is a hole and what is zeros, and no hole of a group's
-/// length is read. `data_begins` tells where the next data begins from an offset on; `None` when `stop` has returned
-/// `true`.
+/// Returns the digest by which the contents of large files are compared if the files may have holes. It covers the
+/// length of the file and the values of all groups that do not consist of zeros only. It is therefore the same for
+/// holes and zeros, and holes that span whole groups are not read. `data_begins` returns the start of the next data at
+/// or after an offset. Returns `None` if `stop` returned `true`.
 ///
 /// # Errors
-/// The error of what failed.
+/// Returns the error of a failed read or of `data_begins`.
 pub fn contents_digest(
     file: &File,
     data_begins: impl Fn(&File, u64) -> io::Result<Option<u64>>,
@@ -227,10 +229,10 @@ fn cv_unless_zeros(file: &File, span: GroupSpan) -> io::Result<Option<Cv>> {
     Ok((!is_zeros).then(|| hasher.finish()))
 }
 
-/// The root of a file of `file_bytes` from the chaining values of all its groups, in order.
+/// Returns the root of a file of `file_bytes` bytes from the chaining values of all its groups, in order.
 ///
 /// # Panics
-/// When the file has fewer than two groups, or `cvs` is not exactly one value per group.
+/// Panics if the file has fewer than two groups, or if `cvs` does not contain exactly one value per group.
 #[must_use]
 pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
     assert_eq!(
@@ -242,19 +244,19 @@ pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
     merger.finish()
 }
 
-/// The root of a file of several groups from their chaining values, given one after the other: holds as many as the
-/// tree is deep.
+/// Computes the root of a file of several groups from their chaining values, which are added in order. It holds at most
+/// as many values as the tree is deep.
 #[derive(Clone, Debug, Default)]
 pub struct RootMerger {
-    /// The subtrees that are complete, each at least as large as the next.
+    /// Complete subtrees, each at least as large as the next.
     subtrees: Vec<[u8; 32]>,
     groups: u32,
 }
 
 impl RootMerger {
-    /// Takes the value of the next group.
+    /// Adds the value of the next group.
     pub fn push(&mut self, cv: Cv) {
-        // Only now that more follows it is known that none of these is the root.
+        // None of these subtrees is the root, which is known only now that another group follows.
         while self.subtrees.len() > self.groups.count_ones() as usize {
             self.merge(merge_subtrees_non_root);
         }
@@ -262,16 +264,16 @@ impl RootMerger {
         self.groups += 1;
     }
 
-    /// The number of groups that were given.
+    /// Returns the number of groups added so far.
     #[must_use]
     pub fn groups(&self) -> u32 {
         self.groups
     }
 
-    /// The root of the file.
+    /// Returns the root of the file.
     ///
     /// # Panics
-    /// When fewer than two groups were given.
+    /// Panics if fewer than two groups were added.
     #[must_use]
     pub fn finish(mut self) -> Root {
         assert!(

@@ -1,7 +1,8 @@
-//! From a file list to work: the groups there are, the order in which they go, and how their hashes make a root.
+//! Turns a file list into work: divides files into groups, determines their order, and computes roots from their
+//! hashes.
 //!
-//! The sender takes work from a [`Plan`]; both sides hash with [`GroupHasher`]; [`merge_root`] turns a full list
-//! of chaining values into the file's ordinary BLAKE3.
+//! The sender takes work from a [`Plan`], and both sides hash with [`GroupHasher`]. [`merge_root`] turns a complete
+//! list of chaining values into the file's ordinary BLAKE3 hash.
 //!
 //! ```
 //! use zmove_chunk::{file_root, group_cv, merge_root};

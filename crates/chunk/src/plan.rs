@@ -1,8 +1,10 @@
 //! The plan: a bounded queue of work that is filled while the scan runs and emptied by the readers.
 //!
-//! Small files wait in packs, large files by their sizes, largest first; a large file is handed out group by group, so
-//! every reader can work on it at once. Nothing is dealt out in advance. **Invariant:** each group of a file and each
-//! pack is handed out exactly once; work that must be done again is pushed again.
+//! Small files wait in packs. Large files wait in order of size, largest first, and are handed out group by group, so
+//! that all readers can work on one file at the same time. Nothing is assigned to readers in advance.
+//!
+//! **Invariant:** each group of a file and each pack is handed out exactly once. Work that must be repeated is added
+//! again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -17,12 +19,12 @@ pub struct Plan<P, F> {
     changed: Condvar,
     entries_max: usize,
     files_max: usize,
-    /// How often a pusher has waited.
+    /// Number of times that a caller has waited to add work.
     #[cfg(test)]
     waits: std::sync::atomic::AtomicUsize,
 }
 
-/// One thing for a reader to do.
+/// A unit of work for a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Work<P, F> {
     /// Read these small files into one batch.
@@ -36,7 +38,7 @@ struct PlanState<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
-    /// Large files by their sizes; of equal ones the first has the largest number.
+    /// Large files by size. Among files of equal size, the first has the largest number.
     waiting: BTreeMap<(u64, u64), Unread<F>>,
     next_number: u64,
     active: VecDeque<Unread<F>>,
@@ -52,29 +54,29 @@ struct Unread<F> {
     file: F,
 }
 
-/// The groups of a large file that are still to be read.
+/// Groups of a large file that are still to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups(
-    /// Ranges of groups, in ascending order, none of them empty.
+    /// Nonempty ranges of groups, in ascending order.
     pub VecDeque<Range<u32>>,
 );
 
 impl Groups {
-    /// All groups of a file of `bytes` bytes.
+    /// Returns all groups of a file of `bytes` bytes.
     #[must_use]
     pub fn all(bytes: u64) -> Self {
         let count = GroupSpan::count(bytes).filter(|count| *count > 0);
         Self(count.map(|count| 0..count).into_iter().collect())
     }
 
-    /// How many groups are still to be read.
+    /// Returns the number of groups that are still to be read.
     #[must_use]
     pub fn count(&self) -> u32 {
         let groups = |range: &Range<u32>| range.end.saturating_sub(range.start);
         self.0.iter().map(groups).sum()
     }
 
-    /// Takes out those before `index`; returns how many.
+    /// Removes the groups before `index`. Returns how many were removed.
     fn skip_to(&mut self, index: u32) -> u32 {
         let before = self.count();
         while let Some(range) = self.0.front_mut()
@@ -100,12 +102,13 @@ impl Groups {
     }
 }
 
-/// How many large files are read at once: two, so that two writers at the target need not share one inode's lock.
+/// Number of large files that are read at the same time. Two files allow two writers at the target to work without
+/// sharing an inode's lock.
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
-    /// A plan that takes packs while it holds less than `entries_max` small entries, and large files while fewer than
-    /// `files_max` wait. A caller with more work is blocked.
+    /// Creates a plan that accepts packs while it holds fewer than `entries_max` small entries, and large files while
+    /// fewer than `files_max` of them wait. A caller with more work blocks.
     #[must_use]
     pub fn new(entries_max: usize, files_max: usize) -> Self {
         let state = PlanState {
@@ -128,10 +131,10 @@ impl<P, F: Clone> Plan<P, F> {
         }
     }
 
-    /// Adds a pack of `entries` small files; waits while the plan is full.
+    /// Adds a pack of `entries` small files. Waits while the plan is full.
     ///
     /// # Errors
-    /// The pack itself, when [`end`](Self::end) was called before.
+    /// Returns the pack if [`end`](Self::end) was called before.
     pub fn push_pack(&self, pack: P, entries: usize) -> Result<(), P> {
         let mut state = self.wait_while(|state| state.packed_entries >= self.entries_max);
         if state.ended {
@@ -143,10 +146,10 @@ impl<P, F: Clone> Plan<P, F> {
         Ok(())
     }
 
-    /// Adds groups of a file of `bytes`, more than one group long; waits while the plan is full.
+    /// Adds groups of a file of `bytes` bytes, which must be larger than one group. Waits while the plan is full.
     ///
     /// # Errors
-    /// The file itself, when [`end`](Self::end) was called before.
+    /// Returns the file if [`end`](Self::end) was called before.
     pub fn push_file(&self, file: F, bytes: u64, groups: Groups) -> Result<(), F> {
         let mut state = self.wait_while(|state| state.waiting.len() >= self.files_max);
         if state.ended {
@@ -157,7 +160,7 @@ impl<P, F: Clone> Plan<P, F> {
         Ok(())
     }
 
-    /// Takes back the packs for which `which` holds and that have not been handed out.
+    /// Removes and returns the waiting packs for which `which` returns `true`.
     pub fn take_back(&self, which: impl Fn(&P) -> bool) -> Vec<P> {
         let mut state = self.state.lock();
         let (taken, left): (VecDeque<_>, _) = state
@@ -170,21 +173,21 @@ impl<P, F: Clone> Plan<P, F> {
         taken.into_iter().map(|(_entries, pack)| pack).collect()
     }
 
-    /// Adds work that must be done again, ahead of everything, without waiting, even after the end.
+    /// Adds work that must be repeated, ahead of all other work. Does not wait, and is allowed after the end.
     pub fn push_again(&self, work: Work<P, F>) {
         self.state.lock().urgent.push_back(work);
         self.changed.notify_all();
     }
 
-    /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
+    /// Adds a large file that turned out to be needed. Does not wait, and is allowed after the end.
     pub fn push_file_again(&self, file: F, bytes: u64) {
         let groups = Groups::all(bytes);
         self.state.lock().wait_for_turn(file, bytes, groups);
         self.changed.notify_all();
     }
 
-    /// Takes out the groups before `index` of the file of which `which` says so, as far as they have not been handed
-    /// out; returns how many. For a hole that a reader has come upon.
+    /// Removes the groups before `index` of the file for which `which` returns `true`, unless they were already handed
+    /// out. Returns how many were removed. Called when a reader finds a hole.
     pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
         let mut state = self.state.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
@@ -194,13 +197,13 @@ impl<P, F: Clone> Plan<P, F> {
         skipped
     }
 
-    /// Ends the plan: nothing more will be added, but for work that must be [done again](Self::push_again).
+    /// Ends the plan. After that, only work that must be [repeated](Self::push_again) is added.
     pub fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Drops all waiting work, so that readers and pushers stop soon.
+    /// Drops all waiting work, so that readers and callers that add work stop soon.
     pub fn abandon(&self) {
         let mut state = self.state.lock();
         state.packs.clear();
@@ -212,8 +215,8 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// The next work; waits for some until `stop`, which is given whether the plan has ended, returns `true`. It is
-    /// called whenever the plan changes.
+    /// Takes the next work. Waits for work until `stop` returns `true`. `stop` is called whenever the plan changes, and
+    /// its argument is whether the plan has ended.
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
         let mut state = self.state.lock();
         loop {
@@ -231,12 +234,13 @@ impl<P, F: Clone> Plan<P, F> {
         }
     }
 
-    /// How many packs wait.
+    /// Returns the number of waiting packs.
     pub fn packs_waiting(&self) -> usize {
         self.state.lock().packs.len()
     }
 
-    /// The number of packs that wait, if they are the last work: nothing else waits, and nothing will be added.
+    /// Returns the number of waiting packs if they are the last work, that is, if nothing else waits and nothing more
+    /// will be added.
     pub fn last_packs(&self) -> Option<usize> {
         let state = self.state.lock();
         let files = !state.waiting.is_empty() || !state.active.is_empty();
@@ -271,7 +275,8 @@ impl<P, F: Clone> PlanState<P, F> {
         self.next_number -= 1;
     }
 
-    /// The next work: first what must be done again, then packs and groups in turn, so that creates and bytes overlap.
+    /// Takes the next work: first repeated work, then packs and groups in turn, so that creating files and transferring
+    /// bytes overlap.
     fn next(&mut self) -> Option<Work<P, F>> {
         if let Some(work) = self.urgent.pop_front() {
             return Some(work);
