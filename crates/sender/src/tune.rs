@@ -1,20 +1,21 @@
-//! How many lanes and readers a push should have, and how lanes answer to loss: decided tick by tick from what its
-//! stages and the kernel report.
+//! Decides how many lanes and readers a push should have and how lanes react to loss, tick by tick, from the reports of
+//! its stages and the kernel.
 //!
-//! The conversation looks a few times a second, calls this controller, and applies what is wanted
-//! ([`steering`]). The controller is pure: no clock, no socket; every moment comes in with a [`Tick`], so
-//! that tests run it on simulated paths.
+//! The session calls this controller a few times a second and applies its decisions ([`steering`]). The controller is
+//! pure: it has no clock and no socket. Each [`Tick`] carries the elapsed time, so that tests can run the controller on
+//! simulated paths.
 //!
-//! A change is an attempt with a measured baseline ([`attempt`]). It is kept if the rate rises, or, for fewer lanes, if
-//! it does not fall; else it is taken back and the next one waits longer. One knob moves at a time, so that a gain has
-//! one cause. Once all work is with lanes nothing is tried any more, since rates show nothing then. [`lanes`] and
-//! [`readers`] describe what each tries and when.
+//! A change is an attempt with a measured baseline ([`attempt`]). It is kept if the rate rises or, for fewer lanes, if
+//! the rate does not fall. Otherwise it is reverted and the next attempt waits longer. One knob moves at a time, so
+//! that a gain has one cause. Once lanes hold all remaining work, nothing more is tried, because rates show nothing
+//! then. [`lanes`] and [`readers`] describe what each of them tries and when.
 //!
-//! The number of lanes is not tuned with `--streams`, with `--limit`, over QUIC, within one process, where the push can
-//! use no more lanes than it has, or over lanes whose connection reports nothing. `--congestion` is kept.
+//! The number of lanes is not tuned with `--streams`, with `--limit`, over QUIC, within one process, if the push can
+//! use no more lanes than it has, or if the lanes' connections report nothing. A congestion control chosen with
+//! `--congestion` is never changed.
 //!
-//! **Invariant:** a change that was refused is not tried again before a rest that doubles with each refusal,
-//! so nothing swings.
+//! **Invariant:** a rejected change is not tried again until a rest has passed that doubles with each rejection, so the
+//! controller does not oscillate.
 
 use std::time::Duration;
 
@@ -32,31 +33,31 @@ pub(crate) mod steering;
 use lanes::LaneTuner;
 use readers::ReaderTuner;
 
-/// The limits between which the knobs may move.
+/// The limits of the knobs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
-    /// The limits of the number of lanes.
+    /// Limits of the number of lanes.
     pub(crate) lanes: Knob,
-    /// The limits of the number of threads that read.
+    /// Limits of the number of reader threads.
     pub(crate) readers: Knob,
-    /// The lanes' answer to loss from the start.
+    /// The lanes' reaction to loss at the start.
     pub(crate) congestion: Congestion,
-    /// Whether lanes may be given the other congestion control.
+    /// Whether the congestion control of lanes may be changed.
     pub(crate) congestion_replaceable: bool,
 }
 
-/// One number that is tuned.
+/// The start value and limits of one tuned number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Knob {
-    /// The number at the start.
+    /// Value at the start.
     pub(crate) start: usize,
-    /// The least number.
+    /// Minimum value.
     pub(crate) least: usize,
-    /// The greatest number.
+    /// Maximum value.
     pub(crate) most: usize,
 }
 
-/// The numbers that a push should have from now on.
+/// The settings that a push should apply from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WantedKnobs {
     pub(crate) lanes: usize,
@@ -64,59 +65,60 @@ pub(crate) struct WantedKnobs {
     pub(crate) congestion: Congestion,
 }
 
-/// The lanes' answer to loss.
+/// The lanes' reaction to loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Congestion {
-    /// That of the congestion control that the system or the user has set.
+    /// That of the congestion control set by the system or the user.
     #[default]
     AsSet,
-    /// That of a congestion control that does not take loss for a sign of a full path.
+    /// That of a congestion control that does not interpret loss as congestion.
     LossTolerant,
 }
 
-/// The measurements since the tick before.
+/// The measurements since the previous tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tick {
-    /// The time since then.
+    /// Time since the previous tick.
     pub(crate) elapsed: Duration,
-    /// Bytes that the path has carried: acknowledged, or handed over where acknowledgements are not reported.
+    /// Bytes carried by the path: acknowledged, or handed over if acknowledgments are not reported.
     pub(crate) bytes_carried: u64,
-    /// Bytes that have been read.
+    /// Bytes read.
     pub(crate) bytes_read: u64,
     /// How the readers spent their time.
     pub(crate) read: StageTimes,
     /// How the lanes spent their time.
     pub(crate) lane: StageTimes,
-    /// The number of lanes that are up.
+    /// Number of lanes that are up.
     pub(crate) lanes_up: usize,
-    /// Bytes carried since the start that have no receipt: in the receiver's buffers, or parts of unfinished groups.
+    /// Bytes carried since the start and not yet settled. They are in the receiver's buffers or belong to unfinished
+    /// groups.
     pub(crate) bytes_unstored: u64,
-    /// Whether no work is left but what lanes have: rates show nothing any more.
+    /// Whether lanes hold all remaining work, so that rates no longer show anything.
     pub(crate) ending: bool,
-    /// The share of this host's cores that did nothing, from 0 to 1.
+    /// Idle share of this host's cores, from 0 to 1.
     pub(crate) cores_idle: f64,
-    /// The kernel's report on the lanes' connections, if it carries them.
+    /// The kernel's report on the lanes' connections, if there is one.
     pub(crate) path: Option<PathTick>,
 }
 
-/// The lanes' connections in one tick, times summed over the lanes.
+/// Measurements of the lanes' connections in one tick. Times are summed over the lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PathTick {
-    /// The time for which there was data on the wire or waiting for it.
+    /// Time in which data was in transit or waiting to be sent.
     pub(crate) busy: Duration,
-    /// The part of this time for which the receiver's window was full.
+    /// The part of `busy` in which the receiver's window was full.
     pub(crate) receive_window_limited: Duration,
-    /// The part of this time for which this side's socket buffer was too small.
+    /// The part of `busy` in which this side's socket buffer was too small.
     pub(crate) send_buffer_limited: Duration,
-    /// Segments sent again.
+    /// Number of retransmitted segments.
     pub(crate) segments_retransmitted: u64,
-    /// The most bytes that a segment holds; zero where that is not known.
+    /// Maximum segment size in bytes, or zero if unknown.
     pub(crate) segment_bytes: u32,
-    /// The smoothed round trip, a mean of the lanes that are up.
+    /// Smoothed round-trip time, averaged over the lanes that are up.
     pub(crate) round_trip: Duration,
-    /// The shortest round trip that any lane has seen.
+    /// Shortest round trip of any lane.
     pub(crate) round_trip_min: Duration,
-    /// The congestion windows of the lanes that are up together, in bytes; zero where that is not known.
+    /// Total congestion windows of the lanes that are up, in bytes, or zero if unknown.
     pub(crate) congestion_window_bytes: u64,
 }
 
@@ -135,7 +137,7 @@ impl Tuner {
         }
     }
 
-    /// Takes the measurements of a tick and returns what is wanted now.
+    /// Processes the measurements of a tick and returns the wanted settings.
     pub(crate) fn tick(&mut self, tick: &Tick) -> WantedKnobs {
         if tick.ending {
             return self.wanted();
@@ -148,7 +150,7 @@ impl Tuner {
         self.wanted()
     }
 
-    /// What has proved right so far, without a change that is only being tried.
+    /// Returns the settings that have proved useful, without a change that is still being tried.
     pub(crate) fn proven(&self) -> WantedKnobs {
         self.lanes.proven(self.wanted())
     }

@@ -1,25 +1,26 @@
-//! One change that is being tried, and how long to wait before the next.
+//! A change that is being tried, and the rest before the next one.
 //!
-//! The rate of the last ticks is the baseline, but not while it rises by itself. The change gets some round trips to
-//! take effect and some to be measured. A refused change makes the next one wait, longer each time up to a bound.
+//! The baseline is the rate of the last ticks, unless the rate is still rising on its own. The change gets some round
+//! trips to take effect and some more to be measured. A rejected change delays the next one, longer each time up to a
+//! maximum.
 
 use std::time::Duration;
 
-/// A change under trial. First it gets time to take effect, then the rate is measured.
+/// A change that is being tried. It first gets time to take effect, and then the rate is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnobAttempt {
-    /// The rate before the change.
+    /// Rate before the change, in bytes per second.
     baseline: f64,
-    /// The time until the change can take effect.
+    /// Remaining time for the change to take effect.
     settling: Duration,
-    /// The time to measure.
+    /// Duration of the measurement.
     measuring: Duration,
     bytes: f64,
     measured: Duration,
 }
 
 impl KnobAttempt {
-    /// An attempt on a path with this round trip, at this rate in bytes per second.
+    /// Creates an attempt on a path with this round-trip time. `baseline` is the present rate in bytes per second.
     pub(super) fn new(baseline: f64, round_trip: Duration) -> Self {
         Self {
             baseline,
@@ -30,7 +31,7 @@ impl KnobAttempt {
         }
     }
 
-    /// The same attempt with more time, for a change that upsets the path before it shows what it is worth.
+    /// Returns the same attempt with more time, for a change that disturbs the path before its benefit shows.
     pub(super) fn patiently(self) -> Self {
         Self {
             settling: self.settling * PATIENCE,
@@ -39,13 +40,14 @@ impl KnobAttempt {
         }
     }
 
-    /// Lowers the baseline to `rate`: where the rate was falling when the change came, the change must exceed only the
-    /// lower rate.
+    /// Lowers the baseline to `rate` if that is lower. If the rate was already falling at the time of the change, the
+    /// change only needs to exceed the lower rate.
     pub(super) fn lower_baseline(&mut self, rate: f64) {
         self.baseline = self.baseline.min(rate);
     }
 
-    /// Takes one tick in which the rate was `rate`. Returns the rate after over the rate before, once that is known.
+    /// Processes one tick with the given rate. Returns the ratio of the rate after the change to the rate before, once
+    /// it is known.
     pub(super) fn tick(&mut self, elapsed: Duration, rate: f64) -> Option<f64> {
         if !self.settling.is_zero() {
             self.settling = self.settling.saturating_sub(elapsed);
@@ -60,7 +62,7 @@ impl KnobAttempt {
     }
 }
 
-/// The time between attempts: short at first, longer with each that was taken back.
+/// The time between attempts. It is short at first and doubles with each rejected attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
     left: Duration,
@@ -77,7 +79,7 @@ impl Default for Rest {
 }
 
 impl Rest {
-    /// A rest of this length, as after something that has failed.
+    /// Creates a rest of this length, as if an attempt had just failed.
     pub(super) fn of(first: Duration) -> Self {
         Self {
             left: first,
@@ -93,14 +95,14 @@ impl Rest {
         self.left.is_zero()
     }
 
-    /// Begins a rest after an attempt that was taken back.
+    /// Begins a rest after a rejected attempt.
     pub(super) fn refused(&mut self) {
         self.left = self.next;
         self.next = (self.next * 2).min(REST_MAX);
     }
 }
 
-/// The rate over the last few ticks, and over as many before.
+/// The rates of the last few ticks, and of as many ticks before them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recent(Vec<f64>);
 
@@ -116,13 +118,14 @@ impl Recent {
         mean(&self.0[self.0.len().saturating_sub(RECENT_TICKS)..])
     }
 
-    /// Whether the rate is known and not still rising by itself, as in a slow start: then it can serve as a baseline.
+    /// Returns whether the rate is known and no longer rising on its own, as in a slow start, so that it can serve as a
+    /// baseline.
     pub(super) fn is_baseline(&self) -> bool {
         let last = &self.0[self.0.len().saturating_sub(RECENT_TICKS)..];
         last.len() == RECENT_TICKS && last[RECENT_TICKS - 1] <= last[0] * RISING_MIN
     }
 
-    /// Whether the rate is about what it was before.
+    /// Returns whether the rate is about the same as a few ticks ago.
     pub(super) fn is_steady(&self) -> bool {
         self.0.len() == 2 * RECENT_TICKS && self.mean() > mean(&self.0[..RECENT_TICKS]) * STEADY_MIN
     }
@@ -136,7 +139,7 @@ fn mean(rates: &[f64]) -> f64 {
 const RECENT_TICKS: usize = 3;
 const RISING_MIN: f64 = 1.1;
 const STEADY_MIN: f64 = 0.92;
-/// A dial takes three round trips, and a slow start some more.
+/// Establishing a connection takes three round trips, and its slow start takes some more.
 const SETTLING_ROUND_TRIPS: u32 = 8;
 const SETTLING_MIN: Duration = Duration::from_millis(500);
 const MEASURING_ROUND_TRIPS: u32 = 5;

@@ -1,10 +1,10 @@
-//! The congestion controls of this host's kernel, and so how lanes can answer to loss.
+//! The congestion controls of this host's kernel, which determine how lanes can react to loss.
 
 use crate::control::link::LossAnswer;
 
 impl LossAnswer {
-    /// The answer of connections of this host at first; with the congestion control that was `chosen` for them, there
-    /// is no other one. A control that the administrator has not allowed to users is not used, not even by root, and no
+    /// Returns the initial reaction of this host's connections. If a congestion control was `chosen` for them, it is
+    /// never replaced. A control that the administrator has not allowed for users is not used, not even by root, and no
     /// kernel module is loaded.
     #[must_use]
     pub fn of_host(chosen: Option<&str>) -> Self {
@@ -25,5 +25,5 @@ impl LossAnswer {
     }
 }
 
-/// The congestion control that does not take loss for a sign of a full path.
+/// Kernel name of the congestion control that does not interpret loss as congestion.
 pub const LOSS_TOLERANT: &str = "bbr";

@@ -1,41 +1,40 @@
-//! The number of lanes, and their answer to loss.
+//! Tunes the number of lanes and their reaction to loss.
 //!
 //! ```text
 //!            reason to grow                       reason to shrink, for a while
 //!  settled ─────────────────► trying more  settled ─────────────────► trying fewer
-//!     ▲    ◄── gain: stays ───────┤           ▲    ◄── no loss: stays ────┤
+//!     ▲    ◄── gain: keep ────────┤           ▲    ◄── no loss: keep ─────┤
 //!     └────── no gain: back ──────┘           └────── rate fell: back ────┘
 //! ```
 //!
-//! A path that has room, and lanes that do not get it, are a reason to grow. Lanes then wait for the path,
-//! and its round trip shows no queue. There are three such reasons:
+//! The number grows if the path has room that lanes do not get. Lanes then wait for the path, and the round-trip time
+//! shows no queue. There are three such reasons:
 //!
-//! - Something is sent again in tick after tick ([`loss`](super::loss)). Then loss, and not a full path, sets
-//!   the pace. The tuner tries a congestion control that takes no notice of loss (`bbr`), where the kernel
-//!   has it and its administrator allows it. Elsewhere it tries twice the lanes, or as many as would make up
-//!   the best rate so far at what this loss leaves one lane. `bbr` begins by sending too much and is
-//!   therefore measured for longer; once refused it is not tried again. When nothing has been lost for some
-//!   seconds the usual control is tried, and kept if it is not slower.
-//! - The lanes' windows are full, the peer's or the kernel's, and cores are idle. The tuner tries twice the
+//! - Data is retransmitted in tick after tick ([`loss`](super::loss)). Loss, and not a full path, then limits the rate.
+//!   The tuner tries a congestion control that ignores loss (`bbr`), if the kernel has it and the administrator allows
+//!   it. Otherwise it tries twice the lanes, or as many as are needed for the best rate so far if each carries the rate
+//!   that this loss allows. `bbr` begins by sending too much, so it is measured for longer. Once rejected, it is not
+//!   tried again. If nothing has been lost for some seconds, the usual control is tried, and kept if it is not slower.
+//! - The lanes' windows are full, either the peer's or the kernel's, and cores are idle. The tuner tries twice the
 //!   lanes.
-//! - On a long path all that congestion control allows is in use, nothing was ever sent again, no other
-//!   window is full, and cores are idle: a slow start has ended too early. The tuner tries four times the
-//!   lanes.
+//! - On a long path, the congestion windows are fully used, nothing was ever retransmitted, no other window is full,
+//!   and cores are idle. A slow start has then ended too early. The tuner tries four times the lanes.
 //!
-//! A queue that lasts for some seconds is a reason to shrink; so is storage behind the lanes, which shows by the bytes
-//! at the receiver that are not stored, beyond the halves of groups that lanes hold. The tuner tries a quarter fewer
-//! lanes, down to the number for this round trip.
+//! The number shrinks if a queue lasts for some seconds, or if the storage at the target is slower than the lanes. Slow
+//! storage shows as bytes at the receiver that are not stored, beyond the partial groups that lanes hold. The tuner
+//! tries a quarter fewer lanes, down to the minimum for this round-trip time.
 //!
-//! More lanes are kept if they gain, and not much more is lost than before. But lanes that still profit from their slow
-//! start leave nothing to gain. Where steady loss will leave much less than the rate now (RFC 9438, §5), a change is
-//! made at once, and kept if it holds most of that rate. A queue that overflows now and then is not taken for such
-//! loss.
+//! More lanes are kept if the rate gains and the loss does not rise much. However, lanes that still profit from their
+//! slow start leave nothing to gain. If steady loss will leave much less than the present rate (RFC 9438, §5), a change
+//! is made immediately, and kept if it holds most of that rate. A queue that overflows now and then does not count as
+//! such loss.
 //!
-//! **Slow starts that end too early.** HyStart in Linux's CUBIC (`tcp_cubic.c`; RFC 9406 has its successor) takes round
-//! trips that are an eighth longer, or 16 ms where that is less, for a queue, and ends the slow start; it also does so
-//! on a host or a path that is unsteady. CUBIC that has lost nothing yet then opens its window by a twentieth in a
-//! round trip, which at 260 ms takes ten seconds and more for what the slow start would have done in one. Until more
-//! lanes are measured, that growth alone is a gain of 1.7 to 1.9; so these lanes are kept only if the rate has doubled.
+//! **Slow starts that end too early.** HyStart in Linux's CUBIC (`tcp_cubic.c`; RFC 9406 describes its successor)
+//! interprets round trips that are longer by an eighth, or by 16 ms if that is less, as a queue, and ends the slow
+//! start. It also does so on an unsteady host or path. CUBIC without any loss then grows its window by a twentieth per
+//! round trip. At a round trip of 260 ms, it needs ten seconds or more for the growth that slow start would have
+//! achieved in one. Until more lanes are measured, that growth alone is a gain of 1.7 to 1.9, so these lanes are kept
+//! only if the rate has doubled.
 
 use std::time::Duration;
 
@@ -45,13 +44,13 @@ use super::attempt::{KnobAttempt, Recent, Rest};
 use super::loss::LossWatch;
 use super::{Congestion, Knob, Knobs, PathTick, Tick, WantedKnobs};
 
-/// The part of the controller that decides on the number of lanes.
+/// The part of the controller that decides on lanes and congestion control.
 #[derive(Debug, Default)]
 pub(super) struct LaneTuner {
     knob: Knob,
     /// Whether the loss-tolerant congestion control may be tried.
     loss_tolerant_allowed: bool,
-    /// Whether the usual congestion control may be put back.
+    /// Whether the usual congestion control may be restored.
     usual_allowed: bool,
     pub(super) wanted: usize,
     pub(super) congestion: Congestion,
@@ -59,14 +58,14 @@ pub(super) struct LaneTuner {
     rest: Rest,
     recent: Recent,
     loss: LossWatch,
-    /// The best rate so far, over a few ticks.
+    /// Best rate so far, averaged over a few ticks, in bytes per second.
     best: f64,
     windows_full_ticks: u32,
-    /// The number of ticks for which all that congestion control allows has been in use, and grows slowly.
+    /// Number of consecutive ticks in which the congestion windows were fully used and grew slowly.
     slow_growth_ticks: u32,
-    /// Whether anything was ever sent again: then loss has ended the slow starts.
+    /// Whether any data was ever retransmitted. If so, loss has ended the slow starts.
     has_lost: bool,
-    /// The time for which there has been a reason to shrink, less the time when there was none.
+    /// Time in which there was a reason to shrink, minus the time in which there was none.
     crowded: Duration,
 }
 
@@ -74,7 +73,7 @@ pub(super) struct LaneTuner {
 struct Trial {
     change: LaneChange,
     attempt: KnobAttempt,
-    /// Whether lanes that are being dialled have not come up yet.
+    /// Whether lanes that are being dialed have not come up yet.
     dialling: bool,
     loss_before: LossWatch,
 }
@@ -105,7 +104,7 @@ impl LaneTuner {
         }
     }
 
-    /// What is wanted, without a change that is only being tried.
+    /// Returns the wanted settings without a change that is still being tried.
     pub(super) fn proven(&self, wanted: WantedKnobs) -> WantedKnobs {
         match self.trial.as_ref().map(|trial| trial.change) {
             Some(LaneChange::More { before, .. } | LaneChange::Fewer { before }) => WantedKnobs {
@@ -178,7 +177,7 @@ impl LaneTuner {
         }
         if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none()
         {
-            // Only once: on a path that loses something again, loss is the reason to try the other one.
+            // Only once: if the path loses data again, loss is the reason to try the other control.
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
             return self.start(LaneChange::Usual, path);
         }
@@ -197,7 +196,7 @@ impl LaneTuner {
         }
     }
 
-    /// The gain with which a change is kept, if loss is a reason for one.
+    /// Returns the minimum gain for keeping a change, if loss is a reason for one.
     fn lossy_gain_min(&self, tick: &Tick, path: &PathTick) -> Option<f64> {
         if !self.loss.is_reason() || self.congestion != Congestion::AsSet {
             return None;
@@ -217,7 +216,8 @@ impl LaneTuner {
         self.start(LaneChange::More { before, gain_min }, path);
     }
 
-    /// Whether lanes have a lead from their slow start that loss will take from them: then a change need not gain.
+    /// Returns whether loss will take away the rate that lanes still have from their slow start. A change then need not
+    /// gain.
     fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
         let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
         self.loss
@@ -228,7 +228,7 @@ impl LaneTuner {
     fn start(&mut self, change: LaneChange, path: &PathTick) {
         let attempt =
             KnobAttempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
-        // Such a control searches for the rate by sending too much, and much of that again.
+        // Such a control probes for the rate by sending too much, and has to retransmit much of that.
         let patient = matches!(change, LaneChange::LossTolerant { .. });
         let attempt = if patient {
             attempt.patiently()
@@ -250,7 +250,7 @@ impl LaneTuner {
 
     fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
-            // The trial does not wait for lanes that do not come up.
+            // The trial does not wait for lanes that fail to come up.
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
@@ -278,7 +278,7 @@ impl LaneTuner {
             | LaneChange::LossTolerant { .. }
             | LaneChange::Usual => {}
         }
-        // Dials that failed are not tried again at once.
+        // Lanes that failed to come up are not requested again immediately.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
     }
 
@@ -303,8 +303,8 @@ impl PathTick {
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
 
-    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, with no other
-    /// limit, through a path that has no queue and is so long that the windows take many seconds to grow.
+    /// Returns whether, at this rate in bytes per second, the congestion windows are fully used and nothing else limits
+    /// the rate. The path must have no queue and be so long that the windows take many seconds to grow.
     fn has_full_congestion_windows(&self, rate: f64) -> bool {
         let allowed = ByteCount(self.congestion_window_bytes).as_f64();
         let on_its_way = rate * self.round_trip.as_secs_f64();
@@ -318,15 +318,15 @@ impl PathTick {
 }
 
 impl Tick {
-    /// Whether more has arrived than the halves of groups that lanes hold: then the target stores more slowly than the
-    /// path carries.
+    /// Returns whether more bytes have arrived than lanes can hold in partial groups, so that the target stores more
+    /// slowly than the path carries.
     fn is_storage_behind(&self) -> bool {
         let lanes = u64::try_from(self.lanes_up).unwrap_or(u64::MAX);
         self.bytes_unstored > lanes.saturating_mul(GROUP_BYTES / 2) + UNSTORED_BYTES_MAX
     }
 }
 
-/// The number of lanes of `lane_rate` that make up `rate`.
+/// Returns the number of lanes with the rate `lane_rate` that together reach `rate`.
 fn lanes_for(rate: f64, lane_rate: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -337,44 +337,45 @@ fn lanes_for(rate: f64, lane_rate: f64) -> usize {
     lanes
 }
 
-/// Whether lanes wait for the path, and not for something to send.
+/// Returns whether lanes wait for the path, and not for data to send.
 fn lanes_wait(tick: &Tick) -> bool {
     tick.lane.share(tick.lane.blocked) > 0.5
 }
 
-/// The factor by which the rate must rise for more lanes to be kept.
+/// Minimum gain of the rate for more lanes to be kept.
 const GAIN_MIN: f64 = 1.1;
-/// The share of the rate that a change must hold where the rate will fall without it.
+/// Minimum share of the rate that a change must hold if the rate would otherwise fall.
 const HELD_MIN: f64 = 0.85;
-/// The share of the best rate so far below which the rate has fallen.
+/// Share of the best rate so far below which the rate counts as fallen.
 const FALLEN_MAX: f64 = 0.85;
-/// The share of the rate now that loss must leave in the long run; what it leaves is known to a factor of two.
+/// Minimum share of the present rate that loss must leave in the long run. The estimate is accurate to a factor of two.
 const SUSTAINED_MIN: f64 = 0.6;
-/// The share of the rate that fewer lanes must hold to be kept.
+/// Minimum share of the rate that fewer lanes must hold to be kept.
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
 const SLOW_GROWTH_TICKS_MIN: u32 = 2;
-/// The factor for more lanes: a new lane's slow start may end too early as well, and each step is measured for many
-/// round trips.
+/// Factor for more lanes. The slow start of a new lane may also end too early, and each step is measured for many round
+/// trips.
 const SLOW_GROWTH_TIMES: usize = 4;
-/// The factor by which the rate must rise: until it is measured, the windows have grown to 1.05^11 of what they were,
-/// 1.7, by themselves.
+/// Minimum gain of the rate. By the time it is measured, the windows have grown on their own by a factor of 1.05^11,
+/// which is 1.7.
 const SLOW_GROWTH_GAIN_MIN: f64 = 2.0;
-/// The share of the congestion windows that counts as in use; a mean over three ticks lags behind.
+/// Share of the congestion windows that counts as fully used. It is below 1 because a mean over three ticks lags
+/// behind.
 const IN_USE_MIN: f64 = 0.6;
-/// The largest share of the time in which other windows were full.
+/// Maximum share of the time in which other windows may be full.
 const OTHERS_SHARE_MAX: f64 = 0.1;
-/// The least round trip of a long path: Linux CUBIC that has lost nothing yet opens its window by a twentieth in each
-/// round trip, so here it takes 3 s and more to double it.
+/// Minimum round trip of a long path. Linux CUBIC without any loss grows its window by a twentieth per round trip, so
+/// at this length it takes at least 3 s to double it.
 const LONG_PATH: Duration = Duration::from_millis(200);
-/// The least share of idle cores: a busy host is slow by itself.
+/// Minimum share of idle cores. On a busy host, the CPU may be the reason for a low rate.
 const CORES_IDLE_MIN: f64 = 0.15;
 const QUEUE_RATIO: f64 = 1.2;
 const LONG_QUEUE_RATIO: f64 = 1.5;
-/// The time that a busy host adds to a round trip.
+/// Time that a busy host adds to a round trip.
 const QUEUE_NOISE: Duration = Duration::from_micros(500);
-/// How long there must be too many lanes before their number is lowered.
+/// How long there must be too many lanes before their number is reduced.
 const CROWDED_MIN: Duration = Duration::from_secs(8);
-/// The bytes that a receiver may hold and not have stored yet.
+/// Number of unstored bytes that a receiver may hold in addition to partial groups.
 const UNSTORED_BYTES_MAX: u64 = 64 << 20;

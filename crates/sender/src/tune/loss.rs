@@ -1,13 +1,13 @@
-//! Whether loss keeps lanes below what the path could carry, and what it leaves each of them.
+//! Detects whether loss keeps lanes below the capacity of the path, and estimates the rate that loss leaves each lane.
 
 use zmove_types::ByteCount;
 
 use super::PathTick;
 
-/// The segments that were sent again while the path had no queue.
+/// Retransmissions while the path had no queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossWatch {
-    /// One bit for each of the last ticks: whether something was sent again.
+    /// One bit for each of the last ticks: whether anything was retransmitted.
     lossy: u32,
     ticks: u32,
     segments: f64,
@@ -16,7 +16,7 @@ pub(super) struct LossWatch {
 }
 
 impl LossWatch {
-    /// Takes a tick; begins anew where there is a queue, or lanes do not wait for the path.
+    /// Processes a tick. Starts over if there is a queue or if lanes do not wait for the path.
     pub(super) fn tick(&mut self, path: &PathTick, waiting: bool, bytes_carried: u64) {
         if !waiting || path.has_queue() {
             *self = Self::default();
@@ -35,19 +35,20 @@ impl LossWatch {
         self.retransmitted = self.retransmitted * kept + retransmitted;
     }
 
-    /// Whether there is loss again and again while the path has no queue: not the burst in which a slow start ends.
+    /// Returns whether there is repeated loss while the path has no queue, as opposed to the burst that ends a slow
+    /// start.
     pub(super) fn is_reason(&self) -> bool {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Whether so much was sent again, and so steadily, that it shows how much the path loses. A queue that overflows
-    /// loses much at once, and then nothing for a while.
+    /// Returns whether retransmissions are so many and so steady that they show the loss rate of the path. A queue that
+    /// overflows loses much data in a short time and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES
             && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
 
-    /// Whether the watch is so long that a few losses more or less change little.
+    /// Returns whether the watch is so long that a few losses more or less change little.
     pub(super) fn is_long(&self) -> bool {
         self.ticks >= LONG_TICKS_MIN
     }
@@ -56,21 +57,21 @@ impl LossWatch {
         (self.lossy & ((1 << TICKS) - 1)).count_ones()
     }
 
-    /// Whether nothing was sent again during the whole watch.
+    /// Returns whether nothing was retransmitted during the whole watch.
     pub(super) fn is_none(&self) -> bool {
         self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
-    /// Whether a larger share of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is
-    /// when there are more of them; loss that they cause does not.
+    /// Returns whether the loss rate is higher than in an earlier watch. Loss that lanes merely suffer does not change
+    /// with their number, but loss that they cause does.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
         let expected =
             before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
         self.retransmitted > FEW_LOSSES && self.retransmitted > expected * RISEN_MIN
     }
 
-    /// The rate that such loss leaves one lane in the long run, in bytes per second, by the larger of the response
-    /// functions of cubic and Reno (RFC 9438, §5.1 and §5.2).
+    /// Returns the rate, in bytes per second, that the observed loss leaves one lane in the long run. It is the larger
+    /// result of the response functions of CUBIC and Reno (RFC 9438, §5.1 and §5.2).
     pub(super) fn lane_rate(&self, path: &PathTick) -> Option<f64> {
         let round_trip = path.round_trip_min.as_secs_f64();
         if path.segment_bytes == 0 || self.retransmitted <= 0.0 || round_trip <= 0.0 {
@@ -82,21 +83,21 @@ impl LossWatch {
     }
 }
 
-/// The longest watch for loss, in ticks.
+/// Maximum length of a watch, in ticks.
 const TICKS: u32 = 12;
-/// The shortest watch for loss, in ticks.
+/// Minimum length of a watch, in ticks.
 const TICKS_WATCHED_MIN: u32 = 3;
-/// The number of ticks of a watch in which something must have been sent again.
+/// Minimum number of ticks with retransmissions in a watch.
 const LOSSY_TICKS_MIN: u32 = 2;
-/// The number of ticks of a long watch.
+/// Minimum length of a long watch, in ticks.
 const LONG_TICKS_MIN: u32 = 8;
-/// The number of ticks it takes to distinguish steady loss from an overflow.
+/// Number of ticks needed to distinguish steady loss from an overflow.
 const STEADY_TICKS_MIN: u32 = 6;
-/// A loss of this share of a tick's segments is the burst in which a slow start ends, if it lasts no longer
-/// than `BURST_TICKS_MAX`.
+/// Minimum share of a tick's segments that must be lost in the burst that ends a slow start. The burst lasts at most
+/// `BURST_TICKS_MAX`.
 const BURST_SHARE_MIN: f64 = 0.01;
-/// The longest loss that still counts as the burst in which a slow start ends, in ticks.
+/// Maximum length of the burst that ends a slow start, in ticks.
 const BURST_TICKS_MAX: u32 = 8;
-/// The fewest lost segments that count; fewer may be chance.
+/// Number of lost segments above which loss counts. Fewer may be chance.
 const FEW_LOSSES: f64 = 4.0;
 const RISEN_MIN: f64 = 3.0;

@@ -1,11 +1,11 @@
-//! The path as the kernel, or QUIC, reports it: the connections of all lanes, summed.
+//! The path as reported by the kernel or QUIC, summed over the connections of all lanes.
 //!
-//! Each lane over TCP is asked once a second for the progress line, and at the end for the summary.
+//! Each TCP lane is queried once a second for the progress line, and at the end for the summary.
 
 use zmove_transport::{PathProbe, TcpInfo, Transport};
 use zmove_wire::PathReport;
 
-/// Reads all lanes' connections; `None` when there are none, as within one process.
+/// Reads the connections of all lanes. Returns `None` if there are none, as within one process.
 pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<PathReport> {
     let mut by_quic = false;
     let asked = probes.inspect(|probe| by_quic |= probe.transport() == Some(Transport::Quic));
@@ -16,7 +16,7 @@ pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<
     })
 }
 
-/// The connections of lanes, summed.
+/// Returns the sum of these connections.
 pub(super) fn sum(infos: &[TcpInfo]) -> PathReport {
     let mut report = PathReport::default();
     for info in infos {
@@ -39,7 +39,7 @@ pub(super) fn sum(infos: &[TcpInfo]) -> PathReport {
     report
 }
 
-/// The counts and times of a report that were added after the one `before`.
+/// Returns `report` with those counts and times reduced by the values in `before` that grow during an interval.
 pub(crate) fn since(report: &PathReport, before: &PathReport) -> PathReport {
     PathReport {
         busy: report.busy.saturating_sub(before.busy),
@@ -56,12 +56,12 @@ pub(crate) fn since(report: &PathReport, before: &PathReport) -> PathReport {
     }
 }
 
-/// Bytes that the kernel has taken and that are not acknowledged, whether still unsent or on the way.
+/// Returns the bytes that the kernel has accepted and that are not acknowledged, whether unsent or in transit.
 pub(crate) fn unacked(info: &TcpInfo) -> u64 {
     on_the_way(info) + u64::from(info.bytes_unsent.unwrap_or(0))
 }
 
-/// Bytes that have been sent and not acknowledged.
+/// Returns the bytes that have been sent and not acknowledged.
 pub(crate) fn on_the_way(info: &TcpInfo) -> u64 {
     let sent = info
         .bytes_sent

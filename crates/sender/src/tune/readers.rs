@@ -1,6 +1,6 @@
-//! The number of readers: half as many again while lanes starve, readers work all the time and cores are idle, for
-//! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More readers are
-//! kept if a little more is read.
+//! Tunes the number of readers. It grows by half while lanes starve, readers are always busy and cores are idle,
+//! because some storage is faster with more requests in flight. It shrinks by a quarter if readers are hardly busy.
+//! More readers are kept if at least 5 % more is read.
 
 use super::attempt::{KnobAttempt, Recent, Rest};
 use super::{Knob, Tick};
@@ -73,5 +73,5 @@ impl ReaderTuner {
 const GAIN_MIN: f64 = 1.05;
 const HUNGRY_TICKS_MIN: u32 = 3;
 const IDLE_TICKS_MIN: u32 = 20;
-/// The least share of idle cores: where they are in use, another thread takes from those that are there.
+/// Minimum share of idle cores. If cores are in use, an additional thread slows down the existing ones.
 const CORES_IDLE_MIN: f64 = 0.25;

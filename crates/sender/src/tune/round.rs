@@ -1,14 +1,15 @@
-//! The most that the path has carried within a round trip, for the next push on it.
+//! Measures the maximum rate that the path has carried over one round trip, for use by the next push on it.
 //!
-//! The conversation tells some dozens of times a second what has been acknowledged on all lanes so far. **Invariant:**
-//! what is found is not more than was acknowledged in as long a time, for the time looked back upon is a round trip
-//! or a little more.
+//! The session reports some dozens of times a second how many bytes have been acknowledged on all lanes.
+//!
+//! **Invariant:** the measured rate never exceeds the rate that was acknowledged over an interval of that length,
+//! because each interval is at least one round trip.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zmove_wire::AtBest;
 
-/// Counts of the last round trip, and the best so far.
+/// Counts of the last round trip, and the best rate so far.
 #[derive(Debug, Default)]
 pub(crate) struct BestRound {
     counts: VecDeque<Count>,
@@ -23,7 +24,8 @@ struct Count {
 }
 
 impl BestRound {
-    /// So many bytes have been acknowledged by now; `round_trip` is the shortest that the lanes know.
+    /// Records that `acked` bytes have been acknowledged at the time `at`. `round_trip` is the shortest round trip of
+    /// the lanes.
     pub(crate) fn note(&mut self, at: Instant, acked: u64, round_trip: Option<Duration>) {
         self.round_trip = self.round_trip.into_iter().chain(round_trip).min();
         let Some(round_trip) = self.round_trip else {
@@ -37,7 +39,7 @@ impl BestRound {
             let micros = u64::try_from((at - before.at).as_micros())
                 .unwrap_or(u64::MAX)
                 .max(1);
-            // a lane that is lost takes its count along
+            // A lost lane takes its count with it, so the total may shrink.
             let bytes = acked.saturating_sub(before.acked);
             self.bytes_per_second = self
                 .bytes_per_second

@@ -1,12 +1,12 @@
-//! The decisions of the controller, carried out: lanes dialled and ended, readers started and stopped.
+//! Carries out the decisions of the controller: dials and ends lanes, and starts and stops readers.
 //!
-//! The conversation calls it a few times a second. Here is all that the pure [`tune`](crate::tune) must not touch: the
-//! kernel's report on the lanes (`TCP_INFO`), the host's idle cores, the dialler.
+//! The session calls this module a few times a second. It contains everything that the pure [`tune`](crate::tune) must
+//! not touch: the kernel's report on the lanes (`TCP_INFO`), the host's idle cores, and the dialer.
 //!
-//! A new lane is dialled beside the running ones. A lane that does not come up, or for which there is no thread, is
-//! done without, and asked for again after rests that double. When there are to be fewer, the lanes end that have
-//! carried least lately; a lane ends between two frames, and a lane beyond what the receiver takes ends at once.
-//! Writers at the receiver have no knob.
+//! A new lane is dialed while the others run. If a lane does not come up, or if no thread can be started for it, the
+//! push continues without it and requests it again after rests that double. To reduce the number, the lanes that have
+//! carried least recently end between two frames. A lane above the receiver's maximum ends immediately. The number of
+//! writers at the receiver is not tuned.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use crate::tune::path::{self, unacked};
 use crate::tune::round::BestRound;
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, WantedKnobs};
 
-/// The steering of one push.
+/// The state of tuning one push.
 pub(crate) struct Steering {
     supply: Option<LaneSupply>,
     dials: Dials,
@@ -36,16 +36,16 @@ pub(crate) struct Steering {
     best: BestRound,
 }
 
-/// Lanes that are to come up.
+/// The lanes that are being dialed.
 #[derive(Debug)]
 struct Dials {
-    /// The number of lanes that have been asked for and have neither come up nor failed.
+    /// Number of lanes that were requested and have neither come up nor failed.
     awaited: usize,
-    /// The number of lanes that was wanted when lanes were last asked for.
+    /// Number of wanted lanes at the last request.
     wanted: usize,
-    /// The rest before lanes that have not come up are asked for again.
+    /// Rest before lanes that failed are requested again.
     rest: Rest,
-    /// Whether the first lanes were dialled in vain.
+    /// Whether the first lanes were given up and their replacements were requested.
     again: bool,
 }
 
@@ -59,8 +59,8 @@ impl Dials {
         }
     }
 
-    /// The number of lanes to ask for when `up` are there of `wanted`. Those that failed are asked for again after a
-    /// rest that doubles each time.
+    /// Returns the number of lanes to request if `up` of the `wanted` lanes are up. Lanes that failed are requested
+    /// again after a rest that doubles each time.
     fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
         let risen = wanted > self.wanted;
         self.wanted = wanted;
@@ -79,7 +79,7 @@ impl Dials {
 
 const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
 
-/// Totals at one moment.
+/// Totals at one point in time.
 #[derive(Default)]
 struct Mark {
     at: Option<Instant>,
@@ -91,7 +91,7 @@ struct Mark {
     path: PathReport,
 }
 
-/// The ticks of all cores of this host, of which some were idle.
+/// CPU ticks of all cores of this host, and how many of them were idle.
 #[derive(Clone, Copy, Default)]
 struct Cores {
     idle: u64,
@@ -117,7 +117,7 @@ impl Steering {
         }
     }
 
-    /// Begins tuning, now that the receiver takes at most `lanes_max` lanes.
+    /// Begins tuning. The receiver accepts at most `lanes_max` lanes.
     pub(crate) fn begin(&mut self, config: &SenderConfig, lanes_max: u16) {
         let readers = config.readers;
         let readers = Knob {
@@ -167,7 +167,7 @@ impl Steering {
         )
     }
 
-    /// The settings for the next push on this path.
+    /// Returns the recommended settings for the next push on this path.
     pub(crate) fn learnt(&self) -> Option<Learnt> {
         let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
@@ -177,7 +177,7 @@ impl Steering {
         })
     }
 
-    /// Looks at what has been acknowledged.
+    /// Records how many bytes have been acknowledged.
     pub(crate) fn count_acked(&mut self, pipeline: &Pipeline) {
         if let Some(report) = path::gather(pipeline.lane_set.probes()) {
             let acked = report.bytes_acked.iter().sum();
@@ -185,18 +185,18 @@ impl Steering {
         }
     }
 
-    /// The most that the path has carried within a round trip.
+    /// Returns the maximum rate that the path has carried over one round trip.
     pub(crate) fn at_best(&self) -> Option<AtBest> {
         self.best.found()
     }
 
-    /// A lane that was asked for has come up, or will not.
+    /// Records that a requested lane has come up or failed.
     pub(crate) fn lane_came(&mut self) {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
-    /// Asks for as many lanes again as were dialled at first. Those that are still to come do not count: the receiver
-    /// may have closed them already.
+    /// Requests as many lanes as were initially dialed. Lanes that have not come up yet do not count, because the
+    /// receiver may already have closed them.
     pub(crate) fn dial_again(&mut self) {
         let Some(supply) = &self.supply else { return };
         if supply.more.send(supply.asked).is_ok() {
@@ -205,12 +205,13 @@ impl Steering {
         self.dials.again = true;
     }
 
-    /// Whether lanes that were asked for again are still to come, so that the loss of all others is no end.
+    /// Returns whether replacements for the first lanes are still expected, so that losing all other lanes does not end
+    /// the session.
     pub(crate) fn is_dialling_again(&self) -> bool {
         self.dials.again && self.dials.awaited > 0
     }
 
-    /// Whether lanes may still come up; `open` is whether any can still be sent.
+    /// Returns whether lanes may still come up. `open` is whether the channel of lanes is still open.
     pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
         if self.supply.is_some() {
             open && self.dials.awaited > 0
@@ -219,21 +220,21 @@ impl Steering {
         }
     }
 
-    /// Sets the congestion control of a new lane as for the others.
+    /// Sets the congestion control of a new lane to that of the other lanes.
     pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
         if self.congestion == Congestion::LossTolerant && self.usual_control().is_some() {
             let _refused = sink.path().set_congestion(LOSS_TOLERANT);
         }
     }
 
-    /// Takes measurements, decides, and carries the decisions out.
+    /// Takes measurements, makes decisions and carries them out.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
         let Pipeline {
             session, lane_set, ..
         } = pipeline;
         let now = Instant::now();
         if session.rate.shared.is_spent(now) {
-            // what waits for the rate is neither late nor lost
+            // Work that waits for the rate limit is neither late nor lost.
             session.in_flight.note_progress(now);
         } else {
             resend::send_late(session, |lane| lane_set.is_stuck(lane));
@@ -268,7 +269,7 @@ impl Steering {
             .missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
-            // Without a dialler the lanes stay as they are.
+            // Without a dialer, the number of lanes stays unchanged.
             if supply.more.send(more).is_ok() {
                 self.dials.awaited += usize::from(more);
             }
@@ -285,7 +286,7 @@ impl Steering {
         Ok(())
     }
 
-    /// The congestion control that may be replaced by the loss-tolerant one, and that one by it.
+    /// Returns the name of the usual congestion control, if the push may switch between it and the loss-tolerant one.
     fn usual_control(&self) -> Option<&str> {
         self.supply.as_ref()?.congestion.usual.as_deref()
     }
@@ -304,7 +305,7 @@ impl Steering {
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();
         let path = path::sum(&infos);
-        // The kernel forgets a shortest round trip of long ago.
+        // The kernel forgets old minimum round trips.
         let shortest = path
             .round_trip_min
             .into_iter()
@@ -345,8 +346,8 @@ impl Steering {
     }
 }
 
-/// The state of the lanes' connections after a tick: `path` has the tick's additions to their counts, and `up` are the
-/// connections that are up now.
+/// Returns the state of the lanes' connections after a tick. `path` contains the increments of their counts during the
+/// tick, and `up` are the connections that are currently up.
 fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> PathTick {
     let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
     let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
@@ -374,7 +375,7 @@ fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> 
 }
 
 impl Cores {
-    /// The kernel's counts since it started; see proc(5). Zeros where they cannot be read.
+    /// Returns the kernel's counts since boot; see proc(5). Returns zeros if they cannot be read.
     fn read() -> Self {
         Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
     }
@@ -391,7 +392,7 @@ impl Cores {
             .map(|word| word.parse().ok())
             .collect();
         let ticks = ticks?;
-        // The fields are user, nice, system, idle, waiting for storage, and so on.
+        // The fields are user, nice, system, idle, waiting for I/O, and so on.
         let idle = ticks.get(3)? + ticks.get(4)?;
         Some(Self {
             idle,
@@ -399,7 +400,7 @@ impl Cores {
         })
     }
 
-    /// The share that was idle since `before`; 1 where nothing is known.
+    /// Returns the share that was idle since `before`, or 1 if it is unknown.
     fn idle_since(self, before: &Self) -> f64 {
         let all = self.all.saturating_sub(before.all);
         if all == 0 {
