@@ -11,7 +11,8 @@ use std::os::unix::fs::FileExt;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
-/// A hasher for one group of a file with several groups. It hashes slice by slice while the bytes are in the CPU cache.
+/// A hasher for one group of a file that has several groups. It hashes slice by slice while the bytes are in the CPU
+/// cache.
 #[derive(Debug)]
 pub struct GroupHasher(blake3::Hasher);
 

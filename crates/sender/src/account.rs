@@ -1,4 +1,4 @@
-//! The account of a push: what was found, moved and refused, where the time went, and the report at the end.
+//! The account of a push: the results of its files, the time spent in each stage, and the final report.
 
 pub(crate) mod bottleneck;
 pub(crate) mod failure;
@@ -125,9 +125,9 @@ impl PushAccount {
         origins
     }
 
-    /// Subtracts bytes that were counted with groups that the target holds, but that are holes and so are not moved.
-    /// `holes` contains the index of each such group and its number of hole bytes. Returns the total number of these
-    /// bytes.
+    /// Subtracts bytes that were counted with groups that the target holds, but that turned out to be holes. Holes are
+    /// not part of the bytes moved. `holes` contains the index of each such group and its number of hole bytes. Returns
+    /// the total number of these bytes.
     pub(crate) fn not_held(&self, file: &LargeSource, holes: &[(u32, u64)]) -> u64 {
         if holes.is_empty() {
             return 0;
@@ -189,7 +189,7 @@ impl PushAccount {
         self.tell(Event::Warned { message });
     }
 
-    /// Returns what the scan has found so far.
+    /// Returns the counts of what the scan has found so far.
     pub(crate) fn found(&self) -> FoundSoFar {
         FoundSoFar {
             files: self.totals.found.get(),
@@ -232,7 +232,8 @@ impl PushAccount {
         self.show(files, bytes.saturating_sub(shown));
     }
 
-    /// Reports files and bytes that are stored at the target to the user, whether or not they are renamed into place.
+    /// Reports the number of files and bytes stored at the target to the user, whether or not the files are renamed
+    /// into place.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
         self.tell(Event::Stored { files, bytes });
@@ -307,7 +308,7 @@ impl PushAccount {
         }
     }
 
-    /// Reports an entry that lacks attributes by its name.
+    /// Reports the name of an entry that lacks attributes, with these attributes.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
         let entry = if path.is_root() {

@@ -58,8 +58,9 @@ impl SessionError {
         matches!(self, Self::Refused(refusal) if refusal.is_busy())
     }
 
-    /// Returns whether connections were lost or could not be established, so that another session may succeed without a
-    /// change of settings. A malformed or unauthenticated message does not count as a lost connection.
+    /// Returns whether another session may succeed without a change of settings, because connections were lost or could
+    /// not be established, or because the receiver's refusal may be temporary. A malformed or unauthenticated message
+    /// does not count as a lost connection.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

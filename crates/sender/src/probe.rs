@@ -1,5 +1,5 @@
-//! Measures the path. In each round, some lanes carry bytes from memory, which the receiver counts and discards. `zmove
-//! probe` runs this.
+//! Implements `zmove probe`, which measures the path. In each round, some lanes carry bytes from memory, which the
+//! receiver counts and discards.
 //!
 //! All rates are differences between two samples on the receiver's clock, so they include neither bytes in socket
 //! buffers nor the wait for an answer. The beginning of a round, in which windows grow, is reported separately. Each
@@ -41,8 +41,8 @@ pub struct ProbeConfig {
     pub target: Vec<u8>,
     /// The numbers of lanes, with one round for each. A number above the receiver's maximum is reduced to that maximum.
     pub lanes: Vec<u16>,
-    /// Duration of each round's measurement. It begins once windows have grown for the longer of [`RAMP_MIN`] and
-    /// [`RAMP_ROUND_TRIPS`].
+    /// Duration of each round's measurement. It begins once windows have grown for [`RAMP_MIN`] and for
+    /// [`RAMP_ROUND_TRIPS`] round trips.
     pub time: Duration,
     /// A sweep of the target's storage to run after the rounds, if any.
     pub sweep: Option<SweepOrder>,

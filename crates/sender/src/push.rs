@@ -546,8 +546,8 @@ impl RunningPush<'_> {
         control::explained(self.receipts.take_rest(inbox), error).await
     }
 
-    /// Breaks the lanes after a failed push. After a successful push they end in order, unless the receiver does not
-    /// read them.
+    /// Breaks the lanes after a failed push. After a successful push they end in order, or are broken after
+    /// `GOODBYE_TIMEOUT` if the receiver does not read them.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
         let Pipeline {
             lane_set, session, ..
@@ -654,7 +654,7 @@ fn is_confirmed(ended: &Result<Finished, SessionError>) -> bool {
     }
 }
 
-/// Stores in `run` the state that the next session needs after this one broke off.
+/// Stores in `run` the state of an interrupted session that the next session needs.
 fn leave(session: &Session, lanes: usize, run: &mut Run) {
     let Session {
         account,
@@ -677,8 +677,8 @@ struct Ping {
     missed: u32,
 }
 
-/// Returns the interval at which a receiver is pinged that may stay silent for `silence_max`. After a suspension of
-/// this process there is one tick, not one for each missed tick.
+/// Returns the ping interval for a receiver that may stay silent for `silence_max`. After a suspension of this process
+/// there is one tick, not one for each missed tick.
 fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
     let mut ticks = tokio::time::interval(silence_max / PINGS_MISSED_MAX);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,5 +1,5 @@
-//! Decides how many lanes and readers a push should have and how lanes react to loss, tick by tick, from the reports of
-//! its stages and the kernel.
+//! Decides how many lanes and readers a push should have and how lanes react to loss. A decision is made at each tick,
+//! from the reports of the stages and of the kernel.
 //!
 //! The session calls this controller a few times a second and applies its decisions ([`steering`]). The controller is
 //! pure: it has no clock and no socket. Each [`Tick`] carries the elapsed time, so that tests can run the controller on
@@ -7,8 +7,8 @@
 //!
 //! A change is an attempt with a measured baseline ([`attempt`]). It is kept if the rate rises or, for fewer lanes, if
 //! the rate does not fall. Otherwise it is reverted and the next attempt waits longer. One knob moves at a time, so
-//! that a gain has one cause. Once lanes hold all remaining work, nothing more is tried, because rates show nothing
-//! then. [`lanes`] and [`readers`] describe what each of them tries and when.
+//! that a gain has one cause. Once lanes hold all remaining work, nothing more is tried, because the rates are no
+//! longer meaningful. [`lanes`] and [`readers`] describe when each of them tries a change.
 //!
 //! The number of lanes is not tuned with `--streams`, with `--limit`, over QUIC, within one process, if the push can
 //! use no more lanes than it has, or if the lanes' connections report nothing. A congestion control chosen with
@@ -68,10 +68,10 @@ pub(crate) struct WantedKnobs {
 /// The lanes' reaction to loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Congestion {
-    /// That of the congestion control set by the system or the user.
+    /// The reaction of the congestion control that the system or the user has set.
     #[default]
     AsSet,
-    /// That of a congestion control that does not interpret loss as congestion.
+    /// The reaction of a congestion control that does not interpret loss as congestion.
     LossTolerant,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Tick {
     /// Bytes carried since the start and not yet settled. They are in the receiver's buffers or belong to unfinished
     /// groups.
     pub(crate) bytes_unstored: u64,
-    /// Whether lanes hold all remaining work, so that rates no longer show anything.
+    /// Whether lanes hold all remaining work, so that rates are no longer meaningful.
     pub(crate) ending: bool,
     /// Idle share of this host's cores, from 0 to 1.
     pub(crate) cores_idle: f64,

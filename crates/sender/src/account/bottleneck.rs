@@ -90,7 +90,7 @@ impl Stages {
 }
 
 impl Times {
-    /// Divides the wall-clock time and returns the largest share.
+    /// Divides the wall-clock time among the limits and returns the largest share, along with all others.
     pub(crate) fn bottleneck(&self) -> Bottleneck {
         let seconds = self.share_out();
         let whole: f64 = seconds.0.iter().sum();
@@ -150,8 +150,8 @@ impl Times {
         seconds
     }
 
-    /// Divides the sender's own part of the time from the first data to the last. Returns how long the stages before
-    /// the lanes were the cause, and how long the stages after the lanes were.
+    /// Divides the sender's own part of the time from the first data to the last. Returns the time for which the stages
+    /// before the lanes were the cause, and the time for which the stages after the lanes were.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
         let Stages {
             scan, read, lane, ..

@@ -141,7 +141,7 @@ impl FileLedger {
         self.reported.insert(message)
     }
 
-    /// Records that the session has broken off.
+    /// Records that the session was interrupted.
     pub(crate) fn break_off(&mut self) {
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }

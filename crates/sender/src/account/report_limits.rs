@@ -1,7 +1,7 @@
-//! Limits on how much a receiver may report. An honest receiver reports only on what it was sent. A receiver that
-//! reports without end would flood the user's terminal.
+//! Limits on how much a receiver may report. An honest receiver reports only on entries that it was sent. A receiver
+//! that reports without end would flood the user's terminal.
 //!
-//! **Invariant:** the amount that a session reports to the user is bounded by what was sent in it, plus
+//! **Invariant:** the amount that a session reports to the user is bounded by the amount that was sent in it, plus
 //! [`FAULTS_BESIDE_MAX`] faults, or [`FAULTS_OF_REMOVAL_MAX`] if the session removes entries.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use zmove_types::{AtomicCounter, GroupSpan, Name, RelPath};
 use zmove_wire::limits::within;
 use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError, out_of_order};
 
-/// Counts of what was sent to the receiver, which bound its reports.
+/// Counts of entries and files sent to the receiver, which bound its reports.
 #[derive(Debug, Default)]
 pub(crate) struct SentCounts {
     /// Entries of batches, counted each time that they were sent, and large files.
@@ -43,7 +43,7 @@ const FAULTS_BESIDE_MAX: u64 = 4096;
 /// Maximum number of faults when removing entries that exist only at the target. The removal of anything below a
 /// directory may fail.
 const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
-/// A fault counts once more for each this many bytes of its path.
+/// Number of path bytes for which a fault counts once more.
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl SentCounts {

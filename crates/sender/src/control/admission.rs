@@ -17,7 +17,7 @@ use crate::error::SessionError;
 /// accept.
 ///
 /// # Errors
-/// [`SessionError::Refused`] with the receiver's reason, or another error if the conversation broke off.
+/// [`SessionError::Refused`] with the receiver's reason, or another error if the conversation failed.
 pub async fn ask_admission(
     reader: ControlReader,
     writer: ControlWriter,

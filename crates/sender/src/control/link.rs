@@ -16,7 +16,7 @@ use crate::error::SessionError;
 /// The control connection and the lanes to the peer. `L` is the type of this side's end of a lane.
 #[derive(Debug)]
 pub struct Link<L = Box<dyn LaneSink>> {
-    /// Id of the transfer, as sent on the lanes.
+    /// ID of the transfer, as sent on the lanes.
     pub transfer: TransferId,
     /// Cipher of the lanes, as sent on the lanes.
     pub cipher: Cipher,

@@ -45,7 +45,7 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
     /// The limit would be exceeded.
     fn book_memory(&self, bytes: usize) -> Result<Held, WireError>;
 
-    /// Reserves a thread that helps to read, and its descriptors. Returns `None` if a limit would be exceeded.
+    /// Reserves a helper thread for reading, and its file descriptors. Returns `None` if a limit would be exceeded.
     fn book_helper(&self) -> Option<Held>;
 }
 

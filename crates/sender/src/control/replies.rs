@@ -70,7 +70,8 @@ pub(crate) struct ReplySender {
     counted: Sender<CountedReply>,
 }
 
-/// Maximum number of waiting values and verdicts: the values of the groups of 64 TiB, half a gigabyte.
+/// Maximum number of waiting values and verdicts. That is the number of groups in 64 TiB, and takes up to 640 MiB of
+/// memory.
 const WAITING_MAX: usize = 16 << 20;
 
 /// Maximum number of outstanding counted replies.

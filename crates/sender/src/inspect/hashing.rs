@@ -58,7 +58,8 @@ pub(crate) struct Hashing {
 }
 
 /// Maximum number of threads. Storage with a high latency benefits from several requests in parallel. The threads
-/// replace the readers of a push and are never more than those, for which a daemon has reserved resources.
+/// replace the readers of a push. There are never more of them than there would be readers, because a daemon has
+/// reserved resources for that number.
 const THREADS: usize = 16;
 
 impl Hashing {

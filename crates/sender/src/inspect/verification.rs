@@ -58,8 +58,8 @@ pub(super) struct ComparedFile {
 struct Whole {
     theirs: Root,
     ours: RootMerger,
-    /// Values of groups that are preceded by missing ones, by the index of their first group. There are at most as many
-    /// as in the outstanding orders.
+    /// Values that cannot be merged yet because earlier groups are missing, by the index of their first group. There
+    /// are at most as many as in the outstanding orders.
     ahead: BTreeMap<u32, Vec<Cv>>,
 }
 

@@ -24,7 +24,7 @@ impl AskedEntry {
         }
     }
 
-    /// Returns the length in bytes of the path and of the path that the entry links to.
+    /// Returns the total length in bytes of the entry's path and link target.
     pub(crate) fn text_bytes(&self) -> usize {
         self.directory.target_path().as_bytes().len() + self.what.text_bytes()
     }

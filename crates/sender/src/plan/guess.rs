@@ -19,7 +19,7 @@ use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX};
 use crate::plan::pack::{Basis, Unread};
 use crate::read::source::SourceDirectory;
 
-/// The state of planning before the state of the target is known.
+/// The planning state while the state of the target is unknown.
 pub(super) struct Guess {
     /// The basis of the packs that are being planned.
     pub(super) basis: Basis,

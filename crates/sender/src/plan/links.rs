@@ -230,8 +230,8 @@ impl Links {
         }
     }
 
-    /// Forgets a file one name of which stays at the target, whatever that name leads to. Returns the names that
-    /// waited.
+    /// Forgets a file because one of its names stays at the target, whatever that name leads to. Returns the waiting
+    /// names.
     pub(crate) fn forget(&mut self, id: SharedFileId) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&id) {
             Some(LinkGroup {

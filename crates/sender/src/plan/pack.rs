@@ -1,8 +1,8 @@
 //! Packs: small entries that are sent in one batch, gathered by directory. The planner fills them, and readers turn
 //! them into batch frames.
 //!
-//! The first packs are small, and their limit doubles after every few packs. A small pack crosses a connection that is
-//! still in slow start without delay, and the target can start its work some round trips earlier.
+//! The first packs are small, and their limit doubles after every few packs. A connection that is still in slow start
+//! carries a small pack without delay, and the target can start its work some round trips earlier.
 //!
 //! A directory that fits into one pack is not split between two, because the receiver then creates all of its files in
 //! one staging directory. A pack that is nearly full therefore closes where another directory begins. If a pack becomes
@@ -66,7 +66,7 @@ pub(crate) enum PackEntry {
     Within(Entry),
     /// A file of any size whose contents may already be at the target, with the root hash of the target's file.
     Compare(Entry, Root),
-    /// A file of any size whose contents are already at the target, but whose other metadata differ.
+    /// A file of any size whose contents are already at the target, but whose metadata differ.
     Retouch(Entry),
     /// Another name of a file that is at the target under its first name.
     Link(Entry, Arc<FirstName>),
@@ -218,7 +218,7 @@ impl Packer {
             .groups
             .last()
             .is_some_and(|group| !group.directory.is(directory));
-        // The files of one directory are best placed by one writer.
+        // It is most efficient if one writer creates all files of a directory.
         let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
         let pack = if nearly_full || !self.fits(self.load + more) {
             self.take_before(directory, more)
@@ -258,9 +258,9 @@ impl Packer {
         self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
-    /// Returns the limit for the current pack. The first packs are small, so that each crosses a connection that is
-    /// still in slow start (RFC 5681) without delay, and the target can start its work a few round trips earlier. The
-    /// limit doubles after every few packs.
+    /// Returns the limit for the current pack. The first packs are small, so that a connection that is still in slow
+    /// start (RFC 5681) carries each of them without delay, and the target can start its work a few round trips
+    /// earlier. The limit doubles after every few packs.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
         let doublings =
             (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);

@@ -468,7 +468,7 @@ impl<'a> Planner<'a> {
                 };
                 let cannot_be = why.lack().is_some();
                 match part {
-                    // A copy may exist since an earlier push. Entries that are reread were counted when they were
+                    // An earlier push may have created a copy. Entries that are reread were counted when they were
                     // found.
                     NamePlan::File(entry) | NamePlan::Copy(entry, _)
                         if cannot_be && !self.is_again =>
@@ -491,8 +491,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the other names of a file of which one name stays at the target unchanged. If that name was not compared,
-    /// it may contain anything, so the other names are not linked to it.
+    /// Plans the remaining names of a file one of whose names stays unchanged at the target. If that name was not
+    /// compared, its contents are unknown, so the other names are not linked to it.
     fn skipped_name(&mut self, id: SharedFileId, path: RelPath) {
         if self.task.compares_what_stays {
             return self.name(id, FirstName { path, root: None });

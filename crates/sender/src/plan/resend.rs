@@ -37,7 +37,7 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
     send_again(&session.queue, work, tries);
 }
 
-/// Once all work has been issued, has late chunks read and sent again, under their own items, for idle lanes. `stuck`
+/// Has late chunks read and sent again, under their own items, for idle lanes, once all work has been issued. `stuck`
 /// returns whether data sent by a lane has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.take_late(stuck) {

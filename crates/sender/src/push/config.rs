@@ -43,7 +43,7 @@ pub struct SenderConfig {
     pub silence_max: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether reads of large files bypass the page cache. Default: where that is faster.
+    /// Whether reads of large files bypass the page cache. Default: only where that is faster.
     pub direct: Direct,
     /// Remembered measurements of the sources' storage. Default: none, and new measurements are not stored.
     pub storage: StorageMemory,
@@ -105,7 +105,7 @@ impl Default for Owners {
     }
 }
 
-/// Values for attributes that are not kept.
+/// Values for attributes of the source that are not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instead {
     /// Modification time of all entries. Default: that of each source entry.

@@ -1,4 +1,4 @@
-//! Tracks how long the receiver of a broken-off session may still publish.
+//! Tracks how long the receiver of an interrupted session may still publish.
 //!
 //! A receiver publishes for ten seconds after it has sent a ping that the sender echoed. It may not notice that its
 //! connection has broken. The next session may reach another process on the same storage, which cannot end the earlier
@@ -25,7 +25,7 @@ struct EchoState {
     is_over: bool,
 }
 
-/// A broken-off session whose end the receiver has not confirmed.
+/// An interrupted session whose end the receiver has not confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct UnendedSession {
     /// The receiver's process, or an empty string if unknown.

@@ -119,7 +119,7 @@ impl Push {
         (push, feeder)
     }
 
-    /// Excludes from the push the time before its session in which the user was asked a question.
+    /// Subtracts the time spent asking the user a question before the session from the duration of the push.
     #[must_use]
     pub fn without(self, asked: Duration) -> Self {
         Self {

@@ -1,8 +1,8 @@
-//! A piece of a fed push. The directory of each of its entries holds a reference to it, in whichever stage the entry
-//! is.
+//! A piece of a fed push. Each of its entries holds a reference to it through the entry's directory, in every stage of
+//! the pipeline.
 //!
-//! **Invariant:** an entry counts as confirmed only when the receiver has reported it. An entry with any other outcome
-//! merely drops its reference, and the piece then counts it as failed.
+//! **Invariant:** an entry counts as confirmed only when the receiver has reported it, or if it is a special file that
+//! is not copied. An entry with any other outcome merely drops its reference, and the piece then counts it as failed.
 
 use std::path::PathBuf;
 use std::sync::Arc;

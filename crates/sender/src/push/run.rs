@@ -32,15 +32,16 @@ use crate::push::echoes::UnendedSession;
 pub struct Run {
     pub(crate) started: Instant,
     cpu_started: Duration,
-    /// Id of the first session's transfer.
+    /// ID of the first session's transfer.
     id: Option<TransferId>,
     /// The results of the sessions so far.
     pub standing: Standing,
-    /// Largest number of bytes that a broken-off session found at the target.
+    /// Largest number of bytes that an interrupted session found at the target.
     bytes_found_most: u64,
     pub(crate) earlier: Earlier,
     pub(crate) files: FileLedger,
-    /// The last session that broke off and may still publish. All earlier ones stop publishing before it does.
+    /// The last session that was interrupted and may still publish. All earlier sessions stop publishing before it
+    /// does.
     unended: Option<UnendedSession>,
     /// The sources as the first walk found them. Later walks are checked against this record.
     first_walk: Option<Arc<FirstWalk>>,
@@ -51,7 +52,7 @@ pub struct Run {
 pub struct Standing {
     /// Number of sessions that the peer has begun.
     pub begun: u64,
-    /// Whether the run only inspects. A broken-off inspection is not followed by another session, which would either
+    /// Whether the run only inspects. An interrupted inspection is not followed by another session, which would either
     /// report everything again or omit entries that were already reported.
     pub inspects: bool,
     /// Result of the last session.
@@ -60,7 +61,7 @@ pub struct Standing {
     pub patience: Duration,
 }
 
-/// The result of a broken-off session.
+/// The result of an interrupted session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SessionFate {
     /// The peer has not begun the session.
@@ -105,7 +106,7 @@ impl Run {
         }
     }
 
-    /// Excludes from the run the time before a session in which the user was asked a question.
+    /// Subtracts the time spent asking the user a question before a session from the duration of the run.
     pub fn leave_out(&mut self, asked: Duration) {
         self.started += asked;
     }
@@ -125,8 +126,8 @@ impl Run {
         self.standing.begun.saturating_sub(1)
     }
 
-    /// Returns the ID by which the receiver recognizes the run: that of the first transfer, which is `transfer` if
-    /// there was none before.
+    /// Returns the ID by which the receiver recognizes the run. It is the ID of the run's first transfer, which may be
+    /// `transfer` itself.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
     }
@@ -146,7 +147,7 @@ impl Run {
         };
     }
 
-    /// Records a broken-off session whose end the receiver has not confirmed. `process` is the receiver's process, if
+    /// Records an interrupted session whose end the receiver has not confirmed. `process` is the receiver's process, if
     /// it was reported. `last_echo` is the time at which the last echoed ping was received. Without an echo, a receiver
     /// publishes nothing.
     pub(crate) fn note_unended(
@@ -170,8 +171,8 @@ impl Run {
         };
     }
 
-    /// Adds a broken-off session. It has made progress if the receiver has confirmed a removal, or a file or a group of
-    /// a large file that no earlier session had sent. It has also made progress if it found more bytes at the target
+    /// Adds an interrupted session. It has made progress if the receiver has confirmed a removal, or a file or a group
+    /// of a large file that no earlier session had sent. It has also made progress if it found more bytes at the target
     /// than each earlier session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let bytes_found = totals.skipped_bytes.get();
@@ -185,7 +186,7 @@ impl Run {
 }
 
 impl Earlier {
-    /// Adds the results of a broken-off session.
+    /// Adds the results of an interrupted session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let whole = *totals.whole.lock();
         let session = Counters {

@@ -376,8 +376,8 @@ impl LargeSource {
         })
     }
 
-    /// Opens the file, or returns it if it is already open. The first call compares it with the scan and searches for
-    /// its holes.
+    /// Opens the file, or returns it if it is already open. The first time, compares the file with the scan and
+    /// searches for its holes.
     pub(crate) fn open(
         &self,
         direct: Direct,

@@ -134,7 +134,7 @@ impl WatchedLane {
         }
     }
 
-    /// Closes the connection of a lane whose thread has ended and whose data will not arrive any further. Keeps the
+    /// Closes the connection of a lane whose thread has ended and whose data has all arrived or never will. Keeps the
     /// lane's totals.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {

@@ -84,8 +84,8 @@ impl Sent {
         }
     }
 
-    /// Returns the outcomes of the links in a stored batch, taken from its faults. All its links have been made or have
-    /// failed by then.
+    /// Returns the outcomes of the links in a stored batch, taken from its faults. By then, each of its links has been
+    /// made or has failed.
     pub(crate) fn words(&self) -> Vec<Word> {
         let Self::Batch(batch) = self else {
             return Vec::new();

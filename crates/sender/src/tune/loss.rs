@@ -41,7 +41,7 @@ impl LossWatch {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Returns whether retransmissions are so many and so steady that they show the loss rate of the path. A queue that
+    /// Returns whether retransmissions are frequent and steady enough to show the loss rate of the path. A queue that
     /// overflows loses much data in a short time and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES
@@ -62,8 +62,8 @@ impl LossWatch {
         self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
-    /// Returns whether the loss rate is higher than in an earlier watch. Loss that lanes merely suffer does not change
-    /// with their number, but loss that they cause does.
+    /// Returns whether the loss rate is higher than in an earlier watch. Loss that lanes do not cause stays the same
+    /// when there are more lanes, but loss that they cause rises.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
         let expected =
             before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;

@@ -2,8 +2,8 @@
 //!
 //! The session reports some dozens of times a second how many bytes have been acknowledged on all lanes.
 //!
-//! **Invariant:** the measured rate never exceeds the rate that was acknowledged over an interval of that length,
-//! because each interval is at least one round trip.
+//! **Invariant:** the measured rate never exceeds the rate at which bytes were acknowledged, because each measurement
+//! covers an interval of one round trip or slightly more.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -4,9 +4,9 @@
 //! not touch: the kernel's report on the lanes (`TCP_INFO`), the host's idle cores, and the dialer.
 //!
 //! A new lane is dialed while the others run. If a lane does not come up, or if no thread can be started for it, the
-//! push continues without it and requests it again after rests that double. To reduce the number, the lanes that have
-//! carried least recently end between two frames. A lane above the receiver's maximum ends immediately. The number of
-//! writers at the receiver is not tuned.
+//! push continues without it and requests it again after rests that double. To reduce their number, the lanes that have
+//! recently carried the fewest bytes end between two frames. A lane above the receiver's maximum ends immediately. The
+//! number of writers at the receiver is not tuned.
 
 use std::time::{Duration, Instant};
 

@@ -63,8 +63,8 @@ fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }
 
-/// Waits until a write in progress has ended. To search for data at any offset, file systems take the lock that writers
-/// hold. Then resets the position to the start.
+/// Waits until a write in progress has ended, by searching for data. For a search at any offset, file systems take the
+/// lock that writers hold. Then resets the position to the start.
 fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
     let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
     rustix::fs::seek(file, SeekFrom::Start(0))?;
@@ -79,7 +79,7 @@ fn now() -> Timestamp {
     }
 }
 
-/// Maximum duration of one write, which has at most 2 GiB, in seconds.
+/// Maximum duration of one write, in seconds. A write has at most 2 GiB.
 const WRITE_SECONDS_MAX: i64 = 3600;
 /// How long to wait for a clock tick in which the file does not change. This is several ticks.
 const PATIENCE: Duration = Duration::from_millis(60);
