@@ -303,7 +303,7 @@ mod tests {
 
     #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
     const GROUP: usize = GROUP_BYTES as usize;
-    /// Sizes around one group, two, a lopsided tree, a full tree and one past it.
+    /// Sizes near one and two groups, and those of a lopsided tree, a full tree and a full tree plus one.
     const INTERESTING_SIZES: [usize; 9] = [
         GROUP + 1,
         2 * GROUP - 1,
@@ -332,7 +332,7 @@ mod tests {
         merge_root(data.len() as u64, &cvs)
     }
 
-    /// The root by the definition of the tree: from its top downwards.
+    /// Computes the root top-down, following the definition of the tree.
     fn root_by_halves(bytes: u64, cvs: &[Cv]) -> Root {
         let (left, right) = halves(bytes, cvs);
         Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    /// Holes are hashed as the zeros that they read as.
+    /// Holes are hashed as zeros.
     #[test]
     fn a_group_or_a_file_with_holes_has_the_hash_of_its_bytes() {
         let span = GroupSpan::of(3 * GROUP_BYTES, 1).unwrap();

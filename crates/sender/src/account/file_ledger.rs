@@ -315,7 +315,7 @@ mod tests {
         };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
         assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);
-        // A path that is known already takes the new entry.
+        // A new entry replaces the previous entry of the same path.
         ledger.remember(
             path("0"),
             Unconfirmed {

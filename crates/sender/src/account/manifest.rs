@@ -622,7 +622,8 @@ mod tests {
         assert_eq!(std::fs::read_to_string(b3sum).unwrap().lines().count(), 2);
     }
 
-    /// A killed process leaves a passing name of a process that has ended; here of one that had this one's number.
+    /// A killed process leaves a file whose temporary name contains its process number. Here the number equals that of
+    /// the current process, but the start time differs.
     #[test]
     fn what_a_killed_process_has_left_goes() {
         let home = tempfile::tempdir().unwrap();

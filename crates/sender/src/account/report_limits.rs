@@ -146,8 +146,8 @@ mod tests {
 
     use super::*;
 
-    /// The number of faults with such a path that are accepted after a thousand entries of directory `d`, 10,000 at
-    /// most.
+    /// Returns the number of faults with a path of this length that are accepted after a thousand entries of directory
+    /// `d`, at most 10,000.
     fn taken(path_bytes: usize) -> usize {
         let name = |bytes| "n".repeat(bytes);
         let mut path = String::from("d");

@@ -136,7 +136,7 @@ mod tests {
 
     const TRANSFER: TransferId = TransferId([7; 16]);
 
-    /// How asking ends where the receiver has said this, and what it has heard.
+    /// Returns the result of `ask` with a receiver that has sent `said`, and the bytes that the receiver gets.
     async fn asked(beginning: Beginning, said: &[u8]) -> (Result<(), SessionError>, Vec<u8>) {
         let (own, mut peer) = tokio::io::duplex(64 * 1024);
         peer.write_all(said).await.unwrap();

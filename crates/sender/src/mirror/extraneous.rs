@@ -274,7 +274,7 @@ mod tests {
         RelPath::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Adds an entry; a directory where the name ends in a slash.
+    /// Adds an entry. It is a directory if the name ends in a slash.
     fn add(extraneous: &mut ExtraneousList, directory: &str, name: &str, inside: bool) {
         let form = if name.ends_with('/') {
             EntryForm::Directory
@@ -420,7 +420,7 @@ mod tests {
             spared,
             kept,
         } = extraneous.take(1);
-        // These are g, old/y and other.
+        // The kept entries are g, old/y and other.
         assert_eq!(
             (paths(&extraneous), entries, spared, kept),
             (vec!["d/f".to_owned()], 1, 0, 3)

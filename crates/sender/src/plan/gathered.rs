@@ -55,7 +55,7 @@ mod tests {
     use crate::plan::pack::PackEntry;
     use crate::send::in_flight::tests::vanished;
 
-    /// The last name may go beyond the bytes: the limit of a message leaves room for one.
+    /// The last name may exceed the limit on bytes, because the limit of a message leaves room for one more name.
     #[test]
     fn a_message_holds_what_has_waited_longest_within_both_limits() {
         let file = vanished(1).remove(0);

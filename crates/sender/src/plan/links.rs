@@ -322,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// The entries of a directory.
+    /// Returns the entries of a directory.
     fn entries(home: &Path) -> Vec<(SourceDirectory, Entry, SharedFile)> {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let mut found = Vec::new();
@@ -340,7 +340,7 @@ mod tests {
         found
     }
 
-    /// A directory with a file of so many names.
+    /// Creates a directory with a file that has `names` names.
     fn group(names: usize) -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("0"), "x").unwrap();

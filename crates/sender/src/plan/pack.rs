@@ -442,7 +442,7 @@ mod tests {
     use std::collections::HashMap;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
 
-    /// The files of a tree, packed as a scan finds them.
+    /// Returns the files of a tree, packed in the order in which a scan finds them.
     fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
@@ -467,7 +467,7 @@ mod tests {
         packs
     }
 
-    /// The number of packs that the files of each directory are in.
+    /// Returns the number of packs that contain files of each directory.
     fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
         let mut pieces = HashMap::new();
         for pack in packs(home, entries_max) {

@@ -157,7 +157,8 @@ mod tests {
     use crate::read::source::LargeSource;
     use crate::send::in_flight::tests::vanished;
 
-    /// A file of 16 PiB takes no storage where it is one hole, and a receiver that has dialled may speak of thousands.
+    /// A file of 16 PiB that is a single hole takes no storage, and a receiver that has dialed may report thousands of
+    /// such files.
     #[test]
     fn what_is_told_of_a_file_of_four_thousand_million_groups_takes_what_is_told() {
         let file = vanished(1).remove(0);

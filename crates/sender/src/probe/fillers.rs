@@ -161,7 +161,7 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded};
     use zmove_types::Stopwatch;
 
-    /// A lane that has sent its end, but does not finish before it is broken.
+    /// A lane that has sent its end but does not finish before it is broken.
     struct Ending {
         broken_in: Sender<()>,
         broken: Receiver<()>,
@@ -180,7 +180,7 @@ mod tests {
         fn breaker(&self) -> LaneBreaker {
             let broken_in = self.broken_in.clone();
             LaneBreaker::new(move || {
-                // The thread has ended if it was stopped before it sent anything.
+                // The thread has already ended if it was stopped before it sent anything.
                 let _stopped = broken_in.send(());
             })
         }

@@ -240,7 +240,7 @@ mod tests {
         assert!(heard.try_recv().is_err(), "51 of 101 are left");
         piece.has_read(1);
         assert_eq!(heard.try_recv().unwrap(), Progress::HalfRead);
-        // a resent group is read again
+        // A group that is sent again is read again.
         piece.has_read(100);
         assert!(heard.try_recv().is_err());
         piece.confirm_without_data();

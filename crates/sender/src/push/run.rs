@@ -306,7 +306,7 @@ mod tests {
             ..removed(3)
         };
         earlier.add(&totals, 1, None);
-        // The next session begins with the number that the first had asked for.
+        // The next session begins with the number that the first session requested.
         let totals = Totals {
             extraneous: (earlier.extraneous + 2).into(),
             ..removed(2)
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!((earlier.extraneous, earlier.counters.removed), (7, 5));
     }
 
-    /// What a session comes to that finds so many bytes at the target, and brings these.
+    /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in `brought`.
     fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
         run.note_opened();
         brought
@@ -376,7 +376,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The echoes of a session whose pings come now, and have ended.
+    /// Returns the last echo of a session that receives a ping now and then ends.
     fn echoes() -> Option<tokio::time::Instant> {
         let echoes = Echoes::default();
         assert!(echoes.note());
@@ -414,7 +414,7 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         run.note_unended(Some("p".into()), echoes());
         advance(SECOND).await;
-        // a session that was lost before a ping came, and one that was lost before it was opened
+        // One session was lost before it received a ping, and another before it was opened.
         run.note_unended(None, None);
         assert_eq!(run.earlier_session(), earlier("p", 9_000));
         run.note_unended(None, echoes());

@@ -489,7 +489,7 @@ mod tests {
     use zmove_types::{NoObserver, RelPath};
     use zmove_wire::WireError;
 
-    /// A quota that has no thread left.
+    /// A quota that allows no more threads.
     #[derive(Debug, Default)]
     struct Exhausted {
         asked: AtomicUsize,

@@ -540,7 +540,7 @@ mod tests {
         );
     }
 
-    /// Attributes may grow between the scan, by which entries are packed, and the reading.
+    /// Attributes may grow between the scan, which determines how entries are packed, and the read.
     #[test]
     fn attributes_that_do_not_fit_into_a_head_are_left_out_and_counted() {
         let entry = |text: &str, bytes: usize| {
@@ -593,7 +593,7 @@ mod tests {
         assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
     }
 
-    /// An entry with an access control list that cannot be read.
+    /// An entry whose access control list cannot be read.
     #[derive(Clone, Copy)]
     struct Unreadable;
 

@@ -690,7 +690,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of holes but for its last group, as long as the file system holds it.
+    /// Creates a file that consists of holes except for its last group, provided that the file system supports holes.
     fn of_holes(home: &std::path::Path) -> Arc<LargeSource> {
         let file = File::create(home.join("f")).unwrap();
         let bytes = 1000 * GROUP_BYTES;

@@ -166,10 +166,10 @@ mod tests {
 
     use crate::send::in_flight::tests::vanished;
 
-    /// A sink that records whether it has ended in order; nothing is to be sent.
+    /// A sink that records whether it has ended in order. Nothing may be sent on it.
     struct Unused {
         finished: Arc<AtomicBool>,
-        /// The channels by which the lane asks for room and waits for it.
+        /// The channels on which the lane asks for room and waits for it.
         room: Option<(Sender<()>, Receiver<()>)>,
     }
 
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// Runs a lane whose holder is dropped, over what waits in `queue`; returns whether it ended in order.
+    /// Runs a lane whose holder is dropped, with the frames in `queue`. Returns whether the lane ended in order.
     fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
         let (hold, let_go) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(frames.len(), 1);
     }
 
-    /// The copy would get no receipt, and the lane would seem to be stuck.
+    /// The copy would get no receipt, and the lane would seem stuck.
     #[test]
     fn a_late_copy_of_what_has_arrived_is_not_sent() {
         let file = vanished(1).remove(0);

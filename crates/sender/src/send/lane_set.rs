@@ -392,7 +392,7 @@ mod tests {
                 ended: Arc::new(AtomicBool::new(ended)),
                 pace: LanePace::default(),
             };
-            // A thread that is at work reports it.
+            // A thread that is still at work reports the loss itself.
             assert_eq!(lane.tidy(), ended);
             assert_eq!(matches!(lane.state, LaneState::Lost), ended);
             assert!(tripped.swap(false, Ordering::Relaxed));
@@ -401,7 +401,7 @@ mod tests {
         }
     }
 
-    /// Otherwise the thread could end in order in between, and the loss of what it has sent would not be reported.
+    /// Otherwise the thread could end in order in between, and the loss of its sent data would not be reported.
     #[test]
     fn a_lane_is_broken_before_it_is_let_go() {
         let (hold, let_go) = crossbeam_channel::bounded(0);
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn the_slowest_lanes_go_first() {
-        // The first lane has carried most, long ago.
+        // The first lane has carried the most bytes, but long ago.
         let carried: [&[u64]; 4] = [
             &[900, 901, 902],
             &[0, 300, 600],

@@ -64,7 +64,7 @@ mod tests {
 
     const TRIP: Duration = Duration::from_millis(100);
 
-    /// What is found of a path that has acknowledged so much at these milliseconds.
+    /// Returns the result for a path with these pairs of milliseconds and acknowledged bytes.
     fn found(counts: &[(u64, u64)]) -> Option<u64> {
         let start = Instant::now();
         let mut best = BestRound::default();

@@ -421,7 +421,7 @@ mod tests {
         let mut dials = Dials::new(8);
         assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
         dials.awaited = 0;
-        // Two lanes have failed, and so do those that are asked for instead.
+        // Two lanes have failed, and so do the lanes requested instead of them.
         let asked = (0..4 * 60)
             .filter(|_| dials.missing(8, 6, tick) > 0)
             .count();

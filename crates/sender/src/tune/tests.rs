@@ -1,4 +1,4 @@
-//! The controller on simulated paths: where it ends, how soon, and that it stays there.
+//! Tests of the controller on simulated paths: which settings it reaches, how soon, and that it keeps them.
 
 use super::*;
 use zmove_types::ByteCount;
@@ -8,35 +8,35 @@ const GBIT: f64 = 1e9 / 8.0;
 const TICK: Duration = Duration::from_millis(250);
 const SEGMENT_BYTES: f64 = 1448.0;
 const START_WINDOW_BYTES: f64 = 10.0 * SEGMENT_BYTES;
-/// The size of the receiver's buffers.
+/// Size of the receiver's buffers, in bytes.
 const UNSTORED_MAX: f64 = 256.0 * MIB;
 
-/// A path, the storage at both ends, and the state of the lanes. Rates are in bytes per second.
+/// A simulated path, the storage on both sides, and the state of the lanes. Rates are in bytes per second.
 struct World {
     rate: f64,
     round_trip: Duration,
-    /// The size of the bottleneck's queue, in round trips.
+    /// Size of the bottleneck's queue, in round trips.
     queue: f64,
-    /// The share of segments lost.
+    /// Share of segments lost.
     loss: f64,
-    /// The most bytes that one lane may have in flight.
+    /// Maximum number of bytes that one lane may have in flight.
     window: f64,
     target: f64,
-    /// The rate of one reader; `source` is that of all of them.
+    /// Rate of one reader. `source` is the maximum rate of all readers together.
     reader: f64,
     source: f64,
-    /// The rate at which a lane's slow start ends, if nothing else ends it before.
+    /// Rate at which a lane's slow start ends, if nothing else ends it earlier.
     slow_start_ends: f64,
-    /// The rate to which slow start brings a lane where loss leaves it less in the long run.
+    /// Rate that a lane reaches in slow start even if loss leaves it less in the long run.
     slow_start_reaches: f64,
-    /// The share of that lead that is left after a tick.
+    /// Share of that excess rate that remains after each tick.
     lead_left: f64,
-    /// The factor by which a lane grows in a tick once its slow start is over.
+    /// Factor by which a lane grows per tick once its slow start is over.
     growth: f64,
-    /// Dials beyond so many lanes fail.
+    /// Maximum number of lanes that can be dialed successfully.
     lanes_reachable: usize,
     cores_idle: f64,
-    /// The rate of each lane, and whether its slow start is over.
+    /// Rate of each lane, and whether its slow start is over.
     lanes: Vec<(f64, bool)>,
     readers: usize,
     unstored: f64,
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// The rate that loss and window leave one lane (cubic on long paths, RFC 9438, §5.2).
+    /// Returns the rate that loss and window allow one lane (CUBIC on long paths, RFC 9438, §5.2).
     fn lane_rate_max(&self) -> f64 {
         let round_trip = self.round_trip.as_secs_f64();
         let by_window = self.window / round_trip;
@@ -82,7 +82,7 @@ impl World {
         by_window.min(segments * SEGMENT_BYTES / round_trip)
     }
 
-    /// The best rate that any number of lanes gets.
+    /// Returns the best rate for any number of lanes.
     fn best(&self) -> f64 {
         self.rate
             .min(self.target)
@@ -90,7 +90,7 @@ impl World {
             .min(64.0 * self.lane_rate_max())
     }
 
-    /// Moves on by one tick under what is wanted.
+    /// Advances the simulation by one tick with the wanted settings.
     fn tick(&mut self, wanted: WantedKnobs) -> Tick {
         self.congestion = wanted.congestion;
         self.readers = wanted.readers;
@@ -100,7 +100,7 @@ impl World {
         let most = self.lane_rate_max();
         let doublings = (TICK.as_secs_f64() / self.round_trip.as_secs_f64()).min(30.0);
         for (lane, started) in &mut self.lanes {
-            // A lane that slow start has brought above what loss leaves it slows down step by step.
+            // A lane that slow start has brought above the rate that loss allows slows down step by step.
             let slow = *started && self.congestion == Congestion::AsSet;
             let growth = if slow { self.growth } else { doublings.exp2() };
             let reaches = if *started {
@@ -114,7 +114,7 @@ impl World {
         let offered: f64 = self.lanes.iter().map(|(lane, _)| lane).sum();
         let room = self.rate * (1.0 + self.queue);
         if offered > room {
-            // The answer of cubic to a full queue.
+            // The reaction of CUBIC to a full queue.
             let left = if self.congestion == Congestion::AsSet {
                 0.7
             } else {
@@ -191,9 +191,9 @@ impl World {
         }
     }
 
-    /// The congestion windows of all lanes together.
+    /// Returns the total congestion window of all lanes, in bytes.
     fn congestion_windows(&self) -> f64 {
-        // The window of BBR is twice what it sends.
+        // The congestion window of BBR is twice the data that it sends per round trip.
         let in_use = if self.congestion == Congestion::AsSet {
             1.0
         } else {
@@ -203,7 +203,7 @@ impl World {
             / in_use
     }
 
-    /// Between 0.96 and 1.04, the same in every run.
+    /// Returns a factor between 0.96 and 1.04 from a sequence that is the same in every run.
     fn jitter(&mut self) -> f64 {
         self.noise = self
             .noise
@@ -213,7 +213,7 @@ impl World {
     }
 }
 
-/// Whether the source or the target holds the data up.
+/// Whether the source, the target or the windows hold up the data.
 struct Waits {
     source: bool,
     target: bool,
@@ -276,13 +276,13 @@ fn run(world: &mut World, limits: Knobs, seconds: u64) -> Run {
 }
 
 impl Run {
-    /// The mean rate from one second to another.
+    /// Returns the mean rate between the seconds `from` and `to`.
     fn rate(&self, from: usize, to: usize) -> f64 {
         let part = &self.rates[from * 4..to * 4];
         part.iter().sum::<f64>() / number(part.len())
     }
 
-    /// The number of times that the number of lanes changed between the seconds `from` and `to`.
+    /// Returns how often the number of lanes changed between the seconds `from` and `to`.
     fn changes(&self, from: usize, to: usize) -> usize {
         self.wanted[from * 4..to * 4]
             .windows(2)
@@ -301,7 +301,7 @@ impl Run {
     }
 }
 
-/// A path of 90 ms and 1 Gbit/s that loses one segment in ten thousand.
+/// A path with a round trip of 90 ms and 1 Gbit/s that loses one segment in ten thousand.
 fn lossy() -> World {
     World {
         loss: 1e-4,
@@ -349,7 +349,7 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 
 #[test]
 fn lanes_are_added_before_loss_lowers_the_rate() {
-    // The number of lanes needed is known no better than the loss.
+    // The estimate of the lanes needed is no more accurate than the estimate of the loss.
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
         let mut world = World {
             slow_start_reaches: GBIT / 8.0,
@@ -388,7 +388,7 @@ fn a_clean_path_is_left_alone() {
         let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
     }
-    // A queue that is gone when windows are cut.
+    // The queue is empty once windows are cut.
     for round_trip in [90, 260] {
         let mut world = World {
             queue: 0.5,
@@ -416,8 +416,8 @@ fn full_windows_are_answered_with_more_lanes() {
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
-/// A path of this round trip whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth
-/// in a round trip.
+/// A path with this round trip whose slow starts end at a fiftieth of 1 Gbit/s. After that, windows grow by a twentieth
+/// per round trip.
 fn early(round_trip_ms: u64) -> World {
     let growth =
         1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
@@ -446,7 +446,7 @@ fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
         "{:?}",
         tuned.lanes()
     );
-    // On this path windows open by themselves before more lanes are up.
+    // On this path the windows open on their own before more lanes are up.
     assert_eq!(run(&mut early(20), KNOBS, 40).lanes(), [8]);
 }
 
@@ -463,7 +463,7 @@ fn probes_of_bbr_for_the_round_trip_add_no_lanes() {
     for second in 0..60 {
         for quarter in 0..4 {
             let mut tick = world.tick(tuner.wanted());
-            // Every ten seconds a lane sends four segments for half a second.
+            // Every ten seconds, each lane sends four segments for half a second.
             if let (0, 0 | 1, Some(path)) = (second % 10, quarter, &mut tick.path) {
                 path.congestion_window_bytes = 8 * 4 * 1448;
                 tick.bytes_carried /= 10;
@@ -475,7 +475,7 @@ fn probes_of_bbr_for_the_round_trip_add_no_lanes() {
 
 #[test]
 fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
-    // A shaper with hardly a queue, whose drops look like loss.
+    // A traffic shaper with hardly any queue, whose drops look like loss.
     let mut world = World {
         queue: 0.0,
         loss: 1e-6,
@@ -497,7 +497,7 @@ fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
     );
 }
 
-/// Until the receiver's buffers are full the path is the limit, and lanes are right.
+/// Until the receiver's buffers are full, the path is the limit and more lanes are useful.
 #[test]
 fn slow_storage_is_no_reason_for_lanes() {
     for loss in [0.0, 1e-4] {
@@ -593,7 +593,7 @@ fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
     );
 }
 
-/// The remembered congestion control is loss-tolerant, and the path has changed since: it loses nothing now.
+/// The remembered congestion control is loss-tolerant, but the path has changed and now loses nothing.
 #[test]
 fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
     let tolerant = Knobs {

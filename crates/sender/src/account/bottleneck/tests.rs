@@ -1,11 +1,11 @@
-//! The bottleneck over tables of synthetic runs: each has one limit, and the shares always add up.
+//! Tests of the bottleneck with tables of synthetic runs. Each run has one limit, and the shares always add up.
 
 use super::*;
 
-/// The shares of a stage's time that its threads were busy, starved and blocked.
+/// The shares of a stage's time in which its threads were busy, starved and blocked.
 type Did = (f64, f64, f64);
 
-/// The times of `threads` that spent `seconds` like this.
+/// Returns the times of `threads` threads that spent `seconds` seconds in these shares.
 fn stage(threads: f64, seconds: f64, (busy, starved, blocked): Did) -> StageTimes {
     let part = |share: f64| Duration::from_secs_f64(threads * seconds * share);
     StageTimes {
@@ -16,7 +16,7 @@ fn stage(threads: f64, seconds: f64, (busy, starved, blocked): Did) -> StageTime
     }
 }
 
-/// A long push over 8 lanes at 90 ms, with 2 readers and 4 writers.
+/// A long push over 8 lanes at a round trip of 90 ms, with 2 readers and 4 writers.
 fn long(scan: Did, read: Did, lane: Did, receive: Did, store: Did) -> Times {
     let stages = Stages {
         scan: stage(4.0, 100.0, scan),
@@ -31,7 +31,7 @@ fn long(scan: Did, read: Did, lane: Did, receive: Did, store: Did) -> Times {
     }
 }
 
-/// A push whose data is soon on its way, and that lasts 10 s all the same.
+/// A push that sends all data early but lasts 10 s.
 fn soon_sent(receive: StageTimes, store: StageTimes) -> Times {
     let stages = Stages {
         scan: stage(4.0, 0.5, (0.9, 0.0, 0.1)),
@@ -142,8 +142,8 @@ fn the_stage_that_all_others_wait_for_is_named() {
     }
 }
 
-/// Of 50,000 files of 1 KiB all are in buffers before the first tenth is created, so the lanes have only ever waited
-/// for readers.
+/// With 50,000 files of 1 KiB, all files are in buffers before a tenth of them have been created. The lanes have
+/// therefore only waited for readers.
 #[test]
 fn after_the_last_data_the_receiver_is_the_limit() {
     let idle = stage(8.0, 1.2, (0.05, 0.95, 0.0));
@@ -183,7 +183,7 @@ fn a_rate_that_was_set_is_not_the_path() {
     let mut allowed = long(AHEAD, FED, FED, (0.05, 0.15, 0.0), IDLE);
     allowed.stages.receive.paced = stage(8.0, 99.0, (0.8, 0.0, 0.0)).busy;
     assert_limit("--max-rate", &allowed, Limit::AllowedRate, 60);
-    // The last data had arrived long before it was taken.
+    // The last data had arrived long before the receiver took it.
     let mut taken_late = soon_sent(
         stage(8.0, 9.5, (0.02, 0.1, 0.0)),
         stage(4.0, 9.5, (0.1, 0.9, 0.0)),
@@ -258,7 +258,7 @@ fn while_it_runs_the_sender_says_what_it_can() {
     };
     held.stages.lane.paced = Duration::from_secs(7);
     assert_eq!(held.live_limit(Some(&window(1))), "rate limit");
-    // everything has been sent and no stage books any time
+    // Everything has been sent, and no stage records any time.
     let quiet = second((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
     assert_eq!(quiet.live_limit(Some(&PathReport::default())), "target");
 }

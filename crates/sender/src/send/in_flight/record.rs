@@ -297,7 +297,7 @@ const DOUBT_AFTER: Duration = Duration::from_secs(30);
 mod tests {
     use super::*;
 
-    /// A record of so many items, the work of each being its group.
+    /// Returns a record of `count` items. The work of each item is its group.
     fn issued(count: u32) -> Record<GroupId> {
         let mut record = Record::default();
         for index in 0..count {
@@ -318,11 +318,12 @@ mod tests {
     }
 
     fn settle(record: &mut Record<GroupId>, item: u64, now: Instant) {
-        // A settled item has no second receipt.
+        // A settled item gets no second receipt.
         let _settled = record.stored(ItemId(item), now);
     }
 
-    /// Two lanes, of which the first needs a second for a chunk. The other has taken chunk 9 when this begins.
+    /// Returns a record with two lanes, the first of which takes a second per chunk. The second lane has taken chunk 9
+    /// at `start`.
     fn stragglers(start: Instant) -> Record<GroupId> {
         let mut record = issued(11);
         for number in 0..9 {
@@ -335,7 +336,7 @@ mod tests {
         record
     }
 
-    /// Repeats one late chunk and returns its lane; a chunk that its lane has passed on is late only where lanes are
+    /// Repeats one late chunk and returns its lane. A chunk that its lane has handed on is late only if lanes are
     /// `stuck`.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
         let late = record

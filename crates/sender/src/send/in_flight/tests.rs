@@ -1,4 +1,4 @@
-//! Tests of the work in flight, and a file for tests of other modules.
+//! Tests of the work in flight, and a file that tests of other modules use.
 
 use std::sync::atomic::AtomicUsize;
 use std::thread;
@@ -16,13 +16,13 @@ use crate::read::extras::Extras;
 use crate::read::holes::Holes;
 use crate::read::source::SourceDirectory;
 
-/// A new record, and the queue of its messages.
+/// Returns an empty record and the queue of its messages.
 fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
     let (outgoing, messages) = unbounded_channel();
     (InFlight::new(Arc::new(NoObserver), outgoing), messages)
 }
 
-/// A large file of the scan that does not exist any more, `count` times over.
+/// Returns `count` copies of a large file that was scanned and no longer exists.
 pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
     let home = tempfile::tempdir().unwrap();
     std::fs::File::create(home.path().join("f"))
@@ -45,7 +45,7 @@ pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
     ids.map(fresh).take(count).collect()
 }
 
-/// Tells the other thread that this one has panicked, so that it does not wait for ever.
+/// Informs the other thread that this one has panicked, so that it does not wait forever.
 struct PanicFlag<'a>(&'a AtomicBool);
 
 impl Drop for PanicFlag<'_> {
@@ -56,7 +56,7 @@ impl Drop for PanicFlag<'_> {
     }
 }
 
-/// Two readers notice at once, each at its group, that the file is gone.
+/// Two readers notice at the same time, each at its own group, that the file is gone.
 #[test]
 fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
     let (outgoing, mut messages) = unbounded_channel();
@@ -100,7 +100,7 @@ fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
 
 const FILES: usize = 2000;
 
-/// Large files may wait for a flush at the target: each is remembered here and open there.
+/// Large files may wait for a flush at the target. Each of them is remembered here and kept open there.
 #[test]
 fn no_large_file_is_begun_while_too_many_have_no_end() {
     let (in_flight, _messages) = nothing_in_flight();
@@ -125,7 +125,7 @@ fn no_large_file_is_begun_while_too_many_have_no_end() {
     );
     in_flight.end_large(begun[0].id).unwrap();
     assert!(!full(Some(last.id)));
-    // A file that has failed meanwhile does not count as begun.
+    // A file that has failed in the meantime does not count as begun.
     in_flight.end_large(last.id).unwrap();
     let span = GroupSpan::of(last.entry.size, 0).unwrap();
     in_flight
