@@ -87,10 +87,10 @@ impl Manifest {
         )?])))
     }
 
-    /// Begins to write lines that state how each file was proven, in the same way as [`create`](Self::create).
+    /// Begins to write lines that state how each file was proven, in the same way as `create`.
     ///
     /// # Errors
-    /// The same as for [`create`](Self::create).
+    /// The same as for `create`.
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
         Ok(Self(Kind::Written(vec![Lines::create(
             path,
@@ -101,7 +101,7 @@ impl Manifest {
     /// Combines this manifest with another one. Each is written to its own place.
     ///
     /// # Panics
-    /// One of them was created by [`told`](Self::told).
+    /// Panics if one of them was created by `told`.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         match (self.0, other.0) {

@@ -24,7 +24,7 @@ pub struct SenderConfig {
     /// Number of 4 MiB buffers (one group each) between readers and lanes. Default: 24. With more than 16 lanes, the
     /// number is raised to at least the number of lanes plus 8. Maximum memory: 4 MiB per buffer.
     pub buffers_max: usize,
-    /// Sizes of the first and the last packs. Default: [`PackSizes::ForLanes`].
+    /// Sizes of the first and the last packs. Default: `PackSizes::ForLanes`.
     pub pack_sizes: PackSizes,
     /// Configuration of the walk of the sources.
     pub scan: ScanConfig,
