@@ -43,7 +43,7 @@ pub(crate) struct PushAccount {
 pub(crate) struct MovedCounts {
     /// Files that are now complete.
     pub(crate) files: u64,
-    /// All bytes of the files counted in `files`, regardless of when they were counted.
+    /// All bytes of the files counted in `files`, regardless of when these bytes were counted.
     pub(crate) whole: ByteOrigins,
     /// Bytes of any files that were not counted before.
     pub(crate) bytes: u64,
@@ -94,7 +94,7 @@ impl PushAccount {
         true
     }
 
-    /// Counts a file of `bytes` bytes, which an earlier session has sent, as moved.
+    /// Counts a file that an earlier session has sent as moved. `bytes` is the size of the file.
     fn found_moved(&self, bytes: u64, sent: &Unconfirmed) {
         let Some(origins) = sent.origins else {
             return self.linked(bytes);
@@ -110,7 +110,8 @@ impl PushAccount {
         self.need_not_travel(0, bytes.saturating_sub(origins.sent));
     }
 
-    /// Counts the groups that the target holds of a file of `bytes` bytes. Returns the bytes of these groups.
+    /// Counts the groups of a file that the target already holds. `bytes` is the size of the file. Returns the bytes of
+    /// these groups by origin.
     pub(crate) fn held(&self, path: &RelPath, held: &GroupValues, bytes: u64) -> ByteOrigins {
         let mut origins = ByteOrigins::default();
         let files = self.files();
@@ -249,7 +250,7 @@ impl PushAccount {
         self.need_not_travel(0, bytes.sum());
     }
 
-    /// Counts bytes of files that are holes and are not sent.
+    /// Counts bytes that are not sent because they are holes.
     pub(crate) fn found_holes(&self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -285,7 +286,7 @@ impl PushAccount {
         false
     }
 
-    /// Counts attributes that were to be kept and were not.
+    /// Counts requested attributes that were not kept.
     pub(crate) fn not_kept(&self, counts: &[NotKept]) {
         let mut not_kept = self.totals.not_kept.lock();
         for lack in counts {
@@ -293,7 +294,7 @@ impl PushAccount {
         }
     }
 
-    /// Counts an entry that is sent without some of the attributes that were to be kept.
+    /// Counts an entry that is sent without some of the requested attributes.
     pub(crate) fn lacking(&self, extras: &Extras, path: &RelPath, lacks: &[(Kinds, Lack)]) {
         let lacks: Vec<_> = lacks
             .iter()
@@ -343,7 +344,7 @@ impl PushAccount {
         }
     }
 
-    /// Reports a source directory of which entries may be missing at the target.
+    /// Reports a source directory some entries of which may be missing at the target.
     pub(crate) fn doubt(&self, directory: &Path) {
         self.totals.counters.in_doubt.add(1);
         self.warn(format!(

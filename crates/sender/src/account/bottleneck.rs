@@ -168,7 +168,7 @@ impl Times {
             return (starved, streaming * lane.share(lane.blocked));
         }
         seconds.add(Limit::SourceReads, starved * read.share(read.busy));
-        // A scan that waits has found more than is asked for, so the receiver's answers are missing.
+        // A scan that waits has found more entries than the planner takes, so the receiver's answers are missing.
         let unfed = if scan.share(scan.busy) > 0.5 {
             Limit::Scan
         } else {

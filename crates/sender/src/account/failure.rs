@@ -45,10 +45,10 @@ pub(crate) enum FileError {
         Escaped::path(path)
     )]
     LinkTarget { path: PathBuf },
-    /// The receiver could not place the file.
+    /// The receiver reported a fault.
     #[error("receiver: {0}")]
     Receiver(Fault),
-    /// The removal could reach the source itself.
+    /// A guard objected to removals at the target.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
     /// A source is empty and its mirror is not.

@@ -70,7 +70,8 @@ impl FileLedger {
         self.what_stays_is_equal && self.manifest.is_some()
     }
 
-    /// Returns whether an earlier session has listed the file. A file that is equal now has not been changed since.
+    /// Returns whether an earlier session has listed the file. Its line is still correct, because a file that is equal
+    /// now has not been changed since.
     pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
         let renamed = self.renamed();
         let path = renamed.as_ref().unwrap_or(path);

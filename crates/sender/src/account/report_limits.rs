@@ -38,7 +38,7 @@ pub(crate) struct ReportCounts {
 /// Maximum number of faults per entry. A directory may fail when its files are renamed into place and again when its
 /// mode is set.
 const FAULTS_PER_ENTRY: u64 = 2;
-/// Maximum number of faults for paths that were not sent as such, for example of intermediate directories.
+/// Maximum number of faults for paths of entries that were not sent, for example of intermediate directories.
 const FAULTS_BESIDE_MAX: u64 = 4096;
 /// Maximum number of faults when removing entries that exist only at the target. The removal of anything below a
 /// directory may fail.
@@ -63,7 +63,8 @@ impl SentCounts {
         }
         for entry in groups.iter().flat_map(|group| &group.entries) {
             if let SourceKind::File { bytes, .. } = entry.kind {
-                // Once for an earlier transfer, once for another version, and one end for each.
+                // A group may be reported once for an earlier transfer and once for another version. Each of the two
+                // reports also has an end.
                 let values = u64::from(GroupSpan::count(bytes).unwrap_or(0));
                 self.held.add(2 * values + 2);
             }

@@ -38,7 +38,7 @@ impl Timeline {
         }
     }
 
-    /// Records the time of the first data byte. Returns it to the first lane only.
+    /// Records the time of the first data byte. Returns that time to the first caller, and `None` to later ones.
     pub(crate) fn note_first_byte(&self) -> Option<Duration> {
         if self.first_byte.get().is_some() {
             return None;
@@ -53,13 +53,15 @@ impl Timeline {
         Some(after)
     }
 
-    /// Records the current time as that at which a lane last finished sending a frame, other than a second copy.
+    /// Records the current time as the latest time at which a lane finished sending a frame. Second copies of a chunk
+    /// do not count.
     pub(crate) fn note_handed_over(&self) {
         let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.handed_over_us.fetch_max(micros, Ordering::Relaxed);
     }
 
-    /// Returns the time since the start at which a lane last took data, other than a second copy.
+    /// Returns the time since the start at which a lane last finished sending a frame. Second copies of a chunk do not
+    /// count.
     pub(crate) fn handed_over(&self) -> Option<Duration> {
         let micros = self.handed_over_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))

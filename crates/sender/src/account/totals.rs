@@ -68,7 +68,7 @@ impl Totals {
         NotKept::all(&self.not_kept.lock()).collect()
     }
 
-    /// Returns the number of errors because of which a part of the source is unknown.
+    /// Returns the number of source entries that could not be scanned or read.
     pub(crate) fn source_errors(&self) -> u64 {
         self.scan_errors.get() + self.unread.get()
     }

@@ -28,7 +28,7 @@ pub(super) struct Verification {
     pub(super) hashing: Hashing,
     /// Large files of which some groups have not been requested. The groups of the first file are being requested.
     waiting: VecDeque<ComparedFile>,
-    /// Large files all of whose groups have been requested. Some have not been compared yet.
+    /// Large files whose groups have all been requested but not all been compared.
     comparing: HashMap<u64, ComparedFile>,
     orders: HashMap<u64, Order>,
     /// The last number given to a large file or an order.

@@ -57,7 +57,7 @@ pub(crate) struct PackGroup {
     pub(crate) entries: Vec<PackEntry>,
 }
 
-/// One small entry.
+/// One entry of a pack.
 #[derive(Clone, Debug)]
 pub(crate) enum PackEntry {
     /// The directory itself.

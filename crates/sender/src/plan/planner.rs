@@ -56,7 +56,7 @@ pub(crate) struct Task {
 impl Task {
     /// Returns the task that this opening requests.
     pub(crate) fn of(open: &Open) -> Self {
-        // With a comparison by size and time, the link itself is compared when it is made.
+        // If files are compared by size and time, the receiver compares a link itself when it creates the link.
         let compares_what_stays =
             open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
         Self {
@@ -131,8 +131,8 @@ struct Inputs<'a> {
     replies: &'a Replies,
     /// The walk, until it has ended.
     scan: Option<Scan>,
-    /// Files that could not be read before they were known to be needed. The receiver is asked about them, or they are
-    /// needed. The last sender is dropped with the last pack that was planned as a guess.
+    /// Files that could not be read before they were known to be needed. The planner asks the receiver about them, or
+    /// sends them if the target is empty. The last sender is dropped with the last pack that was planned as a guess.
     unread: Option<Receiver<Unread>>,
 }
 
@@ -548,7 +548,7 @@ impl<'a> Planner<'a> {
         Some(entry)
     }
 
-    /// Adds an entry that is needed to the plan.
+    /// Adds a needed entry to the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
         if directory
             .piece()
@@ -689,8 +689,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans to read a file that stays at the target for the manifest, unless the manifest already contains it or does
-    /// not need it.
+    /// Plans to read a file for the manifest if the file stays at the target. Does nothing if the manifest already has
+    /// a line for it, or needs none.
     fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
         let account = &self.session.account;
         let mut files = account.files();
@@ -712,8 +712,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the groups of a large file that no earlier transfer has sent. Groups that another version at the target
-    /// has (`there`) are sent by reference.
+    /// Plans the missing groups of a large file. Groups that another version at the target has (`there`) are sent by
+    /// reference.
     fn go_on(
         &mut self,
         directory: &SourceDirectory,

@@ -24,7 +24,7 @@ pub(crate) struct Requests {
     awaited: HashMap<(u64, u32), AnsweredFile>,
 }
 
-/// A file about which the receiver has answered.
+/// A file with the receiver's answer.
 #[derive(Debug)]
 pub(crate) struct AnsweredFile {
     pub(crate) directory: SourceDirectory,
@@ -49,8 +49,8 @@ impl Requests {
             .add(AskedEntry::new(directory, PackEntry::Within(entry)));
     }
 
-    /// Returns the number and the files of a request about the gathered files, if there are any and another request may
-    /// be outstanding.
+    /// Takes gathered files for a request. Returns the number and the files of the request, or `None` if there are no
+    /// gathered files or no more requests may be outstanding.
     pub(crate) fn next_request(&mut self, extras: &Extras) -> Option<(u64, Vec<EntryGroup>)> {
         if self.gathered.is_empty() || !self.may_ask() {
             return None;

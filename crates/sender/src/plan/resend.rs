@@ -1,8 +1,8 @@
-//! Sends items again that were damaged, lost with their lane, or late.
+//! Resends items that were damaged, lost with their lane, or late.
 //!
-//! Damaged data is sent again a few times, and each time is reported to the user. Behind TLS and TCP, damage points to
+//! Damaged data is resent a few times, and each time is reported to the user. Behind TLS and TCP, damage points to
 //! faulty memory or a faulty program rather than the network. On an unencrypted lane it may also point to an attacker
-//! on the path. A lost item is sent again under a new number. A late item is sent again under its own number (see
+//! on the path. A lost item is resent under a new number. A late item is resent under its own number (see
 //! [`record`](crate::send::in_flight)).
 
 use zmove_types::{Escaped, Event, RelPath};
@@ -13,7 +13,7 @@ use crate::plan::queue::Queue;
 use crate::push::session::Session;
 use crate::send::sent::{Sent, SentBatch};
 
-/// Sends a damaged item again and reports that.
+/// Resends a damaged item and reports that.
 pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[EntryFault]) {
     session.account.totals.counters.resent.add(1);
     let what = match &work {
@@ -31,13 +31,13 @@ pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[E
     send_again(&session.queue, work, tries);
 }
 
-/// Sends an item again that was lost with its lane.
+/// Resends an item that was lost with its lane.
 pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
     session.account.totals.counters.repeated.add(1);
     send_again(&session.queue, work, tries);
 }
 
-/// Has late chunks read and sent again, under their own items, for idle lanes, once all work has been issued. `stuck`
+/// Has late chunks read again and resent under their own items, for idle lanes, once all work has been issued. `stuck`
 /// returns whether data sent by a lane has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.take_late(stuck) {

@@ -96,7 +96,7 @@ pub struct LargeFound {
 pub enum AtTarget {
     /// The target has the file, so no part of it is sent.
     There,
-    /// The receiver needs it.
+    /// The receiver needs the file.
     Needed,
 }
 

@@ -223,7 +223,7 @@ impl Extras {
         (self.instead.of(metadata, form), digest.map(Box::new))
     }
 
-    /// Returns the attributes that the scan could not read of an entry that stays unchanged at the target.
+    /// Returns the attributes that the scan could not read, for an entry that stays unchanged at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
         let unread = entry.beside.xattrs.iter();
         unread

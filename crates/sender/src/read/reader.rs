@@ -221,8 +221,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Leaves an entry out of its pack. An entry that cannot be read has failed, unless it may not be needed. Then it
-    /// is returned through `unread`.
+    /// Leaves an entry out of its pack. An entry that cannot be read has failed. If it may not be needed, it is
+    /// returned through `unread` instead.
     fn leave_out(
         &self,
         directory: &SourceDirectory,

@@ -277,7 +277,7 @@ impl<W> Record<W> {
     }
 }
 
-/// The consequence for an item that has not arrived.
+/// How to handle an item that has not arrived.
 #[derive(Debug)]
 pub(crate) struct Mismatch<W> {
     /// Whether the item was lost with its lane.
@@ -322,8 +322,8 @@ mod tests {
         let _settled = record.stored(ItemId(item), now);
     }
 
-    /// Returns a record with two lanes, the first of which takes a second per chunk. The second lane has taken chunk 9
-    /// at `start`.
+    /// Returns a record with two lanes. The first lane takes a second per chunk. The second lane has taken chunk 9 at
+    /// `start`.
     fn stragglers(start: Instant) -> Record<GroupId> {
         let mut record = issued(11);
         for number in 0..9 {
