@@ -1,7 +1,7 @@
 //! The plan: a bounded queue of work that is filled while the scan runs and emptied by the readers.
 //!
-//! Small files wait in packs. Large files wait in order of size, largest first, and are handed out group by group, so
-//! that all readers can work on one file at the same time. Nothing is assigned to readers in advance.
+//! Small files wait in packs. Large files wait in order of size, with the largest first. They are handed out group by
+//! group, so that all readers can work on one file at the same time. Nothing is assigned to readers in advance.
 //!
 //! **Invariant:** each group of a file and each pack is handed out exactly once. Work that must be repeated is added
 //! again.

@@ -10,9 +10,14 @@
 //! that a gain has one cause. Once lanes hold all remaining work, nothing more is tried, because the rates are no
 //! longer meaningful. [`lanes`] and [`readers`] describe when each of them tries a change.
 //!
-//! The number of lanes is not tuned with `--streams`, with `--limit`, over QUIC, within one process, if the push can
-//! use no more lanes than it has, or if the lanes' connections report nothing. A congestion control chosen with
-//! `--congestion` is never changed.
+//! The number of lanes is not tuned in these cases:
+//!
+//! - `--streams` or `--limit` is set.
+//! - The lanes use QUIC, or both sides run in one process.
+//! - The push can use no more lanes than it has.
+//! - The lanes' connections report nothing.
+//!
+//! A congestion control chosen with `--congestion` is never changed.
 //!
 //! **Invariant:** a rejected change is not tried again until a rest has passed that doubles with each rejection, so the
 //! controller does not oscillate.

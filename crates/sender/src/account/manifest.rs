@@ -74,9 +74,9 @@ impl fmt::Debug for Teller {
 
 impl Manifest {
     /// Begins to write a manifest to a hidden file next to `path`, which is renamed to `path` when the push succeeds. A
-    /// symbolic link is followed, and the file that it leads to is replaced or created. If `path` is a FIFO, a
-    /// character device, `-` or a descriptor such as `/dev/stdout`, the lines are written there, also only when the
-    /// push succeeds.
+    /// symbolic link is followed, and the file that it leads to is replaced or created. The path may also be `-`, a
+    /// FIFO, a character device or a descriptor such as `/dev/stdout`. The lines are then written there when the push
+    /// succeeds.
     ///
     /// # Errors
     /// The system's error, or an error if `path` is of another type, such as a directory or a disk.

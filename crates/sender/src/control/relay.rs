@@ -1,5 +1,6 @@
-//! Support for a transfer whose receiver has dialed and asked this side to send: messages that do not belong to the
-//! transfer, and the quota that the receiver's messages and the threads reading for it are charged to.
+//! Support for a transfer whose receiver has dialed and asked this side to send. Relay messages are those that do not
+//! belong to the transfer. The quota covers the memory of the receiver's messages and the threads that read for the
+//! receiver.
 //!
 //! **Invariant:** a message from a receiver is decoded only if there is room for it, and replies that wait for the
 //! planner remain charged to the quota.

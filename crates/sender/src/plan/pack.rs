@@ -258,9 +258,9 @@ impl Packer {
         self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
-    /// Returns the limit for the current pack. The first packs are small, so that a connection that is still in slow
-    /// start (RFC 5681) carries each of them without delay, and the target can start its work a few round trips
-    /// earlier. The limit doubles after every few packs.
+    /// Returns the limit for the current pack. It is small for the first packs and doubles after every few packs. A
+    /// connection that is still in slow start (RFC 5681) carries a small pack without delay, so that the target can
+    /// start its work a few round trips earlier.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
         let doublings =
             (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);

@@ -368,8 +368,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Reads a late group again. The first copy is still in transit, so a file that can no longer be read, or has
-    /// changed, does not fail because of the second copy.
+    /// Reads a late group again. The first copy is still in transit, so the file does not fail if it has changed or can
+    /// no longer be read.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
         if !file.is_dead() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));

@@ -1,7 +1,7 @@
 //! The path as reported by the kernel or QUIC, summed over the connections of all lanes.
 //!
-//! The session reads the lanes' reports every 25 ms to count acknowledged bytes, four times a second for the tuner,
-//! once a second for the progress line, and at the end for the summary.
+//! The session reads the lanes' reports every 25 ms to count acknowledged bytes and every 250 ms for the tuner. It also
+//! reads them once a second for the progress line, and at the end for the summary.
 
 use zmove_transport::{PathProbe, TcpInfo, Transport};
 use zmove_wire::PathReport;

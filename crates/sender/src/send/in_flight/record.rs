@@ -22,8 +22,8 @@ pub(super) struct Record<W> {
     pub(super) transfer: SenderTransfer<Item<W>>,
     /// Number of items that at least one lane has taken.
     on_lanes: usize,
-    /// The last time at which an item settled, a lane was doubted, lanes waited for a rate limit, or a lane took an
-    /// item while no other item was on a lane.
+    /// The last time at which there was progress. That is when an item settled, when lanes waited for a rate limit, or
+    /// when a lane took an item while no other item was on a lane. Doubting a lane also sets it.
     last: Option<Instant>,
     /// How long the most recent chunks took from a lane to their receipt.
     times: VecDeque<Duration>,
