@@ -1,4 +1,4 @@
-//! A session that removes the leftovers of ended sessions from the tree of a target, or lists them.
+//! A session that lists the leftovers of ended sessions below a target, or removes them.
 //!
 //! **Invariant:** nothing is stored or renamed. When [`run`] returns, its threads have ended.
 
@@ -23,10 +23,11 @@ use crate::session::connections::{Connections, Looked, SessionReport, opened};
 use crate::session::leases::keeping::KeptLease;
 use crate::store::target::{SeenTarget, WriteAccess};
 
-/// Results that wait for a control connection whose peer does not read; beyond that the threads wait.
+/// Maximum number of results queued for a peer that does not read its control connection. Beyond that, the threads
+/// wait.
 const RESULTS_WAITING_MAX: usize = 256;
 
-/// Cleans the whole tree. Only a key that may write to the target is admitted, also for a preview.
+/// Cleans the whole tree. Even a preview requires a key that may write to the target.
 pub(crate) async fn run(
     connections: Connections,
     open: Open,
@@ -59,7 +60,7 @@ pub(crate) async fn run(
         error = stop => Err(error),
     };
     if ended.is_err() {
-        // Whoever waits for an echo, or looks at jobs, gives up.
+        // The threads stop waiting for an echo and stop watching jobs.
         stopping.store(true, Ordering::Relaxed);
         drop(kept);
         if !cleaning.is_finished() {
@@ -70,7 +71,7 @@ pub(crate) async fn run(
     ended.map(|()| report)
 }
 
-/// The tree of a target, which has to be there.
+/// Opens the tree of a target, which must exist.
 fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
     let seen = SeenTarget::look(open, access)?;
     let why = if seen.is_closed {
@@ -84,7 +85,7 @@ fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
     })
 }
 
-/// Sends the results of a cleaning until it has ended.
+/// Sends the results of a cleanup until it ends.
 async fn converse(
     connections: &mut Connections,
     mut results: mpsc::Receiver<ToSender>,

@@ -1,4 +1,4 @@
-//! The settings of a receiver.
+//! Configuration of a receiver.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,83 +17,90 @@ use crate::rights::quota::Quota;
 use crate::rights::top_names::TopNames;
 use crate::session::leases::target_sessions::TargetSessions;
 
-/// Somebody who hears of the regular files that get their names.
+/// A listener that is notified of each regular file that is renamed into place.
 pub trait NamedFiles: std::fmt::Debug + Send + Sync {
-    /// The file of this path at the source has its name. Called before the sender is told; must not block.
+    /// Reports the source path and the root hash of a file that was renamed into place.
+    ///
+    /// Called before the sender is notified. Must not block.
     fn named(&self, path: RelPath, root: Root);
 }
 
-/// A directory whose storage is measured, and how transfers use that storage.
+/// A directory whose storage is to be measured, and the settings that transfers use for that storage.
 #[derive(Debug)]
 pub struct SweepTarget {
     /// The open directory.
     pub tree: Tree,
     /// The path of the directory, for messages.
     pub shown: PathBuf,
-    /// Threads that write.
+    /// Number of writer threads.
     pub threads: usize,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether large files pass by the page cache.
+    /// Whether large files bypass the page cache.
     pub direct: Direct,
 }
 
-/// Measures storage within the bounds of the order, until the flag is set. It removes whatever it has written.
+/// Measures storage within the bounds of the order, until the flag is set. Removes everything that it has written.
 pub type MeasureStorage = fn(SweepTarget, SweepOrder, &AtomicBool) -> Swept;
 
-/// The settings of one receiving session.
+/// Configuration of one receiving session.
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
-    /// Threads that write. Default: the number of cores, 2 to 8. More help storage that needs depth; a writer adds no
-    /// memory.
+    /// Number of writer threads. Default: the number of cores, at least 2 and at most 8.
+    ///
+    /// More writers help storage that needs many requests in flight. A writer uses no additional buffers.
     pub writers: usize,
-    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. With more than 24 lanes there are
-    /// as many as lanes and 8 more, up to [`memory_max`](Self::memory_max). Memory at worst: 4 MiB each.
+    /// Number of buffers between lanes and writers, each for one group (4 MiB). Default: 32.
+    ///
+    /// With more than 24 lanes, the number grows to the number of lanes plus 8, up to [`memory_max`](Self::memory_max).
     pub buffers_max: usize,
-    /// The most buffers, however many lanes there are. Default: 72.
+    /// Maximum number of buffers for any number of lanes. Default: 72, which is 288 MiB.
     pub memory_max: usize,
-    /// The most lanes of one transfer. Default: 64.
+    /// Maximum number of lanes of one transfer. Default: 64.
     pub lanes_max: u16,
-    /// Whether a daemon takes lanes in clear from senders that ask for them. Default: no, such transfers are refused.
+    /// Whether a daemon accepts unencrypted lanes from senders that request them. Default: no; such transfers are
+    /// refused.
     pub allow_clear: bool,
-    /// The directory where journals of unfinished large files are kept, so that a later transfer can go on with them.
-    /// Default: none is kept.
+    /// Directory for the journals of unfinished large files, from which a later transfer can resume. Default: none, so
+    /// no journal is kept.
     pub journals: Option<PathBuf>,
-    /// How long a cleaning keeps the part of a large file after its last change. Default: 7 days.
+    /// How long a cleanup keeps the part of a large file after its last change. Default: 7 days.
     pub parts_kept: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether large files pass by the page cache. Default: where it pays.
+    /// Whether large files bypass the page cache. Default: if that is expected to be faster.
     pub direct: Direct,
-    /// What was found of targets' storages before. Default: nothing, and nothing is remembered.
+    /// Measurements of target storage from earlier transfers. Default: empty, and new measurements are discarded.
     pub storage: StorageMemory,
-    /// The function that measures the target's storage for a probe. Default: none, and the probe reports that.
+    /// The function that measures the target's storage for a probe. Default: none; the probe reports that it is
+    /// missing.
     pub measure_storage: Option<MeasureStorage>,
-    /// What the sender may do. Default: what this process may, except to set owners.
+    /// Permissions of the sender. Default: those of this process, except that it may not set owners.
     pub rights: Rights,
-    /// The meaning of names of users and groups on this host. Default: none, so that numbers count.
+    /// Mapping of user and group names to this host's IDs. Default: no names are mapped, so numeric IDs are used.
     pub accounts: Arc<dyn Accounts>,
-    /// The sessions of this process that work at targets. Default: none but its own; clones of one configuration share
-    /// them.
+    /// Registry of this process's sessions by target. Default: a registry of its own. Clones of a configuration share
+    /// one.
     pub target_sessions: TargetSessions,
-    /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
-    /// default limits.
+    /// The quota against which the session's memory, descriptors and threads are charged. Default: a separate quota
+    /// with the default limits.
     pub quota: Quota,
-    /// The names that the sender may bring at the top of the target. Default: any.
+    /// Names that the sender may use at the top of the target. Default: any.
     pub top_names: TopNames,
-    /// The files that a preview is about, in the place of what is at the target. Default: the target.
+    /// List of files that a verification compares with the source instead of a target. Default: none; the target is
+    /// used.
     pub listed: Option<Arc<ListedFiles>>,
-    /// The grants by which the peer may open a transfer. Default: none, so that only its own rights count.
+    /// The grants by which the peer may open a transfer. Default: none; only the peer's own permissions apply.
     pub grants: Option<Arc<dyn Grants>>,
-    /// What the transfer may store. Default: as much as comes.
+    /// Limit on the data and entries that the transfer may store. Default: none.
     pub allowance: Option<Arc<Allowance>>,
-    /// The entries that the run may still remove. Default: as many as its opening says.
+    /// Number of entries that the run may still remove. Default: the limit in its opening.
     pub removals: Option<Arc<RemovalBudget>>,
-    /// The listener to the files that get their names. Default: none.
+    /// The listener that is notified of files that are renamed into place. Default: none.
     pub named: Option<Arc<dyn NamedFiles>>,
-    /// What the sessions of the run have brought, to which this one adds. Default: nobody asks.
+    /// Totals received by the sessions of the run, to which this session adds. Default: not recorded.
     pub brought: Option<Arc<Lock<Brought>>>,
-    /// The counters of the session. Default: counters that nobody reads; each session needs its own.
+    /// The session's counters. Default: new counters that nobody reads. Sessions must not share counters.
     pub meter: Arc<TransferMeter>,
 }
 
@@ -128,7 +135,7 @@ impl Default for ReceiverConfig {
 }
 
 impl ReceiverConfig {
-    /// The directory at a target, to be measured.
+    /// Returns an open directory at a target with the settings for measuring its storage.
     pub(crate) fn sweep_target(&self, tree: Tree, shown: PathBuf) -> SweepTarget {
         SweepTarget {
             tree,

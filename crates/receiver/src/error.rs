@@ -1,4 +1,5 @@
-//! The errors that end a whole session. The failure of one file is a [`Fault`](zmove_wire::Fault) and ends nothing.
+//! Errors that end a whole session. The failure of a single file is a [`Fault`](zmove_wire::Fault) and does not end the
+//! session.
 
 use std::io;
 
@@ -7,17 +8,17 @@ use zmove_transport::{ControlError, LaneError};
 use zmove_wire::limits::{PROBE_BYTES_MAX, PROBE_SECONDS_MAX};
 use zmove_wire::{Refusal, WireError};
 
-/// Why a session ended before its transfer was complete.
+/// The reason why a session ended before its transfer was complete.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The receiver is being stopped.
+    /// The receiver is shutting down.
     #[error("the receiver is being stopped")]
     Stopping,
-    /// The operator of this host has ended the transfer; the peer is sent the reason.
+    /// The operator of this host has ended the transfer. The peer is sent the reason.
     #[error("{}", .0.text)]
     CutOff(Refusal),
-    /// The sender has begun anew.
+    /// The sender has started a new session for the same run.
     #[error("the sender has begun anew over other connections")]
     Superseded,
     /// The peer broke the protocol.
@@ -26,22 +27,22 @@ pub enum SessionError {
     /// The control connection ended.
     #[error("{0}")]
     Control(#[from] ControlError),
-    /// A lane ended in mid-transfer.
+    /// A lane failed during the transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
-    /// The transfer was refused; the peer was sent the reason.
+    /// The transfer was refused. The peer was sent the reason.
     #[error("refused: {}", .0.text)]
     Refused(Refusal),
     /// The target could not be flushed.
     #[error("flush the target: {0}")]
     Flush(#[source] io::Error),
-    /// The peer opened a connection and sent nothing.
+    /// The peer opened a connection and did not send its opening in time.
     #[error("the sender did not say what it wants in time")]
     Silent,
-    /// A probe did not end in time.
+    /// A probe exceeded its time limit.
     #[error("a probe may take {PROBE_SECONDS_MAX} s")]
     ProbeTooLong,
-    /// A probe sent too much.
+    /// A probe sent more data than allowed.
     #[error("a probe may bring {}", zmove_types::ByteCount(PROBE_BYTES_MAX))]
     ProbeTooLarge,
     /// This side could not start a thread.
@@ -53,12 +54,12 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// The error of a peer that has sent something which it may not send then.
+    /// Returns the error for a message that the peer may not send at this point.
     pub(crate) const fn out_of_order(what: &'static str) -> Self {
         Self::PeerMisbehaved(WireError::OutOfOrder { what })
     }
 
-    /// Whether connections were lost, so that another session may succeed.
+    /// Returns whether connections were lost, so that another session may succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -69,7 +70,7 @@ impl SessionError {
         }
     }
 
-    /// The kind of reason in one word, for counters.
+    /// Returns a one-word name of the kind of error, for metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
-//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//! Entry points for `crates/fuzz`. Each function accepts arbitrary bytes and panics if a decoder violates one of its
+//! guarantees.
 //!
-//! The program never calls these functions, so they are not in its binary.
+//! The program never calls these functions, so its binary does not contain them.
 
 pub use crate::resume::journal::fuzzing::{
     framed, job_journal, journal, journal_files, journal_records,

@@ -1,8 +1,8 @@
-//! The receiving role: check what arrives, store it, commit it, report it.
+//! The receiving side of a transfer: verifies, stores and commits incoming data, and reports the results to the sender.
 //!
-//! [`run_session`] receives one transfer over any control connection and lanes. **Invariant:** only bytes whose hash is
-//! the one that the sender has sent are stored (`session/verify.rs` makes the proof, the writers demand it), and only a
-//! file with all its groups gets its name.
+//! [`run_session`] receives one transfer over any control connection and any lanes. **Invariant:** data is stored only
+//! if its hash matches the one that the sender sent. `session/verify.rs` creates the proof of that, and the writers
+//! require it. A file is renamed into place only when all its groups have been stored.
 
 mod cleaning;
 mod comparison;

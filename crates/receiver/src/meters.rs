@@ -1,7 +1,7 @@
-//! The counters of a transfer at a daemon: what it has moved, and what it is doing.
+//! Counters of a transfer at a daemon: the data it has moved and its current state.
 //!
-//! **Invariant:** a thread that moves data takes no lock to count: each transfer counts into a meter of its own, by
-//! relaxed atomics beside the data. The daemon adds them up when somebody asks.
+//! **Invariant:** a thread that moves data counts without taking a lock. Each transfer has its own meter of relaxed
+//! atomics, and the daemon adds the meters up when they are read.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,48 +16,48 @@ use crate::rights::grant::Stored;
 pub struct TransferMeter {
     bytes: AtomicCounter,
     files: AtomicCounter,
-    /// The sum of the sizes of these.
+    /// Total size of the files counted in `files`.
     named_bytes: AtomicCounter,
     sent_bytes: AtomicCounter,
     sent_files: AtomicCounter,
-    /// What the scan has found, where it is on this side or its sender tells that.
+    /// Files found by the scan so far, if the sender runs on this side or reports them.
     found: Lock<Option<FoundSoFar>>,
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
     failures: Lock<Vec<Failures>>,
-    /// Bytes of filler; set for a probe only.
+    /// Bytes of filler. Set only for a probe.
     probed: OnceLock<AtomicCounter>,
     pub(crate) receive: StageClock,
     pub(crate) store: StageClock,
 }
 
-/// What one transfer has moved and is doing, or several together.
+/// Counters of one transfer, or the sums over several transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MeterReading {
-    /// Bytes of file contents received over lanes, whatever became of them.
+    /// Bytes of file contents received over lanes, including data that was later discarded.
     pub bytes: u64,
     /// Bytes of file contents that this side has sent and its peer has stored.
     pub sent_bytes: u64,
-    /// Regular files that this side has sent and its peer has named.
+    /// Regular files that this side has sent and its peer has renamed into place.
     pub sent_files: u64,
     /// Bytes of filler received from probes.
     pub probed: u64,
-    /// Regular files that were given their names.
+    /// Regular files that were renamed into place.
     pub files: u64,
-    /// Transfers that run.
+    /// Number of running transfers.
     pub transfers: usize,
-    /// Lanes of the running transfers.
+    /// Number of lanes of the running transfers.
     pub lanes: usize,
-    /// Batches and groups that have come over the lanes and wait for a writer.
+    /// Batches and groups that were received over the lanes and are waiting for a writer.
     pub queued: usize,
-    /// How the lanes' threads spent their time.
+    /// Time spent by lane threads, by state.
     pub receive: StageTimes,
-    /// How the writers spent their time.
+    /// Time spent by writer threads, by state.
     pub store: StageTimes,
 }
 
-/// The entries for which one operation has failed for one cause.
+/// Entries for which the same operation failed with the same cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failures {
     /// The operation.
@@ -66,11 +66,12 @@ pub struct Failures {
     pub code: FaultCode,
     /// The number of entries.
     pub count: u64,
-    /// One of them, if its path is known.
+    /// The path of one of these entries, if known.
     pub first: Option<RelPath>,
 }
 
-/// The most kinds of failures that are told apart for one transfer; further ones count with the last.
+/// Maximum number of combinations of operation and cause that one transfer counts separately. Further ones are added to
+/// the last.
 const FAILURES_MAX: usize = 64;
 
 impl TransferMeter {
@@ -80,37 +81,37 @@ impl TransferMeter {
         self.bytes.get()
     }
 
-    /// Bytes that have come of frames which are not whole yet; this is no total, and falls.
+    /// Bytes received of frames that are still incomplete. This value rises and falls.
     #[must_use]
     pub fn coming(&self) -> u64 {
         self.receive.at_hand()
     }
 
-    /// Regular files that were given their names.
+    /// Regular files that were renamed into place.
     #[must_use]
     pub fn files(&self) -> u64 {
         self.files.get()
     }
 
-    /// Bytes of filler received; `None` for anything but a probe.
+    /// Bytes of filler received; `None` unless the transfer is a probe.
     #[must_use]
     pub fn probed(&self) -> Option<u64> {
         self.probed.get().map(AtomicCounter::get)
     }
 
-    /// The target that the sender asked for; `None` until then.
+    /// The target that the sender requested; `None` until its opening has been read.
     #[must_use]
     pub fn target(&self) -> Option<&[u8]> {
         self.target.get().map(Vec::as_slice)
     }
 
-    /// Notes what the transfer is about.
+    /// Records the target that the sender requested.
     pub fn opened(&self, target: &[u8]) {
-        // A session is opened once, so nothing is there yet.
+        // A session is opened only once, so the cell is still empty.
         let _first = self.target.set(target.to_vec());
     }
 
-    /// The entries that have failed, by operation and cause.
+    /// Returns the failed entries, grouped by operation and cause.
     #[must_use]
     pub fn failures(&self) -> Vec<Failures> {
         self.failures
@@ -121,12 +122,12 @@ impl TransferMeter {
             .collect()
     }
 
-    /// Counts an entry that has failed.
+    /// Counts a failed entry.
     pub(crate) fn failed(&self, operation: Operation, code: FaultCode) {
         self.change_failures(operation, code, |failures| failures.count += 1);
     }
 
-    /// Notes the path of an entry that has failed, which is counted when its sender is told.
+    /// Records the path of a failed entry. The entry itself is counted when the sender is notified.
     pub(crate) fn failed_at(
         &self,
         operation: Operation,
@@ -180,13 +181,13 @@ impl TransferMeter {
         self.bytes.add(bytes as u64);
     }
 
-    /// Counts a file of so many bytes that got its name.
+    /// Counts a file of `bytes` bytes that was renamed into place.
     pub(crate) fn stored(&self, bytes: u64) {
         self.named_bytes.add(bytes);
         self.files.add(1);
     }
 
-    /// The files that got their names.
+    /// Returns the totals of the files that were renamed into place.
     pub(crate) fn named(&self) -> Stored {
         Stored {
             files: self.files(),
@@ -202,7 +203,7 @@ impl TransferMeter {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether anything waits for a writer.
+    /// Returns whether any work is waiting for a writer.
     pub(crate) fn has_queued(&self) -> bool {
         self.queued.load(Ordering::Relaxed) > 0
     }
@@ -211,7 +212,7 @@ impl TransferMeter {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts what a sender tells of its transfer.
+    /// Counts an event of a sender on this side.
     pub fn hear(&self, event: &Event) {
         match event {
             Event::Found { files, bytes } => {
@@ -239,18 +240,19 @@ impl TransferMeter {
         }
     }
 
-    /// Takes what a sender on the other side has found.
+    /// Replaces the scan totals with those reported by a remote sender.
     pub(crate) fn told(&self, found: FoundSoFar) {
         *self.found.lock() = Some(found);
     }
 
-    /// What the scan has found: known from a sender on this side, or from one that has told it.
+    /// Files found by the scan so far; `None` if no sender on this side has found any and a remote one has not reported
+    /// any.
     #[must_use]
     pub fn found(&self) -> Option<FoundSoFar> {
         *self.found.lock()
     }
 
-    /// The counters at this moment; a total never falls.
+    /// Returns the current counters. Totals never decrease.
     #[must_use]
     pub fn reading(&self) -> MeterReading {
         MeterReading {
@@ -269,7 +271,7 @@ impl TransferMeter {
 }
 
 impl MeterReading {
-    /// Both together.
+    /// Returns the sums of both readings.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         Self {

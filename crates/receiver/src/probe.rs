@@ -1,7 +1,7 @@
-//! A session that measures the path: what lanes bring is checked, counted and thrown away.
+//! A session that measures the path: data from lanes is verified, counted and discarded.
 //!
-//! **Invariant:** nothing received is stored, and what a sweep writes is removed; time and bytes are bounded; and when
-//! [`run`] returns, the threads and tasks it started have ended.
+//! **Invariant:** nothing that is received is stored, and everything that a sweep writes is removed. Time and bytes are
+//! limited. When [`run`] returns, the threads and tasks that it started have ended.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -32,7 +32,7 @@ mod sweeping;
 
 use sweeping::Sweeping;
 
-/// Counts until the sender has announced the end. Only a key that may write to the target is admitted.
+/// Counts received data until the sender announces the end. Requires a key that may write to the target.
 pub(crate) async fn run(
     connections: Connections,
     open: Open,
@@ -89,7 +89,7 @@ fn shown(target: &[u8]) -> PathBuf {
     }))
 }
 
-/// A probe under way.
+/// A running probe.
 struct Probe {
     connections: Connections,
     lanes: LaneThreads,
@@ -98,7 +98,7 @@ struct Probe {
     reports: Reports,
     outcomes: mpsc::Receiver<BookedOutcome>,
     lanes_max: usize,
-    /// Samples that wait for lanes to end, each with the number of ended lanes that it waits for.
+    /// Samples that wait for lanes to end, each with the number of lanes that must have ended.
     waiting: Vec<(u64, u32)>,
     sweeping: Sweeping,
 }
@@ -197,7 +197,7 @@ impl Probe {
     }
 }
 
-/// The count of what has been received.
+/// Counters of the data received by a probe.
 #[derive(Debug)]
 struct ProbeTally {
     began: Instant,
@@ -231,7 +231,7 @@ impl ProbeTally {
             let frame = match source.receive(&self.pool, &mut watch) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(()),
-                // A lane that breaks while the probe is being stopped is no fault.
+                // While the probe is stopping, a broken lane is not an error.
                 Err(_) if self.stopping.load(Ordering::Relaxed) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };

@@ -1,10 +1,10 @@
-//! What broken transfers leave for later ones to resume from: the parts of large files, and the journals that record
-//! them.
+//! The state of an interrupted transfer from which a later one resumes: parts of large files, and the journals that
+//! record them.
 
 pub mod journal;
 pub(crate) mod parts;
 
-/// Runs of consecutive groups, each with its first number, in pieces no longer than this.
+/// Splits groups into runs of consecutive numbers, each with its first number and at most `longest` groups.
 pub(crate) fn runs_of<T>(
     groups: impl Iterator<Item = (u32, T)>,
     longest: usize,

@@ -1,9 +1,11 @@
-//! Work that several threads share.
+//! Work shared by several threads.
 
 use std::thread;
 
-/// Has several threads run `work`, each until none is left, and returns all results: this thread, and one more for each
-/// of `helpers` as long as threads can be started. A helper is kept until its thread ends.
+/// Runs `work` on this thread and on one more thread for each of `helpers`, and returns all results.
+///
+/// Each call of `work` runs until no work is left. If a thread cannot be started, the remaining helpers are not used. A
+/// helper is dropped when its thread ends.
 pub(crate) fn run_on_several<T: Send, Helper: Send>(
     name: &str,
     helpers: impl Iterator<Item = Helper>,

@@ -1,10 +1,10 @@
-//! The short sweep of the target's storage that a probe may ask for, once.
+//! The short sweep of the target's storage that a probe may request once.
 //!
-//! **Invariant:** the sweep works in a hidden directory of its own below the target, which was opened beneath the key's
-//! root, and that directory is removed however the probe ends.
+//! **Invariant:** the sweep works in its own hidden directory below the target, which was opened beneath the key's
+//! root. That directory is removed however the probe ends.
 //!
-//! The receiver runs the sweep itself, since it must be done by the side that has opened the directory
-//! beneath the key's root. The function that measures comes with the configuration.
+//! The receiver runs the sweep, because only this side has opened the directory beneath the key's root. The
+//! configuration supplies the function that measures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::error::SessionError;
 /// The sweep of one probe.
 #[derive(Debug)]
 pub(super) struct Sweeping {
-    /// `None` where the target does not exist, and once the sweep has begun.
+    /// `None` if the target does not exist, or once the sweep has started.
     place: Option<SweepTarget>,
     measure: Option<MeasureStorage>,
     asked: bool,
@@ -38,7 +38,7 @@ impl Sweeping {
         }
     }
 
-    /// Begins the sweep.
+    /// Starts the sweep.
     pub(super) fn begin(&mut self, order: SweepOrder) -> Result<(), WireError> {
         if std::mem::replace(&mut self.asked, true) {
             return Err(WireError::OutOfOrder {
@@ -68,7 +68,7 @@ impl Sweeping {
         !self.task.is_empty()
     }
 
-    /// Waits for the result of the sweep; for ever where none is under way.
+    /// Waits for the result of the sweep. Never returns if no sweep is running.
     pub(super) async fn done(&mut self) -> Result<Swept, SessionError> {
         match self.task.join_next().await {
             Some(swept) => swept.map_err(|_panic| SessionError::Panicked),
@@ -76,7 +76,7 @@ impl Sweeping {
         }
     }
 
-    /// Has the sweep stop, and remove what it has written.
+    /// Tells the sweep to stop and to remove everything that it has written.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -95,7 +95,7 @@ fn failed(operation: Operation, number: i32) -> Swept {
     }
 }
 
-/// Error numbers as Linux has them.
+/// Linux error numbers.
 const ENOENT: i32 = 2;
 const EOPNOTSUPP: i32 = 95;
 
